@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`. Both prepare .venv first; the second time is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := test
+
+.PHONY: demo test check format clean help
+
+help:  ## Show these lines
+	@grep -hE '^[a-z.]+:.*## ' Makefile | awk -F':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "vramfit needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "No venv module. On Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+.PHONY: .venv
+.venv: $(STAMP)  ## Prepare the environment
+
+demo: $(STAMP)  ## Show what vramfit does today
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+test: $(STAMP)  ## Run the whole test suite
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(STAMP)  ## Lint and types, as CI runs them
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Format and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+"""vramfit: predict, plan and run BERT-class models inside a GPU memory budget.
+
+Importing this package is light: names are resolved on first use, and nothing here imports torch or
+sets an environment variable.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vramfit.errors import (
+        BudgetExceeded,
+        CheckpointError,
+        MissingExtra,
+        NoPlanFits,
+        RecoveryExhausted,
+        TraceError,
+        UnknownGPU,
+        UnknownModel,
+        VramfitError,
+        WorkloadError,
+    )
+    from vramfit.records.finding import Finding
+    from vramfit.workload import Workload
+
+_HOME = {
+    "BudgetExceeded": "vramfit.errors",
+    "CheckpointError": "vramfit.errors",
+    "Finding": "vramfit.records.finding",
+    "MissingExtra": "vramfit.errors",
+    "NoPlanFits": "vramfit.errors",
+    "RecoveryExhausted": "vramfit.errors",
+    "TraceError": "vramfit.errors",
+    "UnknownGPU": "vramfit.errors",
+    "UnknownModel": "vramfit.errors",
+    "VramfitError": "vramfit.errors",
+    "Workload": "vramfit.workload",
+    "WorkloadError": "vramfit.errors",
+}
+
+__all__ = [
+    "BudgetExceeded",
+    "CheckpointError",
+    "Finding",
+    "MissingExtra",
+    "NoPlanFits",
+    "RecoveryExhausted",
+    "TraceError",
+    "UnknownGPU",
+    "UnknownModel",
+    "VramfitError",
+    "Workload",
+    "WorkloadError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'vramfit' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

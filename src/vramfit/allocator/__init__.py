@@ -1,0 +1,41 @@
+"""PyTorch's CUDA caching allocator, simulated: streams of requests in, peaks and segments out; no torch."""
+
+from vramfit.allocator.bounds import PlacementBounds, bounds
+from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
+from vramfit.allocator.device import CapacityKind
+from vramfit.allocator.options import AllocatorOptionError, AllocatorOptions
+from vramfit.allocator.placement import (
+    AscendingPlacement,
+    DescendingPlacement,
+    DriverEvent,
+    H200Placement,
+    Placement,
+    ShuffledPlacement,
+)
+from vramfit.allocator.pool import Block
+from vramfit.allocator.replay import Mark, OutOfMemoryEvent, PhasePeaks, ReplayResult, replay
+from vramfit.allocator.snapshot import BlockState, Segment
+
+__all__ = [
+    "AllocatorOptionError",
+    "AllocatorOptions",
+    "AscendingPlacement",
+    "Block",
+    "BlockState",
+    "CachingAllocator",
+    "CapacityKind",
+    "DescendingPlacement",
+    "DriverEvent",
+    "H200Placement",
+    "Mark",
+    "OutOfMemoryEvent",
+    "PhasePeaks",
+    "Placement",
+    "PlacementBounds",
+    "ReplayResult",
+    "Segment",
+    "ShuffledPlacement",
+    "SimulatedOutOfMemory",
+    "bounds",
+    "replay",
+]

@@ -1,0 +1,89 @@
+"""`bounds`: what a stream takes under several placements, since the real one is never known for certain."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vramfit.allocator.device import CapacityKind
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.placement import (
+    AscendingPlacement,
+    DescendingPlacement,
+    H200Placement,
+    Placement,
+    ShuffledPlacement,
+)
+from vramfit.allocator.replay import Mark, ReplayResult, replay
+
+PLACEMENTS: tuple[Callable[[], Placement], ...] = (
+    H200Placement,
+    AscendingPlacement,
+    DescendingPlacement,
+    lambda: ShuffledPlacement(seed=0),
+    lambda: ShuffledPlacement(seed=1),
+    lambda: ShuffledPlacement(seed=2),
+)
+"""The most likely one first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementBounds:
+    """The same stream under each of `PLACEMENTS`."""
+
+    replays: tuple[ReplayResult, ...]
+
+    @property
+    def likely(self) -> ReplayResult:
+        """The replay under the placement seen on real hardware."""
+        return self.replays[0]
+
+    @property
+    def safe_allocated_bytes(self) -> int:
+        return max(result.peak_allocated_bytes for result in self.replays)
+
+    @property
+    def safe_reserved_bytes(self) -> int:
+        return max(result.peak_reserved_bytes for result in self.replays)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the stream ran to its end under every placement."""
+        return all(result.out_of_memory is None for result in self.replays)
+
+    @property
+    def num_retries(self) -> int:
+        """The most often that cached segments had to be freed to make room, under any placement."""
+        return max(result.num_retries for result in self.replays)
+
+
+def bounds(
+    events: Sequence[int],
+    marks: Sequence[Mark] = (),
+    *,
+    capacity_bytes: int | None = None,
+    options: AllocatorOptions | None = None,
+    capacity_kind: CapacityKind = "allowed",
+) -> PlacementBounds:
+    """Replay a stream under six placements; arguments as of `replay`.
+
+    A placement decides only which of several free blocks of one size is taken. This is the largest outcome
+    of six, no proof for all: on 21 recorded streams it was never below what the GPU reported; of 60 further
+    random placements of each none reserved more, and some allocated more, by 2.75 MiB at worst. Where
+    expandable segments are on nothing depends on placement, and one replay says it all.
+
+    >>> bounds([3 * 2**20, 30 * 2**20]).safe_reserved_bytes // 2**20
+    50
+    """
+    expandable = options is not None and options.expandable_segments
+    return PlacementBounds(
+        replays=tuple(
+            replay(
+                events,
+                marks,
+                capacity_bytes=capacity_bytes,
+                options=options,
+                placement=make_placement(),
+                capacity_kind=capacity_kind,
+            )
+            for make_placement in (PLACEMENTS[:1] if expandable else PLACEMENTS)
+        )
+    )

@@ -1,0 +1,150 @@
+"""Blocks, and the pools of free ones in best-fit order."""
+
+from bisect import bisect_left, insort
+
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.rules import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES
+
+ADDRESS_BITS = 64
+UNLIMITED_BYTES = 1 << 62
+
+
+class Block:
+    """A range of one segment: in use, free (then in its pool), or address space without memory."""
+
+    __slots__ = ("address", "born", "is_free", "is_mapped", "next", "pool", "prev", "requested_bytes", "size")
+
+    def __init__(self, address: int, size: int, pool: "Pool") -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.requested_bytes = 0
+        self.is_free = True
+        self.is_mapped = True
+        self.born = 0  # `Pool.num_searches` when it became free
+
+    @property
+    def is_whole_segment(self) -> bool:
+        return self.prev is None and self.next is None
+
+    def cut(self, size: int) -> "Block":
+        """Keep the first `size` bytes and return the rest as a new block."""
+        rest = Block(self.address + size, self.size - size, self.pool)
+        rest.prev = self
+        rest.next = after = self.next
+        if after is not None:
+            after.prev = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take over the block behind, which is gone then."""
+        taken = self.next
+        assert taken is not None
+        self.size += taken.size
+        self.next = after = taken.next
+        if after is not None:
+            after.prev = self
+
+
+class Pool:
+    """The free blocks of one stream and one size class, by size, then address (`BlockComparatorSize`)."""
+
+    __slots__ = (
+        "blocks",
+        "keys",
+        "max_rounding_bytes",
+        "max_split_bytes",
+        "min_rest_bytes",
+        "needs_choice",
+        "num_searches",
+        "small",
+        "stream",
+        "unmapped",
+    )
+
+    def __init__(self, stream: int, small: bool, options: AllocatorOptions) -> None:
+        self.stream = stream
+        self.small = small
+        self.keys: list[int] = []  # size << ADDRESS_BITS | address: sorts as (size, address), and quickly
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[Block] = []  # by address; of expandable segments
+        self.num_searches = 0
+        self.max_split_bytes = options.max_split_size_bytes or UNLIMITED_BYTES
+        self.max_rounding_bytes = options.max_non_split_rounding_bytes
+        # `should_split`: the rest becomes a block of its own from this size on.
+        always_split = small or options.expandable_segments
+        self.min_rest_bytes = MIN_BLOCK_BYTES if always_split else SMALL_REQUEST_BYTES + 1
+        self.needs_choice = options.expandable_segments or options.max_split_size_bytes is not None
+
+    def take(self, size: int) -> Block | None:
+        """Remove and return the best fit for `size` bytes, if there is one (`get_free_block`)."""
+        self.num_searches += 1
+        keys = self.keys
+        i = bisect_left(keys, size << ADDRESS_BITS)
+        if i == len(keys):
+            return None
+        if self.needs_choice:
+            i = self._stretch(i)
+            if not self._may_serve(self.blocks[keys[i]].size, size):
+                return None
+        return self.blocks.pop(keys.pop(i))
+
+    def insert(self, block: Block) -> None:
+        key = block.size << ADDRESS_BITS | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+        block.is_free = True
+        block.born = self.num_searches
+
+    def remove(self, block: Block) -> None:
+        key = block.size << ADDRESS_BITS | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.blocks[key]
+
+    def put_back(self, block: Block) -> Block:
+        """Merge a block with its free neighbours into the pool; returns what they are now."""
+        before = block.prev
+        if before is not None and before.is_free:
+            self.remove(before)
+            before.absorb_next()
+            block = before
+        after = block.next
+        if after is not None and after.is_free:
+            self.remove(after)
+            block.absorb_next()
+        self.insert(block)
+        return block
+
+    def free_blocks(self) -> list[Block]:
+        """The free blocks, smallest first."""
+        return [self.blocks[key] for key in self.keys]
+
+    def should_split(self, block_bytes: int, size: int) -> bool:
+        if block_bytes - size < self.min_rest_bytes:
+            return False
+        return size < self.max_split_bytes or self.min_rest_bytes == MIN_BLOCK_BYTES
+
+    def _stretch(self, i: int) -> int:
+        """A block that can grow counts with what it can grow to: a larger fixed one may fit better."""
+        reach = _reach(self.blocks[self.keys[i]])
+        while i + 1 < len(self.keys):
+            next_reach = _reach(self.blocks[self.keys[i + 1]])
+            if next_reach >= reach:
+                break
+            i, reach = i + 1, next_reach
+        return i
+
+    def _may_serve(self, block_bytes: int, size: int) -> bool:
+        """Whether `max_split_size` lets a block of `block_bytes` serve a request of `size`."""
+        if size < self.max_split_bytes:
+            return block_bytes < self.max_split_bytes
+        return block_bytes < size + self.max_rounding_bytes
+
+
+def _reach(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and not after.is_mapped else 0)

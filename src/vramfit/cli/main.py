@@ -1,0 +1,99 @@
+"""`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from rich.markup import escape
+
+from vramfit import __version__
+from vramfit.cli import doctor, gpus, models
+from vramfit.cli.terminal import console
+from vramfit.errors import VramfitError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+app = typer.Typer(
+    name="vramfit",
+    help="Fit BERT-class models into GPU memory: predict, plan, load and run inside a budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vramfit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    pass
+
+
+for _verb in (gpus, models, doctor):
+    app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
+
+
+def main() -> NoReturn:
+    """Run the command line; the only place that catches errors."""
+    debug = "--debug" in sys.argv[1:]
+    # --debug may stand anywhere; typer knows it only before the verb
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader (head, less) has gone: leave quietly, and keep Python from flushing again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    except KeyboardInterrupt:
+        _say("Interrupted.", None)
+        code = INTERRUPTED
+    except VramfitError as error:
+        if debug:
+            raise
+        _say(f"Error: {error}", error.hint)
+        code = error.exit_code
+    except typer.Abort:
+        code = INTERRUPTED
+    except Exception as error:
+        code = _usage_or_bug(error, debug=debug)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_or_bug(error: Exception, *, debug: bool) -> int:
+    """A wrong command line is shown as typer words it; anything else is a bug of ours."""
+    shown = getattr(error, "format_message", None)
+    if shown is not None:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "vramfit"
+        _say(f"Error: {shown()}", f"{path} --help shows what it takes")
+        return int(getattr(error, "exit_code", 2))
+    if debug:
+        raise error
+    text = " ".join(str(error).split()) or type(error).__name__
+    _say(
+        f"Error: unexpected {type(error).__name__}: {text[:300]}",
+        "run the same command with --debug for the traceback, and report it: this is a bug in vramfit",
+    )
+    return 1
+
+
+def _say(what: str, hint: str | None) -> None:
+    err = console(stderr=True)
+    err.print(escape(what), style="red" if what.startswith("Error") else "", soft_wrap=True)
+    if hint:
+        err.print(escape(f"  → {hint}"), soft_wrap=True)

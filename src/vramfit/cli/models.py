@@ -1,0 +1,103 @@
+"""`vramfit models`: the models known offline, or one configuration the way a person checks it."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from vramfit.cli.terminal import Json, console, print_json, table
+from vramfit.errors import WorkloadError, nearest_names
+from vramfit.units import format_bytes
+from vramfit.workload import CHOICES
+
+if TYPE_CHECKING:
+    from vramfit.models.card import ModelCard
+
+NAME = "models"
+EXAMPLE = "vramfit models bert-base-uncased"
+
+
+def run(
+    name: Annotated[
+        str | None, typer.Argument(help="A catalogue name, a folder with config.json, or a hub id.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="The head to count with it.")] = "features",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code here."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the model catalogue, or show one model: layers, sizes, parameters by part, bytes in each precision."""
+    if name is None:
+        _list(json)
+    else:
+        _show(name, task, trust_remote_code, json)
+
+
+def _list(json: bool) -> None:
+    from vramfit.models.catalogue import all_entries
+
+    entries = all_entries()
+    if json:
+        print_json(entries)
+        return
+    numbers = ("layers", "hidden", "heads", "positions", "vocabulary", "parameters")
+    rows = table("model", "family", *numbers, right=numbers)
+    for e in entries:
+        rows.add_row(
+            e.name,
+            e.family,
+            *(f"{n:,}" for n in (e.num_layers, e.hidden_size, e.num_heads, e.max_positions, e.vocab_size)),
+            f"{e.num_parameters / 1e6:,.1f} M",
+        )
+    out = console()
+    out.print(rows)
+    out.print(f"\n{len(entries)} models, known without a network. Any folder or hub id works too.", style="dim")
+
+
+def _show(name: str, task: str, trust_remote_code: bool, json: bool) -> None:
+    from vramfit.models.card import model_card
+    from vramfit.models.resolve import resolve
+
+    if task not in CHOICES["task"]:
+        near = nearest_names(task, CHOICES["task"], 1)[0]
+        raise WorkloadError([f"task {task!r} is not one of {', '.join(CHOICES['task'])} (nearest: {near})"])
+    card = model_card(resolve(name, task=task, trust_remote_code=trust_remote_code))
+    if json:
+        print_json([card])
+    else:
+        _print_card(card)
+
+
+def _print_card(card: "ModelCard") -> None:
+    out = console()
+    out.print(f"[bold]{escape(card.name)}[/bold]  ({card.model_class}, from {card.origin})", soft_wrap=True)
+    shared = f" ({card.num_layer_modules} with weights of its own)"
+    facts = table("", "")
+    for label, value in (
+        ("layers", f"{card.num_layers}" + (shared if card.num_layer_modules != card.num_layers else "")),
+        ("hidden size", _count(card.hidden_size)),
+        ("feed-forward", f"{_count(card.intermediate_size)}  {card.activation or ''}".rstrip()),
+        ("heads", f"{_count(card.num_heads)} × {_count(card.head_size)}"),
+        ("positions", _count(card.max_positions)),
+        ("vocabulary", _count(card.vocab_size)),
+        ("saved with", f"transformers {card.saved_with or 'unknown'}; installed {card.installed}"),
+        ("tasks", ", ".join(card.tasks) or "–"),
+        ("attention", ", ".join(card.attention)),
+    ):
+        facts.add_row(label, value)
+    facts.show_header = False
+    out.print(facts)
+    parts = table("part", "parameters", "fp32", right=("parameters", "fp32"))
+    for path, count in card.parts.items():
+        parts.add_row(path, f"{count:,}", format_bytes(4 * count))
+    parts.add_row("all", f"{card.num_parameters:,}", format_bytes(4 * card.num_parameters), style="bold")
+    out.print()
+    out.print(parts)
+    sizes = "   ".join(f"{name} {format_bytes(size)}" for name, size in card.weight_bytes.items())
+    out.print(f"\nWeights in each precision: {sizes}  (int8: linear layers only)", soft_wrap=True)
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"

@@ -1,0 +1,34 @@
+"""What verbs share: results on stdout, remarks on stderr, JSON that is only JSON."""
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vramfit.records.codec import to_data
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that wraps to the terminal, and to nothing narrower than a table needs elsewhere."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 140
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def print_json(record: Any) -> None:
+    """Any record or list of records as indented JSON on stdout."""
+    sys.stdout.write(json.dumps(to_data(record), indent=2, ensure_ascii=False) + "\n")
+
+
+def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """An unframed table: a header line, one line a row; columns named in `right` hold numbers."""
+    result = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False, padding=(0, 2))
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return result

@@ -1,0 +1,83 @@
+"""The CUDA dialect: a function mode that makes meta tensors go the way CUDA tensors go.
+
+It stands above autograd, where torch itself branches by device: dropout, attention, softmax, autocast.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
+
+from vramfit.cuda.autocast import HALF, Autocast
+from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.sdpa import attention
+
+Handler = Callable[..., Any]
+
+
+class Dialect(TorchFunctionMode):
+    """CUDA's choices for a target GPU, in place of meta's."""
+
+    def __init__(self, profile: CudaProfile, autocast: Autocast) -> None:
+        super().__init__()
+        self.profile = profile
+        self.autocast = autocast
+        self._handlers: dict[Any, Handler] = {
+            F.dropout: _dropout,
+            F.scaled_dot_product_attention: self._attention,
+            F.cross_entropy: self._cross_entropy,
+            torch.Tensor.backward: self._backward,
+        }
+        self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.autocast.enabled:
+            args, kwargs = self.autocast.cast(name, args, kwargs)
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(*args, **kwargs)
+        named = self._named.get(name)
+        if named is not None:
+            return named(name, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Recomputation inside backward must hear the dialect too: torch has taken the mode off here."""
+        given = [*args, *kwargs.values()]
+        assert not any(given), "a step calls backward on a loss, without arguments"
+        with self:
+            gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
+            _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    def _attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return attention(self.profile, *args, **kwargs)
+
+    def _cross_entropy(self, logits: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Under autocast the log-softmax stays in the lower precision and nll_loss casts to fp32."""
+        if not (self.autocast.enabled and logits.dtype in HALF):
+            return F.cross_entropy(logits, target, *args, **kwargs)
+        dim = 1 if logits.dim() > 1 else 0
+        kept = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
+        return F.nll_loss(torch.log_softmax(logits, dim, dtype=logits.dtype).float(), target, **kept)
+
+    def _softmax(self, name: str, x: torch.Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """SoftMax.cpp (2.11): only fp16 has a kernel from half to float; bf16 is copied to fp32 first."""
+        dtype = kwargs.get("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return (torch._softmax if name == "softmax" else torch._log_softmax)(x, dim, True)
+        function = torch.softmax if name == "softmax" else torch.log_softmax
+        return function(x, dim, dtype=None if dtype == x.dtype else dtype)
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Dropout.cpp (2.11): the fused kernel with a mask of one byte an element, when gradients are on or not."""
+    if not training or p == 0:
+        return x
+    return torch.native_dropout(x, p, True)[0]

@@ -1,0 +1,64 @@
+"""`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, context, how sure we are."""
+
+from dataclasses import dataclass
+
+from vramfit.units import MIB
+
+VERIFIED = {((2, 11), (9, 0))}
+"""(torch, compute capability) pairs on which predictions were compared with measurement."""
+
+HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
+DEFAULT_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""aten/src/ATen/cuda/CublasHandlePool.cpp (2.11), parseChosenWorkspaceSize: 32 MiB on sm_90, else :4096:2:16:8."""
+LT_WORKSPACE_BYTES = 1 * MIB
+"""aten/src/ATen/cuda/CUDABlas.cpp (2.11), CUBLASLT_WORKSPACE_SIZE's default."""
+
+CONTEXT_BYTES = {(9, 0): 701 * MIB}
+"""CUDA context with the kernels of a training step loaded, measured with NVML (H200, torch 2.11.0+cu130)."""
+DERIVED_CONTEXT_BYTES = 550 * MIB
+"""Where none was measured: others report 135 MiB (T4) to 400 MiB; above all of them, to be safe."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaProfile:
+    """A GPU and a torch release, as far as memory depends on them."""
+
+    compute_capability: tuple[int, int]
+    num_multiprocessors: int
+    max_threads_per_multiprocessor: int
+    torch_version: tuple[int, int]
+
+    @property
+    def verified(self) -> bool:
+        """Whether this very pair has been measured."""
+        return (self.torch_version, self.compute_capability) in VERIFIED
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """Kept by each thread from its first matrix product on."""
+        return HOPPER_WORKSPACE_BYTES if self.compute_capability[0] >= 9 else DEFAULT_WORKSPACE_BYTES
+
+    @property
+    def cublaslt_workspace_bytes(self) -> int:
+        """Kept by each thread from its first product with a bias on."""
+        return LT_WORKSPACE_BYTES
+
+    @property
+    def context_bytes(self) -> int:
+        """What the process holds beside the allocator's segments."""
+        return CONTEXT_BYTES.get(self.compute_capability, DERIVED_CONTEXT_BYTES)
+
+    @property
+    def prefers_cudnn_attention(self) -> bool:
+        """sdp_utils.cpp (2.11), check_prefer_cudnn_attention: Hopper and data-centre Blackwell."""
+        return self.compute_capability in ((9, 0), (10, 0))
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """sdp_utils.cpp (2.11), check_flash_attention_hardware_support: sm_80 and newer."""
+        return self.compute_capability >= (8, 0)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Native bfloat16 arithmetic."""
+        return self.compute_capability >= (8, 0)

@@ -1,0 +1,1 @@
+"""Checks of the environment and of models: one function a check, each gives findings."""

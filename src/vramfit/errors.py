@@ -1,0 +1,153 @@
+"""Everything vramfit raises on purpose.
+
+VramfitError                 .hint: what to do about it
+├ WorkloadError              every problem at once
+├ UnknownModel, UnknownGPU   with the nearest names
+├ TraceError                 operator, module path
+├ CheckpointError            file, tensor, what is wrong with it
+├ NoPlanFits                 the best plan, shortfall_bytes
+├ BudgetExceeded             predicted, observed, phase
+├ RecoveryExhausted          attempts
+└ MissingExtra               the pip command
+
+The message says what happened, with numbers; the hint says what to do. The command line prints both,
+one line each, and leaves with `exit_code`.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from typing import Any, ClassVar
+
+
+class VramfitError(Exception):
+    """Base of all errors that a user can cause or mend."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class WorkloadError(VramfitError, ValueError):
+    """A workload that contradicts itself, its model or its GPU; carries every problem found."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str], *, hint: str | None = None) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems), hint=hint)
+
+
+class UnknownModel(VramfitError, LookupError):
+    """No model of that name, with the nearest names that exist."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, nearest: Sequence[str] = (), hint: str | None = None) -> None:
+        self.nearest = tuple(nearest)
+        super().__init__(message, hint=hint)
+
+
+class UnknownGPU(VramfitError, LookupError):
+    """No GPU or instance of that name, with the nearest names that exist."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, nearest: Sequence[str] = (), hint: str | None = None) -> None:
+        self.nearest = tuple(nearest)
+        super().__init__(message, hint=hint)
+
+
+class TraceError(VramfitError):
+    """A model that cannot be followed without real data; names the operator and the module."""
+
+    def __init__(self, message: str, *, operator: str = "", module_path: str = "", hint: str | None = None) -> None:
+        self.operator = operator
+        self.module_path = module_path
+        super().__init__(message, hint=hint)
+
+
+class CheckpointError(VramfitError):
+    """A checkpoint that is damaged or does not belong to its model."""
+
+    def __init__(self, message: str, *, file: str = "", tensor: str = "", hint: str | None = None) -> None:
+        self.file = file
+        self.tensor = tensor
+        super().__init__(message, hint=hint)
+
+
+class NoPlanFits(VramfitError):
+    """Nothing that is allowed fits the budget; carries the best that was found and what it lacks."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, best: Any = None, shortfall_bytes: int = 0, hint: str | None = None) -> None:
+        self.best = best
+        self.shortfall_bytes = shortfall_bytes
+        super().__init__(message, hint=hint)
+
+
+class BudgetExceeded(VramfitError):
+    """A run took more than was predicted for it."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        predicted_bytes: int,
+        observed_bytes: int,
+        phase: str,
+        hint: str | None = None,
+    ) -> None:
+        self.predicted_bytes = predicted_bytes
+        self.observed_bytes = observed_bytes
+        self.phase = phase
+        super().__init__(message, hint=hint)
+
+
+class RecoveryExhausted(VramfitError):
+    """Out of memory, and every way to go on was tried; carries what was tried."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, attempts: Sequence[str] = (), hint: str | None = None) -> None:
+        self.attempts = tuple(attempts)
+        super().__init__(message, hint=hint)
+
+
+class MissingExtra(VramfitError, ImportError):
+    """A feature whose optional packages are not installed; the hint is the pip command."""
+
+    def __init__(self, feature: str, *, extra: str, package: str) -> None:
+        self.extra = extra
+        self.package = package
+        super().__init__(
+            f"{feature} needs the package {package}, which is not installed",
+            hint=f'pip install "vramfit[{extra}]"',
+        )
+
+
+def nearest_names(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
+    """The `count` known names most like `name`, best first; whole parts (`large`, `4090`) weigh most.
+
+    >>> nearest_names("bert-bas-uncased", ["bert-base-uncased", "roberta-large", "bert-base-cased"], 2)
+    ('bert-base-uncased', 'bert-base-cased')
+    """
+    wanted = name.lower()
+    parts = set(_parts(wanted))
+
+    def likeness(candidate: str) -> float:
+        other = candidate.lower()
+        shared = len(parts & set(_parts(other))) / max(len(parts), 1)
+        short, long = sorted((wanted, other), key=len)
+        inside = len(short) / len(long) if short and short in long else 0.0
+        return SequenceMatcher(None, wanted, other).ratio() + shared + inside
+
+    return tuple(sorted(known, key=lambda candidate: (-likeness(candidate), candidate))[:count])
+
+
+def _parts(name: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in name).split()

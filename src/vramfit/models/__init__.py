@@ -1,0 +1,38 @@
+"""Models: published configurations by name, and everything else that can name a model, to its class."""
+
+from vramfit.models.anatomy import (
+    backbone,
+    embeddings,
+    encoder_layers,
+    head_parameters,
+    max_positions,
+    num_layer_applications,
+    vocab_size,
+)
+from vramfit.models.build import build_meta
+from vramfit.models.card import ModelCard, model_card
+from vramfit.models.catalogue import CatalogueEntry, all_entries, find_entry, model_names
+from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.tasks import default_attention, supported_attention, supported_tasks
+
+__all__ = [
+    "CatalogueEntry",
+    "ModelCard",
+    "ResolvedModel",
+    "all_entries",
+    "backbone",
+    "build_meta",
+    "default_attention",
+    "embeddings",
+    "encoder_layers",
+    "find_entry",
+    "head_parameters",
+    "max_positions",
+    "model_card",
+    "model_names",
+    "num_layer_applications",
+    "resolve",
+    "supported_attention",
+    "supported_tasks",
+    "vocab_size",
+]

@@ -1,0 +1,95 @@
+"""A model on the meta device: all of its structure, none of its weights."""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.models.resolve import ResolvedModel
+from vramfit.models.tasks import default_attention, supported_attention
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Module":
+    """The model with every parameter and buffer on the meta device, in fp32, ready to train.
+
+    It is `model_class(config)` under `torch.device("meta")`: transformers sees the device and skips its
+    weight initialisation, so nothing has to be patched (BERT-large takes about 0.03 s). A module that was
+    given is copied instead, with its own dtypes, frozen parameters and training mode.
+
+    Args:
+        resolved: what `resolve` gave; its configuration is copied, not changed.
+        attention: a kernel of `supported_attention`; None for the model's default, which for a module
+            that was given is the one it has.
+
+    Raises:
+        WorkloadError: the model has no such attention kernel.
+        CheckpointError: the configuration contradicts itself, so that no model can be built from it.
+    """
+    if resolved.module is not None:
+        return _copy_to_meta(resolved.module, attention)
+    import torch
+
+    config = copy.deepcopy(resolved.config)
+    config._attn_implementation = attention or default_attention(resolved.model_class)
+    _check_attention(resolved.model_class, resolved.name, attention)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = resolved.model_class(config)
+    except Exception as error:  # model code raises whatever its constructor happens to raise
+        raise _cannot_build(resolved, config, attention, error) from None
+    return model
+
+
+def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
+    """The module's twin without its data: `deepcopy` finds each tensor's meta twin in its memo.
+
+    Tied weights stay tied, frozen ones frozen; nothing is read from the module's storage.
+    """
+    import torch
+
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    try:
+        twin = copy.deepcopy(module, memo)
+    except Exception as error:  # whatever the module holds besides tensors
+        reason = " ".join(str(error).split())[:300]
+        raise WorkloadError([f"{type(module).__name__} cannot be copied: {reason}"]) from None
+    if attention is not None:
+        _check_attention(type(module), type(module).__name__, attention)
+        config = getattr(twin, "config", None)
+        if config is not None:
+            config._attn_implementation = attention
+    return twin
+
+
+def _check_attention(model_class: type, name: str, attention: str | None) -> None:
+    supported = supported_attention(model_class)
+    if attention is not None and attention in ("sdpa", "packed") and attention not in supported:
+        raise WorkloadError(
+            [f"{name} ({model_class.__name__}) has no attention {attention!r} in transformers"],
+            hint=f"it has {', '.join(supported)}",
+        )
+
+
+def _cannot_build(
+    resolved: ResolvedModel, config: Any, attention: str | None, error: Exception
+) -> CheckpointError | WorkloadError:
+    reason = " ".join(str(error).split())[:300]
+    if attention is not None and (isinstance(error, ImportError) or "attn_implementation" in reason):
+        return WorkloadError([f"{resolved.name}: attention {attention!r} cannot be used: {reason}"])
+    where = str(resolved.folder / "config.json") if resolved.folder is not None else resolved.name
+    if isinstance(error, KeyError) and error.args:
+        fields = [key for key, value in config.to_dict().items() if value == error.args[0]]
+        key = str(error.args[0])[:60]
+        reason = f"{fields[0]} is {key!r}, which is unknown" if fields else f"no {key!r}"
+    return CheckpointError(
+        f"{where}: {resolved.model_class.__name__} cannot be built: {reason}",
+        file=where,
+        hint="compare the field with the configuration the model was published with",
+    )

@@ -1,0 +1,194 @@
+"""From whatever names a model (catalogue name, folder, hub id, configuration, module) to its class."""
+
+import copy
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.models.catalogue import find_entry, unknown_model
+from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
+from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
+from vramfit.models.remote import has_own_code, load_remote_config, remote_class
+from vramfit.models.tasks import class_for_task, task_of_class
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Origin = Literal["catalogue", "folder", "hub", "config", "module"]
+MAX_LABELS = 10**6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ResolvedModel:
+    """A model that is known well enough to be built."""
+
+    name: str
+    """What to call it: the catalogue name, the folder, the hub id, or the class of an object."""
+    origin: Origin
+    """Where the configuration came from."""
+    config: Any
+    """The transformers configuration, a copy that is ours; None for a module that has none."""
+    model_class: type
+    """The class that `task` needs."""
+    task: str
+    """The task; for a module, the one its class is for."""
+    saved_with: str | None
+    """The transformers version the configuration was written with."""
+    folder: Path | None = None
+    """The folder the configuration lies in, for `origin` folder."""
+    module: "nn.Module | None" = field(default=None, repr=False)
+    """The module that was given, untouched."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether everything that is known of the model was on this machine."""
+        return self.origin != "hub"
+
+
+def resolve(
+    model: Any,
+    *,
+    task: str = "sequence-classification",
+    num_labels: int | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> ResolvedModel:
+    """Find a model's configuration and the class its task needs.
+
+    A folder with `config.json` comes before a catalogue name, as in transformers. A catalogue name or one
+    of its hub ids never touches the network, unless a `revision` asks for the hub's own.
+
+    Args:
+        model: a catalogue name, a hub id, a folder with `config.json`, the path of one, a
+            `PretrainedConfig` or an `nn.Module`. Objects are never changed.
+        task: one of the workload's tasks; for a module, its class decides.
+        num_labels: size of a classification head; None keeps the configuration's.
+        trust_remote_code: run Python code that the model's repository brings.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        UnknownModel: nothing goes by that name; has the three nearest.
+        CheckpointError: a configuration that is damaged or impossible; names file and field.
+        WorkloadError: the model has no head for the task, or `num_labels` is not a count.
+
+    >>> resolve("google-bert/bert-base-uncased", num_labels=3).model_class.__name__
+    'BertForSequenceClassification'
+    """
+    if num_labels is not None and (type(num_labels) is not int or not 1 <= num_labels <= MAX_LABELS):
+        raise WorkloadError([f"num_labels {num_labels!r} is not a whole number from 1 to {MAX_LABELS:,}"])
+    if isinstance(model, str | os.PathLike):
+        found = _from_name(os.fsdecode(model), task, trust_remote_code, revision)
+    else:
+        found = _from_object(model, task)
+    if num_labels is not None:
+        _set_labels(found, num_labels)
+    return found
+
+
+def _from_name(name: str, task: str, trust: bool, revision: str | None) -> ResolvedModel:
+    file = _config_file(name)
+    if file is not None and file.exists():
+        return _from_file(file, name, task, trust)
+    entry = find_entry(name)
+    if entry is not None and revision is None:
+        config = make_config(entry.config_data(), where=entry.name)
+        return _resolved(config, task, entry.name, "catalogue")
+    if file is not None:
+        raise CheckpointError(
+            f"{name} has no config.json",
+            file=str(file),
+            hint="name the folder that `save_pretrained` wrote",
+        )
+    hub_id = entry.hub_id if entry is not None else name
+    if not looks_like_hub_id(hub_id):
+        raise unknown_model(name, because="no such folder, and not a hub id")
+    return _from_hub(hub_id, task, trust, revision)
+
+
+def _config_file(name: str) -> Path | None:
+    """Where the configuration of a folder would lie; the file itself if one is named; None for no path."""
+    if not name.strip():
+        return None
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            (path / "config.json").exists()  # refuses now what cannot be entered
+            return path / "config.json"
+        return path if path.exists() else None
+    except PermissionError:
+        raise CheckpointError(f"{name} cannot be read: permission denied", file=name) from None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL inside, a home of nobody: no path
+        return None
+
+
+def _from_file(file: Path, name: str, task: str, trust: bool) -> ResolvedModel:
+    data = read_config_file(file)
+    if trust and has_own_code(data):
+        config = load_remote_config(str(file.parent))
+        model_class = remote_class(config, task, str(file.parent))
+        return _resolved(config, task, name, "folder", model_class=model_class, folder=file.parent)
+    return _resolved(make_config(data, where=str(file)), task, name, "folder", folder=file.parent)
+
+
+def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> ResolvedModel:
+    try:
+        content = fetch_config(hub_id, revision=revision)
+    except NotOnHubError as reason:
+        raise unknown_model(hub_id, because=str(reason)) from None
+    where = f"{hub_id}/config.json"
+    data = parse_config(content, where=where)
+    if trust and has_own_code(data):
+        config = load_remote_config(hub_id, revision=revision)
+        model_class = remote_class(config, task, hub_id, revision=revision)
+        return _resolved(config, task, hub_id, "hub", model_class=model_class)
+    return _resolved(make_config(data, where=where), task, hub_id, "hub")
+
+
+def _from_object(model: Any, task: str) -> ResolvedModel:
+    from torch import nn
+    from transformers.configuration_utils import PretrainedConfig
+
+    if isinstance(model, PretrainedConfig):
+        name = getattr(model, "name_or_path", "") or type(model).__name__
+        check_sizes(model.to_dict(), type(model).attribute_map, where=type(model).__name__)
+        return _resolved(copy.deepcopy(model), task, name, "config")
+    if isinstance(model, nn.Module):
+        config = getattr(model, "config", None)
+        config = copy.deepcopy(config) if isinstance(config, PretrainedConfig) else None
+        own_task = task if config is None else task_of_class(type(model), config, preferred=task)
+        return _resolved(config, own_task, type(model).__name__, "module", model_class=type(model), module=model)
+    raise WorkloadError([f"a model is a name, a folder, a configuration or an nn.Module, not {type(model).__name__}"])
+
+
+def _resolved(
+    config: Any,
+    task: str,
+    name: str,
+    origin: Origin,
+    *,
+    model_class: type | None = None,
+    folder: Path | None = None,
+    module: "nn.Module | None" = None,
+) -> ResolvedModel:
+    return ResolvedModel(
+        name=name,
+        origin=origin,
+        config=config,
+        model_class=class_for_task(config, task) if model_class is None else model_class,
+        task=task,
+        saved_with=getattr(config, "transformers_version", None),
+        folder=folder,
+        module=module,
+    )
+
+
+def _set_labels(resolved: ResolvedModel, num_labels: int) -> None:
+    """On our copy of the configuration; a module's head is already as large as it is."""
+    if resolved.module is None:
+        resolved.config.num_labels = num_labels
+        return
+    has = getattr(resolved.config, "num_labels", None)
+    if has != num_labels:
+        raise WorkloadError([f"num_labels {num_labels} is asked for, but the module given has {has}"])

@@ -1,0 +1,94 @@
+"""Which heads and attention kernels a family has: asked of transformers, never listed here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramfit.errors import WorkloadError
+from vramfit.workload import CHOICES
+
+AUTO_CLASSES: Mapping[str, str] = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "masked-lm": "AutoModelForMaskedLM",
+    "pretraining": "AutoModelForPreTraining",
+    "features": "AutoModel",
+}
+"""Task → the auto class of transformers that knows which model has it."""
+
+
+def supported_tasks(config: Any) -> tuple[str, ...]:
+    """The tasks that transformers has a head for, for this configuration's family."""
+    return tuple(task for task in AUTO_CLASSES if _find_class(config, task) is not None)
+
+
+def class_for_task(config: Any, task: str) -> type:
+    """The transformers class of a task for this configuration's family.
+
+    Raises:
+        WorkloadError: no such task, or the family has no head for it; says which it has.
+    """
+    if task not in AUTO_CLASSES:
+        raise WorkloadError([f"task {task!r} is not one of {', '.join(CHOICES['task'])}"])
+    found = _find_class(config, task)
+    if found is None:
+        family = getattr(config, "model_type", "") or type(config).__name__
+        supported = supported_tasks(config)
+        raise WorkloadError(
+            [f"{family} models have no head for task {task!r}; they have {', '.join(supported) or 'none'}"],
+            hint=f"take task {supported[0]!r}" if supported else None,
+        )
+    return found
+
+
+def task_of_class(model_class: type, config: Any, *, preferred: str) -> str:
+    """The task a model class is for; `preferred` where several are, or none, share that class."""
+    matching = [task for task in AUTO_CLASSES if _find_class(config, task) is model_class]
+    return matching[0] if matching and preferred not in matching else preferred
+
+
+def supported_attention(model: Any) -> tuple[str, ...]:
+    """The attention kernels of a model, best first.
+
+    `packed` stands for a kernel of our own: it needs the attention interface of transformers.
+
+    Args:
+        model: a configuration, a model class or a model.
+    """
+    flags = _flags_of(model)
+    offered = {
+        "sdpa": ("_supports_sdpa",),
+        "packed": ("_supports_attention_backend",),
+        # Older remote code still carries the name with a version.
+        "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
+        "flex_attention": ("_supports_flex_attn",),
+    }
+    kernels = [name for name, names in offered.items() if any(getattr(flags, n, False) for n in names)]
+    kernels.insert(1 if "sdpa" in kernels else 0, "eager")
+    return tuple(kernels)
+
+
+def default_attention(model: Any) -> str:
+    """What transformers takes when nothing is asked: sdpa where the model has it, else eager."""
+    return "sdpa" if "sdpa" in supported_attention(model) else "eager"
+
+
+def _flags_of(model: Any) -> Any:
+    if isinstance(model, type) or hasattr(model, "forward"):
+        return model
+    return _find_class(model, "features")
+
+
+def _find_class(config: Any, task: str) -> type | None:
+    """The class an auto class would build for this configuration, without building it."""
+    import transformers
+
+    mapping = getattr(transformers, AUTO_CLASSES[task])._model_mapping
+    try:
+        found: Any = mapping.get(type(config), None)
+    except (ImportError, AttributeError):  # the family needs a package that is not installed
+        return None
+    if isinstance(found, tuple | list):
+        named = getattr(config, "architectures", None) or ()
+        found = next((c for c in found if c.__name__ in named), found[0])
+    return found if isinstance(found, type) else None

@@ -1,0 +1,1 @@
+"""The frozen records that stages exchange and save; no torch, JSON both ways."""

@@ -1,0 +1,135 @@
+"""Records ↔ JSON: one generic codec for frozen dataclasses, with a schema version in every file."""
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vramfit.errors import VramfitError
+
+SCHEMA_VERSION = 1
+"""Raised when a saved record can no longer be read as it is."""
+
+T = TypeVar("T")
+
+
+class RecordError(VramfitError, ValueError):
+    """A JSON text that is not the record it should be."""
+
+
+def to_data(record: Any) -> Any:
+    """Plain JSON-ready data for a record, a list of records or any mix of them."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: to_data(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, Mapping):
+        return {str(key): to_data(value) for key, value in record.items()}
+    if isinstance(record, list | tuple | set | frozenset):
+        return [to_data(value) for value in record]
+    return record
+
+
+def to_json(record: Any, *, indent: int | None = 2) -> str:
+    """JSON text of one record, with `schema_version` and `record` (its class) in front."""
+    head = {"schema_version": SCHEMA_VERSION, "record": type(record).__name__}
+    return json.dumps(head | to_data(record), indent=indent, ensure_ascii=False)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """The record that `to_json` wrote.
+
+    Raises:
+        RecordError: not JSON, another record, a newer schema, or a field that is missing or of a wrong type.
+    """
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RecordError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise RecordError(f"a {cls.__name__} is a JSON object, not {type(data).__name__}")
+    version = data.pop("schema_version", None)
+    kind = data.pop("record", cls.__name__)
+    if kind != cls.__name__:
+        raise RecordError(f"this is a {kind}, not a {cls.__name__}")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(
+            f"schema_version {version!r} is not one this vramfit reads (it reads up to {SCHEMA_VERSION})",
+            hint="upgrade vramfit, or write the file again with this version",
+        )
+    return from_data(cls, data)
+
+
+def from_data(cls: type[T], data: Any, *, where: str = "") -> T:
+    """One record of class `cls` from plain data, checked field by field."""
+    name = where or cls.__name__
+    if not isinstance(data, dict):
+        raise RecordError(f"{name}: expected an object, found {_kind(data)}")
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - set(fields))
+    if unknown:
+        raise RecordError(f"{name}: unknown field {unknown[0]!r}")
+    values = {}
+    for key, field in fields.items():
+        if key in data:
+            values[key] = _decode(hints[key], data[key], f"{name}.{key}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RecordError(f"{name}: field {key!r} is missing")
+    return cls(**values)
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _decode_union(args, value, where)
+    if origin is ClassVar:
+        raise AssertionError(f"{where}: class variables are not stored")
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return from_data(hint, value, where=where)
+    if origin is tuple:
+        items = _expect(list, value, where)
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+        if len(items) != len(args):
+            raise RecordError(f"{where}: expected {len(args)} items, found {len(items)}")
+        return tuple(_decode(arg, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, items, strict=True)))
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        pairs = _expect(dict, value, where)
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in pairs.items()}
+    if origin is list or (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return [_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, value, where))]
+    if origin is not None and not isinstance(origin, type):  # Literal
+        if value not in args:
+            raise RecordError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}")
+        return value
+    return _expect(hint, value, where)
+
+
+def _decode_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    failure: RecordError | None = None
+    for arg in args:
+        if arg is type(None):
+            continue
+        try:
+            return _decode(arg, value, where)
+        except RecordError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _expect(kind: Any, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
+        raise RecordError(f"{where}: expected {kind.__name__}, found {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

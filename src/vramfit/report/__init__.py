@@ -1,0 +1,1 @@
+"""Records shown to people: terminal, HTML, JSON. Renders, never computes."""

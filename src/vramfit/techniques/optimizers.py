@@ -1,0 +1,28 @@
+"""Optimizers by name, with the implementation spelled out so that any device takes the same path."""
+
+from collections.abc import Iterable
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.workload import Optimizer
+
+
+def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-5) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that learn.
+
+    Raises:
+        WorkloadError: an optimizer that is not available yet.
+    """
+    learned = [p for p in parameters if p.requires_grad]
+    if name == "adamw":
+        return torch.optim.AdamW(learned, lr=lr, foreach=True)
+    if name == "adamw-fused":
+        return torch.optim.AdamW(learned, lr=lr, fused=True)
+    if name == "adamw-single":
+        return torch.optim.AdamW(learned, lr=lr, foreach=False)
+    if name == "sgd":
+        return torch.optim.SGD(learned, lr=lr, foreach=True)
+    if name == "adafactor":
+        return torch.optim.Adafactor(learned, lr=lr, foreach=False)
+    raise WorkloadError([f"optimizer {name} is not available yet"])

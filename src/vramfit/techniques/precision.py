@@ -1,0 +1,30 @@
+"""Precision: the type of the weights, autocast, and the products' inner precision."""
+
+import torch
+
+from vramfit.workload import Precision
+
+WEIGHTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
+
+
+def weight_dtype(precision: Precision) -> torch.dtype:
+    """The type the weights live in."""
+    return WEIGHTS.get(precision, torch.float32)
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """The lower precision of autocast; None where there is none."""
+    return AUTOCAST.get(precision)
+
+
+def needs_scaler(precision: Precision) -> bool:
+    """fp16's small range needs the loss scaled; bf16's does not."""
+    return precision == "amp-fp16"
+
+
+def apply(model: torch.nn.Module, precision: Precision) -> None:
+    """Put the weights into their type, in place."""
+    dtype = weight_dtype(precision)
+    if dtype is not torch.float32:
+        model.to(dtype)

@@ -1,0 +1,180 @@
+"""`StreamTemplate`: a traced run whose sizes are functions of the batch, and `instantiate`, which fixes one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
+from vramfit.cuda.profile import CudaProfile
+from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark
+from vramfit.trace.affine import Affine, Polynomial, at, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class SpecTemplate:
+    """A `TensorSpec` before the batch is known."""
+
+    shape: tuple[Affine, ...]
+    stride: tuple[Affine, ...]
+    dtype: str
+    itemsize: int
+
+    def at(self, batch: int) -> TensorSpec:
+        return TensorSpec(
+            tuple(at(n, batch) for n in self.shape),
+            tuple(at(n, batch) for n in self.stride),
+            self.dtype,
+            self.itemsize,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallTemplate:
+    """A kernel call before the batch is known; compared by identity, since equal calls share one."""
+
+    operator: str
+    kernel: Kernel
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[SpecTemplate | None, ...]
+    sizes: tuple[Polynomial, ...]
+
+    def script(self, batch: int, profile: CudaProfile) -> list[tuple[str, int, int]]:
+        """The kernel's requests at this batch, with output sizes filled in."""
+        call = KernelCall(
+            self.operator,
+            _fix(self.args, batch),
+            _fix(self.kwargs, batch),
+            tuple(None if o is None else o.at(batch) for o in self.outputs),
+            profile,
+        )
+        script = Script()
+        self.kernel(call, script)
+        return [(k, i, evaluate(self.sizes[i], batch)) if k == "out" else (k, i, n) for k, i, n in script.steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tensor's storage comes to be."""
+
+    id: int
+    size: Polynomial
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A tensor's storage goes."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with requests of its own; `outputs[i]` is the id of its i-th output, 0 for none."""
+
+    call: CallTemplate
+    outputs: tuple[int, ...]
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the driver notices: a library is loaded."""
+
+    kind: MarkKind
+    name: str
+
+
+Entry = Request | Release | Launch | Notice
+
+
+@dataclass(slots=True)
+class StreamTemplate:
+    """What a run asks of memory, for any batch: named segments, each of which can be repeated."""
+
+    profile: CudaProfile
+    probe: int | None
+    """The batch it was traced at, when sizes are functions of it; None when traced at a real batch."""
+    segments: dict[str, list[Entry]] = field(default_factory=dict)
+    origins: list[Origin] = field(default_factory=list)
+
+    def instantiate(self, batch: int, order: Iterable[tuple[str, str | None]]) -> Stream:
+        """The stream at a real batch.
+
+        Args:
+            batch: samples a forward pass sees.
+            order: segments in the order they run, each with the name of the phase that begins there, or
+                None to go on in the phase before.
+        """
+        writer = _Writer(self, batch)
+        for name, phase in order:
+            if phase is not None:
+                writer.marks.append(StreamMark(len(writer.events), "phase", phase))
+            writer.write(self.segments[name])
+        return Stream(
+            events=writer.events,
+            request_origins=writer.request_origins,
+            origins=self.origins,
+            marks=writer.marks,
+        )
+
+
+class _Writer:
+    """Writes entries as numbered requests; an id that comes again is a new request."""
+
+    def __init__(self, template: StreamTemplate, batch: int) -> None:
+        self._profile = template.profile
+        self._batch = batch
+        self._scripts: dict[CallTemplate, list[tuple[str, int, int]]] = {}
+        self._sizes: dict[Polynomial, int] = {}
+        self._request_of: dict[int, int] = {}
+        self.events: list[int] = []
+        self.request_origins: list[int] = []
+        self.marks: list[StreamMark] = []
+
+    def write(self, entries: list[Entry]) -> None:
+        events, origins, request_of, sizes = self.events, self.request_origins, self._request_of, self._sizes
+        for entry in entries:
+            kind = type(entry)
+            if kind is Request:
+                size = sizes.get(entry.size)  # type: ignore[union-attr]
+                if size is None:
+                    size = sizes[entry.size] = evaluate(entry.size, self._batch)  # type: ignore[union-attr]
+                request_of[entry.id] = len(origins)  # type: ignore[union-attr]
+                origins.append(entry.origin)  # type: ignore[union-attr]
+                events.append(size)
+            elif kind is Release:
+                events.append(-request_of.pop(entry.id))  # type: ignore[union-attr]
+            elif kind is Launch:
+                self._launch(entry)  # type: ignore[arg-type]
+            else:
+                self.marks.append(StreamMark(len(events), entry.kind, entry.name))  # type: ignore[union-attr]
+
+    def _launch(self, launch: Launch) -> None:
+        script = self._scripts.get(launch.call)
+        if script is None:
+            script = self._scripts[launch.call] = launch.call.script(self._batch, self._profile)
+        temporaries: dict[int, int] = {}
+        for kind, index, size in script:
+            if kind == "free":
+                self.events.append(-temporaries.pop(index))
+                continue
+            if kind == "out":
+                if not launch.outputs[index]:
+                    continue
+                self._request_of[launch.outputs[index]] = len(self.request_origins)
+            else:
+                temporaries[index] = len(self.request_origins)
+            self.request_origins.append(launch.origin)
+            self.events.append(size)
+
+
+def _fix(value: Any, batch: int) -> Any:
+    if isinstance(value, SpecTemplate):
+        return value.at(batch)
+    if isinstance(value, tuple):
+        return tuple(_fix(v, batch) for v in value)
+    if isinstance(value, dict):
+        return {k: _fix(v, batch) for k, v in value.items()}
+    return value

@@ -1,0 +1,82 @@
+"""Byte counts as people write them: `"11.17GiB"`, `"16 GB"`, `800MiB` → int, and back."""
+
+import re
+from decimal import Decimal
+
+from vramfit.errors import VramfitError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "byte": 1,
+    "bytes": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+    "t": TIB,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+}
+_ACCEPTED = (
+    'write a size like "11.17GiB", "16 GB", "800MiB" or a plain number of bytes '
+    "(KiB/MiB/GiB/TiB are powers of 1024, kB/MB/GB/TB of 1000)"
+)
+_SIZE = re.compile(r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-zA-Z]*)")
+MAX_BYTES = 2**63 - 1
+
+
+class SizeError(VramfitError, ValueError):
+    """A text that is not a byte count."""
+
+    exit_code = 2
+
+
+def parse_bytes(size: str | int, *, name: str = "size") -> int:
+    """Bytes from a size as a person writes it.
+
+    Args:
+        size: an `int`, or text with an optional unit. One-letter units are binary, as in nvidia-smi.
+        name: what the size is called in an error message.
+
+    Raises:
+        SizeError: for anything that is not a positive size below 8 EiB; the hint shows what is accepted.
+
+    >>> parse_bytes("11.17GiB"), parse_bytes("16 GB"), parse_bytes(512)
+    (11993696174, 16000000000, 512)
+    """
+    if isinstance(size, bool) or not isinstance(size, str | int):
+        raise SizeError(f"{name} {size!r} is not a size", hint=_ACCEPTED)
+    text = str(size).strip()
+    match = _SIZE.fullmatch(text)
+    unit = match["unit"].lower() if match else ""
+    if match is None or unit not in _UNITS:
+        raise SizeError(f"{name} {str(size)[:60]!r} is not a size", hint=_ACCEPTED)
+    number = match["number"].replace("_", "").replace(",", "")
+    if len(number) > 40:
+        raise SizeError(f"{name} has {len(number)} digits", hint=_ACCEPTED)
+    num_bytes = int(Decimal(number) * _UNITS[unit])
+    if not 0 < num_bytes <= MAX_BYTES:
+        raise SizeError(f"{name} {text!r} is not between 1 byte and 8 EiB", hint=_ACCEPTED)
+    return num_bytes
+
+
+def format_bytes(num_bytes: int, *, digits: int = 2) -> str:
+    """A byte count to read: in the largest binary unit that leaves at least one before the point.
+
+    >>> format_bytes(11993696174), format_bytes(512), format_bytes(-3 * 2**20)
+    ('11.17 GiB', '512 B', '-3.00 MiB')
+    """
+    size = abs(num_bytes)
+    sign = "-" if num_bytes < 0 else ""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{sign}{size / factor:.{digits}f} {unit}"
+    return f"{sign}{size} B"

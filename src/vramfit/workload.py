@@ -1,0 +1,259 @@
+"""`Workload`: the one description of a job that every room shares; frozen, and it checks itself.
+
+It sees only what it holds: whether a model supports a task or a GPU a precision is `estimate.resolve`'s
+question. Everything that is wrong is reported at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from vramfit.errors import WorkloadError, nearest_names
+from vramfit.units import SizeError, parse_bytes
+
+Task = Literal[
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "masked-lm",
+    "pretraining",
+    "features",
+]
+Mode = Literal["train", "forward", "infer"]
+Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16"]
+Attention = Literal["sdpa", "eager", "packed"]
+Mask = Literal["none", "ones", "padded"]
+Optimizer = Literal["adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"]
+Quantize = Literal["int8", "int8-dynamic", "int4"]
+Offload = Literal["optimizer", "activations", "weights"]
+Allocator = Literal["default", "expandable"]
+Loop = Literal["plain", "stepper"]
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "task": get_args(Task),
+    "mode": get_args(Mode),
+    "precision": get_args(Precision),
+    "attention": get_args(Attention),
+    "mask": get_args(Mask),
+    "optimizer": get_args(Optimizer),
+    "quantize": get_args(Quantize),
+    "offload": get_args(Offload),
+    "allocator": get_args(Allocator),
+    "loop": get_args(Loop),
+}
+"""Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
+
+FREEZE_NAMES = ("embeddings", "encoder", "backbone")
+MAX_COUNT = 2**31 - 1
+"""Upper bound of every count: CUDA kernels index with 32 bits, and sizes stay exact integers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to run, on what, and how.
+
+    >>> Workload(model="bert-base-uncased", batch=32, accumulate=4, seq=128).micro_batch
+    8
+    """
+
+    model: str
+    """A catalogue name, a folder or a hub id; for objects, a name to show."""
+    task: Task = "sequence-classification"
+    """The head on the encoder."""
+    mode: Mode = "train"
+    """`forward` keeps what a backward pass would need; `infer` does not."""
+    batch: int = 8
+    """The effective batch: samples that one optimizer step sees."""
+    accumulate: int | None = None
+    """Micro-batches a step; given this or `micro_batch`, the other follows."""
+    micro_batch: int | None = None
+    """Samples one forward pass sees; the largest, where the batch does not divide."""
+    seq: int = 128
+    """Tokens a sequence, padding included."""
+    lengths: tuple[int, ...] | None = None
+    """Real lengths of the sequences of one batch, for packed attention."""
+    num_labels: int | None = None
+    """Size of a classification head; None takes the configuration's."""
+    precision: Precision = "fp32"
+    """`amp-*`: autocast over fp32 weights; `fp16`, `bf16`: weights in that type; `tf32`: TF32 products."""
+    attention: Attention | None = None
+    """None takes sdpa where the model has it, else eager."""
+    mask: Mask = "padded"
+    """Whether an attention mask is given, and whether it hides anything."""
+    dropout: bool = True
+    """False: as under `model.eval()`. Inference never drops."""
+    checkpointing: Literal["full"] | int | None = None
+    """Recompute all layers in backward, or the first k."""
+    freeze: str | int | tuple[str, ...] | None = None
+    """`embeddings`, `encoder`, `backbone`, the k lowest layers (embeddings included), or name patterns."""
+    optimizer: Optimizer = "adamw"
+    """`adamw` is torch's default (foreach)."""
+    max_grad_norm: float | None = None
+    """Clip the gradient to this norm before the step."""
+    lora: int | None = None
+    """Rank of LoRA adapters on the attention projections; None for none."""
+    quantize: Quantize | None = None
+    """Linear weights kept in fewer bits."""
+    offload: Offload | None = None
+    """What lives in host memory until it is needed."""
+    compile: bool = False
+    """`torch.compile` on the model."""
+    allocator: Allocator = "default"
+    """`expandable` stands for `expandable_segments:True`."""
+    num_gpus: int = 1
+    """GPUs that share the step."""
+    loop: Loop = "plain"
+    """Whose step: the usual PyTorch loop, or vramfit's `Stepper`."""
+    gpu: str | None = None
+    """Catalogue name: gives the architecture and, without `memory`, the capacity."""
+    memory: int | None = None
+    """Bytes that PyTorch's allocator may reserve; text such as "11.17GiB" is taken too."""
+    torch_version: str | None = None
+    """Predict for this torch; None takes the installed one."""
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        object.__setattr__(self, "memory", _size(self.memory, problems))
+        for name in ("lengths", "freeze"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        problems += _wrong_choices(self) + _wrong_counts(self)
+        if not problems:
+            problems += self._split_batch() + _contradictions(self)
+        if problems:
+            raise WorkloadError(problems)
+
+    def _split_batch(self) -> list[str]:
+        """Work out accumulate and micro_batch from each other; what does not divide is a problem."""
+        given, accumulate = self.micro_batch, self.accumulate
+        if given is not None and given > self.batch:
+            return [f"micro_batch {given} is larger than batch {self.batch}"]
+        if accumulate is not None and accumulate > self.batch:
+            return [f"accumulate {accumulate} is more than the {self.batch} samples of a batch"]
+        accumulate = accumulate or (-(-self.batch // given) if given else 1)
+        micro_batch = given or -(-self.batch // accumulate)
+        if -(-self.batch // micro_batch) != accumulate:
+            return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}"]
+        if self.loop == "plain" and micro_batch * accumulate != self.batch:
+            below = max(d for d in range(1, micro_batch + 1) if self.batch % d == 0)
+            return [
+                f"batch {self.batch} does not divide into {accumulate} equal micro-batches "
+                f"(micro_batch {below} does; loop='stepper' splits unevenly)"
+            ]
+        object.__setattr__(self, "accumulate", accumulate)
+        object.__setattr__(self, "micro_batch", micro_batch)
+        return []
+
+    @classmethod
+    def from_keywords(cls, **keywords: Any) -> "Workload":
+        """A workload from keywords; an unknown keyword is a `WorkloadError` with the nearest name."""
+        known = [f.name for f in fields(cls)]
+        problems = [
+            f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, known))})"
+            for name in keywords
+            if name not in known
+        ]
+        if problems:
+            raise WorkloadError(problems)
+        return cls(**keywords)
+
+    def with_batch(self, batch: int) -> "Workload":
+        """The same job at another effective batch, with the same number of micro-batches."""
+        return replace(self, batch=batch, accumulate=self.accumulate, micro_batch=None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step has a backward pass and an optimizer."""
+        return self.mode == "train"
+
+
+def _size(value: Any, problems: list[str]) -> int | None:
+    if value is None:
+        return None
+    try:
+        return parse_bytes(value, name="memory")
+    except SizeError as error:
+        problems.append(f"{error} ({error.hint})")
+        return None
+
+
+def _wrong_choices(w: Workload) -> list[str]:
+    problems = []
+    for name, allowed in CHOICES.items():
+        value = getattr(w, name)
+        optional = name in ("attention", "quantize", "offload")
+        if value in allowed or (value is None and optional):
+            continue
+        near = nearest_names(str(value), allowed, 1)[0]
+        problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} (nearest: {near})")
+    if not isinstance(w.model, str) or not w.model:
+        problems.append("model must be a name, a folder or a hub id")
+    if w.checkpointing is not None and w.checkpointing != "full" and not _is_count(w.checkpointing):
+        problems.append(f"checkpointing {w.checkpointing!r} is not 'full' or a number of layers")
+    problems += [
+        f"{name} {getattr(w, name)!r} is not True or False"
+        for name in ("dropout", "compile")
+        if not isinstance(getattr(w, name), bool)
+    ]
+    return problems + _wrong_freeze(w.freeze)
+
+
+def _wrong_freeze(freeze: object) -> list[str]:
+    if freeze is None or freeze in FREEZE_NAMES or _is_count(freeze):
+        return []
+    if isinstance(freeze, tuple) and freeze and all(isinstance(p, str) and p for p in freeze):
+        return []
+    if isinstance(freeze, str) and any(c in freeze for c in ".*?["):
+        return []
+    return [
+        f"freeze {freeze!r} is not {', '.join(FREEZE_NAMES)}, a number of layers, "
+        "or patterns of parameter names such as 'bert.encoder.layer.0.*'"
+    ]
+
+
+def _wrong_counts(w: Workload) -> list[str]:
+    problems = []
+    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus"):
+        value = getattr(w, name)
+        optional = name in ("accumulate", "micro_batch", "num_labels", "lora")
+        if not (_is_count(value) or (value is None and optional)):
+            problems.append(f"{name} {value!r} is not a whole number from 1 to {MAX_COUNT:,}")
+    if w.lengths is not None:
+        wrong = [n for n in w.lengths if not _is_count(n)] if isinstance(w.lengths, tuple) else [w.lengths]
+        if wrong or not w.lengths:
+            problems.append(f"lengths {wrong[:3] or '()'} are not whole numbers of tokens from 1")
+    norm = w.max_grad_norm
+    if norm is not None and not (isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0):
+        problems.append(f"max_grad_norm {norm!r} is not a positive number")
+    return problems
+
+
+def _contradictions(w: Workload) -> list[str]:
+    """Pairs of settings that cannot go together, whatever the model and the GPU."""
+    rules = [
+        (
+            w.precision == "fp16" and w.trains,
+            "precision fp16 cannot train: fp16 weights overflow without a GradScaler, and GradScaler "
+            "refuses fp16 gradients (take amp-fp16, or bf16)",
+        ),
+        (w.lengths is not None and w.attention != "packed", "lengths need attention 'packed'"),
+        (
+            w.lengths is not None and len(w.lengths) != w.batch,
+            f"lengths names {len(w.lengths or ())} sequences but batch is {w.batch}",
+        ),
+        (w.accumulate != 1 and not w.trains, f"accumulate is for mode train, not {w.mode}"),
+        (w.checkpointing is not None and w.mode == "infer", "checkpointing keeps nothing: mode is infer"),
+        (w.max_grad_norm is not None and not w.trains, f"max_grad_norm is for mode train, not {w.mode}"),
+        (w.offload == "optimizer" and not w.trains, f"offload optimizer is for mode train, not {w.mode}"),
+        (
+            w.quantize is not None and w.trains and w.lora is None and w.freeze not in ("backbone", "encoder"),
+            f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
+        ),
+        (w.lora is not None and w.mode != "train", f"lora is for mode train, not {w.mode}"),
+    ]
+    return [text for broken, text in rules if broken]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT

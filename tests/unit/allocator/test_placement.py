@@ -1,0 +1,85 @@
+"""Placements give addresses that never overlap, the same ones every time."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vramfit.allocator import (
+    AscendingPlacement,
+    DescendingPlacement,
+    H200Placement,
+    Placement,
+    ShuffledPlacement,
+)
+
+MIB = 2**20
+MAKERS: tuple[Callable[[], Placement], ...] = (
+    AscendingPlacement,
+    DescendingPlacement,
+    H200Placement,
+    lambda: ShuffledPlacement(seed=7),
+)
+STEPS = st.lists(st.integers(1, 300) | st.sampled_from(["model_loaded", "cublas_loaded", "release"]), max_size=60)
+
+
+@given(STEPS)
+@pytest.mark.parametrize("make", MAKERS)
+def test_segments_never_overlap(make: Callable[[], Placement], steps: list[int | str]) -> None:
+    placement = make()
+    held: list[tuple[int, int]] = []
+    for step in steps:
+        if isinstance(step, int):
+            held.append((placement.place(2 * step * MIB), 2 * step * MIB))
+        elif step == "release":
+            if held:
+                placement.release(*held.pop(len(held) // 2))
+        else:
+            placement.on_event("model_loaded" if step == "model_loaded" else "cublas_loaded")
+
+    ranges = sorted(held)
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(ranges))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_placements_are_deterministic(make: Callable[[], Placement]) -> None:
+    sizes = [2 * MIB, 20 * MIB, 90 * MIB, 12 * MIB]
+
+    assert [make().place(size) for size in sizes] == [make().place(size) for size in sizes]
+
+
+def test_h200_segments_start_32_mib_chunks_at_descending_addresses() -> None:
+    placement = H200Placement()
+    first, second = placement.place(90 * MIB), placement.place(36 * MIB)
+
+    assert first % (32 * MIB) == second % (32 * MIB) == 0
+    assert first - second == 64 * MIB
+
+
+def test_h200_reuses_the_newest_hole_not_the_tightest() -> None:
+    placement = H200Placement()
+    placement.place(52 * MIB)
+    newest = placement.place(48 * MIB)
+
+    assert placement.place(12 * MIB) == newest + 48 * MIB
+
+
+def test_h200_opens_its_oldest_reservation_once_the_model_is_loaded() -> None:
+    placement = H200Placement()
+    _, _, loaded = (placement.place(size * MIB) for size in (2, 24, 90))
+    placement.on_event("model_loaded")
+    first, second = placement.place(96 * MIB), placement.place(20 * MIB)
+
+    assert loaded < first
+    assert second == first + 96 * MIB
+
+
+def test_h200_loses_64_mib_to_each_cublas_handle() -> None:
+    placement = H200Placement()
+    placement.on_event("model_loaded")
+    first = placement.place(32 * MIB)
+    placement.on_event("cublas_loaded")
+
+    assert placement.place(32 * MIB) == first + (32 + 64) * MIB

@@ -1,0 +1,95 @@
+import pytest
+
+from vramfit.errors import WorkloadError
+from vramfit.records.codec import from_json, to_json
+from vramfit.workload import CHOICES, Workload
+
+
+def problems_of(**keywords: object) -> tuple[str, ...]:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_keywords(model="bert-base-uncased", **keywords)
+    return caught.value.problems
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    problems = problems_of(batch=0, seq=-4, optimizer="adamw_fused", precision="fp61", memory="lots")
+    assert len(problems) == 5
+    assert any("batch 0" in p for p in problems)
+    assert any("nearest: adamw-fused" in p for p in problems)
+    assert any("'lots' is not a size" in p for p in problems)
+
+
+def test_an_unknown_keyword_names_the_nearest() -> None:
+    (problem,) = problems_of(batchsize=4)
+    assert "batchsize" in problem
+    assert "micro_batch" in problem or "batch" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "accumulate", "micro_batch"),
+    [
+        ({"batch": 32}, 1, 32),
+        ({"batch": 32, "accumulate": 4}, 4, 8),
+        ({"batch": 32, "micro_batch": 8}, 4, 8),
+        ({"batch": 32, "micro_batch": 8, "accumulate": 4}, 4, 8),
+        ({"batch": 10, "micro_batch": 4, "loop": "stepper"}, 3, 4),
+        ({"batch": 10, "accumulate": 3, "loop": "stepper"}, 3, 4),
+    ],
+)
+def test_accumulate_and_micro_batch_follow_from_each_other(
+    given: dict[str, object], accumulate: int, micro_batch: int
+) -> None:
+    w = Workload.from_keywords(model="m", **given)
+    assert (w.accumulate, w.micro_batch) == (accumulate, micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"batch": 32, "accumulate": 5}, "does not divide"),
+        ({"batch": 32, "accumulate": 4, "micro_batch": 4}, "is not batch 32"),
+        ({"batch": 4, "micro_batch": 8}, "larger than batch 4"),
+        ({"batch": 4, "accumulate": 8}, "more than the 4 samples"),
+        ({"precision": "fp16"}, "GradScaler"),
+        ({"lengths": (3, 4), "batch": 2}, "attention 'packed'"),
+        ({"lengths": (3, 4), "batch": 3, "attention": "packed"}, "2 sequences but batch is 3"),
+        ({"mode": "infer", "checkpointing": "full"}, "checkpointing"),
+        ({"mode": "infer", "accumulate": 2, "batch": 4}, "accumulate is for mode train"),
+        ({"quantize": "int8"}, "cannot learn"),
+        ({"freeze": "nothing"}, "parameter names"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm"),
+        ({"batch": True}, "batch True"),
+        ({"batch": 2**40}, "batch"),
+        ({"checkpointing": "half"}, "checkpointing 'half'"),
+        ({"model": ""}, "model"),
+    ],
+)
+def test_contradictions_are_named(given: dict[str, object], says: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_keywords(**({"model": "m"} | given))
+    assert says in str(caught.value)
+
+
+def test_inference_in_fp16_is_fine() -> None:
+    assert Workload(model="m", mode="infer", precision="fp16").precision == "fp16"
+
+
+def test_memory_is_taken_as_text_and_kept_as_bytes() -> None:
+    assert Workload(model="m", memory="11.17GiB").memory == 11_993_696_174  # type: ignore[arg-type]
+
+
+def test_a_workload_survives_json() -> None:
+    w = Workload(model="m", batch=12, micro_batch=4, freeze=("a.*", "b.*"), gpu="h200", max_grad_norm=1.0)
+    assert from_json(Workload, to_json(w)) == w
+
+
+def test_another_batch_keeps_the_number_of_micro_batches() -> None:
+    w = Workload(model="m", batch=8, accumulate=4).with_batch(16)
+    assert (w.batch, w.accumulate, w.micro_batch) == (16, 4, 4)
+
+
+def test_every_choice_is_accepted() -> None:
+    for name, values in CHOICES.items():
+        for value in values:
+            extra = {"mode": "infer"} if name in ("precision", "quantize") else {}
+            assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value
