@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.allocator import CachingAllocator, DriverEvent, H200Placement, Mark, Placement, bounds, replay
+from vramfit.allocator import CachingAllocator, DriverEvent, Mark, Placement, UsedProcessPlacement, bounds, replay
 
 STREAMS = Path(__file__).parent / "streams"
 MIB = 2**20
@@ -166,7 +166,7 @@ def test_with_recorded_addresses_every_block_lands_where_it_did(name: str) -> No
 @pytest.mark.parametrize("name", WHOLE_MODELS + SHALLOW_MODELS)
 def test_with_the_fitted_placement_peaks_are_equal_to_the_byte(name: str) -> None:
     recording = read(name)
-    result = replay(recording.events, recording.marks)
+    result = replay(recording.events, recording.marks, placement=UsedProcessPlacement())
 
     assert result.peak_allocated_bytes == recording.peak_allocated_bytes
     assert result.peak_reserved_bytes == recording.peak_reserved_bytes
@@ -176,7 +176,7 @@ def test_with_the_fitted_placement_peaks_are_equal_to_the_byte(name: str) -> Non
 @pytest.mark.parametrize("name", WHOLE_MODELS + SHALLOW_MODELS)
 def test_with_the_fitted_placement_segments_are_the_same_in_order(name: str) -> None:
     recording = read(name)
-    placement = Watched(H200Placement())
+    placement = Watched(UsedProcessPlacement())
     _, addresses = run(recording, placement)
     places = locate(addresses, placement.segments)
     num_equal = sum(a == b for a, b in zip(places, recording.places, strict=True))
@@ -201,7 +201,7 @@ def test_the_bounds_are_not_below_what_was_recorded(name: str) -> None:
 def test_a_run_under_a_memory_limit_stays_under_it_without_a_retry() -> None:
     recording = read("trace_6")
     capacity_bytes = int(recording.case["budget_gib"] * 2**30)
-    result = replay(recording.events, recording.marks, capacity_bytes=capacity_bytes)
+    result = replay(recording.events, recording.marks, capacity_bytes=capacity_bytes, placement=UsedProcessPlacement())
 
     assert (result.out_of_memory, result.num_retries) == (None, 0)
 
@@ -209,8 +209,15 @@ def test_a_run_under_a_memory_limit_stays_under_it_without_a_retry() -> None:
 @pytest.mark.parametrize("name", WHOLE_MODELS)
 def test_exactly_the_recorded_capacity_is_enough_and_less_is_felt(name: str) -> None:
     recording = read(name)
-    enough = replay(recording.events, recording.marks, capacity_bytes=recording.peak_reserved_bytes)
-    less = replay(recording.events, recording.marks, capacity_bytes=recording.peak_reserved_bytes - 1)
+    enough = replay(
+        recording.events, recording.marks, capacity_bytes=recording.peak_reserved_bytes, placement=UsedProcessPlacement()
+    )
+    less = replay(
+        recording.events,
+        recording.marks,
+        capacity_bytes=recording.peak_reserved_bytes - 1,
+        placement=UsedProcessPlacement(),
+    )
 
     assert (enough.out_of_memory, enough.num_retries) == (None, 0)
     assert less.num_retries > 0

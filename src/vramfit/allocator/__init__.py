@@ -8,9 +8,10 @@ from vramfit.allocator.placement import (
     AscendingPlacement,
     DescendingPlacement,
     DriverEvent,
-    H200Placement,
+    FreshPlacement,
     Placement,
     ShuffledPlacement,
+    UsedProcessPlacement,
 )
 from vramfit.allocator.pool import Block
 from vramfit.allocator.replay import Mark, OutOfMemoryEvent, PhasePeaks, ReplayResult, replay
@@ -26,7 +27,7 @@ __all__ = [
     "CapacityKind",
     "DescendingPlacement",
     "DriverEvent",
-    "H200Placement",
+    "FreshPlacement",
     "Mark",
     "OutOfMemoryEvent",
     "PhasePeaks",
@@ -36,6 +37,7 @@ __all__ = [
     "Segment",
     "ShuffledPlacement",
     "SimulatedOutOfMemory",
+    "UsedProcessPlacement",
     "bounds",
     "replay",
 ]

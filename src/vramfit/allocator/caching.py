@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vramfit.allocator.device import CapacityKind, DeviceMemory
 from vramfit.allocator.expandable import ExpandableSegments
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.allocator.placement import H200Placement, Placement
+from vramfit.allocator.placement import FreshPlacement, Placement
 from vramfit.allocator.pool import Block, Pool
 from vramfit.allocator.rules import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, round_request, segment_bytes_for
 from vramfit.allocator.snapshot import Segment, take_snapshot
@@ -45,7 +45,7 @@ class CachingAllocator:
     Args:
         capacity_bytes: what may be reserved; None for no limit.
         options: as in PYTORCH_ALLOC_CONF.
-        placement: where segments go; `H200Placement()` if not given.
+        placement: where segments go; `FreshPlacement()` if not given.
         capacity_kind: "allowed": a limit set with `set_per_process_memory_fraction`, which expandable
             segments can pass by less than one 20 MiB page, as they do in PyTorch. "physical": what the
             device has; nothing passes it, and there is no garbage collection threshold.
@@ -65,7 +65,7 @@ class CachingAllocator:
         capacity_kind: CapacityKind = "allowed",
     ) -> None:
         self.options = options or AllocatorOptions()
-        self.placement = placement or H200Placement()
+        self.placement = placement or FreshPlacement()
         self.requested_bytes = self.peak_requested_bytes = 0
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.num_retries = self.num_ooms = 0
@@ -102,7 +102,7 @@ class CachingAllocator:
         pools = self._pools.get(stream) or self._add_stream(stream)
         pool = pools[size > SMALL_REQUEST_BYTES]
         block = pool.take(size) or self._grow(pool, size, num_bytes)
-        if pool.should_split(block.size, size):
+        if block.size - size >= pool.min_rest_bytes and (size < pool.max_split_bytes or pool.always_splits):
             pool.insert(block.cut(size))
         block.is_free = False
         block.requested_bytes = num_bytes

@@ -85,35 +85,26 @@ class ShuffledPlacement:
         """Nothing moves."""
 
 
-class H200Placement:
-    """What 21 processes recorded on an H200 (CUDA 13) did.
+class FreshPlacement:
+    """What a process does whose first CUDA call brings a model to the GPU; the default.
 
     - The driver reserves address space in chunks of 32 MiB, each below the last. A segment starts a chunk;
       what its last chunk leaves is a hole.
-    - A segment goes to the low end of the newest hole it fits. (Newest, not tightest: 12 MiB went to a
-      16 MiB hole while an older one of exactly 12 MiB was free.) Only then is a new chunk reserved.
-    - The oldest reservation, of 512 MiB, lies above all chunks. While the model is loaded it has two holes:
-      2 MiB, where the first segment of the process goes, and 24 MiB. With the first kernel 414 MiB more
-      become free there: the oldest hole, filled upwards whenever no newer one fits.
-    - Code takes space too: the first kernel's the newest hole, the first cuBLAS handle's 2 MiB of the newest
-      hole and 30 MiB of a new chunk. Every cuBLAS handle takes 64 MiB.
+    - A segment goes to the low end of the newest hole it fits, not of the tightest. (12 MiB went to a 16 MiB
+      hole while an older one of exactly 12 MiB was free.) Only then is a new chunk reserved.
+    - The code of cuBLAS takes 30 MiB when it is first used.
 
-    Not modelled, since it differs from run to run: while a model loads, chunks alternate between two ranges
-    as the host memory of its weights becomes free, and code of further kernels takes 2 to 10 MiB, mostly of
-    the oldest reservation. Nothing was recorded of cudaFree: a released segment is the newest hole.
+    Compared with 159 runs on an H200 (CUDA 13), of which 146 had exactly this allocated peak in their last
+    step. Nothing was recorded of cudaFree: a released segment is the newest hole.
     """
 
     _CHUNK_BYTES = 32 * MIB
-    _OLDEST_RESERVATION = _BASE_ADDRESS + TIB
-    _FREE_AT_START = ((488 * MIB, 24 * MIB), (414 * MIB, 2 * MIB))
-    _FREE_ONCE_LOADED_BYTES = 410 * MIB  # 414, less what further kernels take at the least
-    _CUBLAS_CODE_BYTES = (2 * MIB, 30 * MIB)
-    _CUBLAS_HANDLE_BYTES = 64 * MIB
+    _CUBLAS_CODE_BYTES = 30 * MIB
 
     def __init__(self) -> None:
         self._lowest = _BASE_ADDRESS
-        self._holes = [(self._OLDEST_RESERVATION + at, size) for at, size in self._FREE_AT_START]
-        self._is_loaded = self._has_cublas = False
+        self._holes: list[tuple[int, int]] = []
+        self._has_cublas = False
 
     def place(self, size: int) -> int:
         for i in range(len(self._holes) - 1, -1, -1):
@@ -137,6 +128,45 @@ class H200Placement:
         self._holes.append((address, size))
 
     def on_event(self, event: DriverEvent) -> None:
+        if event == "cublas_loaded" and not self._has_cublas:
+            self._has_cublas = True
+            self.place(self._CUBLAS_CODE_BYTES)
+
+    def _reserve(self, size: int) -> int:
+        chunk_bytes = -(-size // self._CHUNK_BYTES) * self._CHUNK_BYTES
+        self._lowest -= chunk_bytes
+        if chunk_bytes > size:
+            self._holes.append((self._lowest + size, chunk_bytes - size))
+        return self._lowest
+
+
+class UsedProcessPlacement(FreshPlacement):
+    """What 21 recorded processes on an H200 (CUDA 13) did, which used the GPU before they loaded a model.
+
+    Chunks and holes as in a fresh process, and besides:
+    - The oldest reservation, of 512 MiB, lies above all chunks. While the model is loaded it has two holes:
+      2 MiB, where the first segment of the process goes, and 24 MiB. With the first kernel 414 MiB more
+      become free there: the oldest hole, filled upwards whenever no newer one fits.
+    - Code takes space too: the first kernel's the newest hole, the first cuBLAS handle's 2 MiB of the newest
+      hole and 30 MiB of a new chunk. Every cuBLAS handle takes 64 MiB.
+
+    Not modelled, since it differs from run to run: while a model loads, chunks alternate between two ranges
+    as the host memory of its weights becomes free, and code of further kernels takes 2 to 10 MiB, mostly of
+    the oldest reservation.
+    """
+
+    _OLDEST_RESERVATION = _BASE_ADDRESS + TIB
+    _FREE_AT_START = ((488 * MIB, 24 * MIB), (414 * MIB, 2 * MIB))
+    _FREE_ONCE_LOADED_BYTES = 410 * MIB  # 414, less what further kernels take at the least
+    _CUBLAS_SHARED_CODE_BYTES = 2 * MIB
+    _CUBLAS_HANDLE_BYTES = 64 * MIB
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holes = [(self._OLDEST_RESERVATION + at, size) for at, size in self._FREE_AT_START]
+        self._is_loaded = False
+
+    def on_event(self, event: DriverEvent) -> None:
         if event == "cublas_loaded":
             self._load_cublas()
         elif not self._is_loaded:
@@ -147,15 +177,7 @@ class H200Placement:
     def _load_cublas(self) -> None:
         if not self._has_cublas:
             self._has_cublas = True
-            shared_bytes, own_bytes = self._CUBLAS_CODE_BYTES
-            if len(self._holes) > 1 and self._holes[-1][1] > shared_bytes:
-                self.place(shared_bytes)
-            self._reserve(own_bytes)
+            if len(self._holes) > 1 and self._holes[-1][1] > self._CUBLAS_SHARED_CODE_BYTES:
+                self.place(self._CUBLAS_SHARED_CODE_BYTES)
+            self._reserve(self._CUBLAS_CODE_BYTES)
         self.place(self._CUBLAS_HANDLE_BYTES)
-
-    def _reserve(self, size: int) -> int:
-        chunk_bytes = -(-size // self._CHUNK_BYTES) * self._CHUNK_BYTES
-        self._lowest -= chunk_bytes
-        if chunk_bytes > size:
-            self._holes.append((self._lowest + size, chunk_bytes - size))
-        return self._lowest

@@ -54,6 +54,7 @@ class Pool:
     """The free blocks of one stream and one size class, by size, then address (`BlockComparatorSize`)."""
 
     __slots__ = (
+        "always_splits",
         "blocks",
         "keys",
         "max_rounding_bytes",
@@ -76,7 +77,8 @@ class Pool:
         self.max_split_bytes = options.max_split_size_bytes or UNLIMITED_BYTES
         self.max_rounding_bytes = options.max_non_split_rounding_bytes
         # `should_split`: the rest becomes a block of its own from this size on.
-        always_split = small or options.expandable_segments
+        always_split = small or options.expandable_segments  # whatever `max_split_size` says
+        self.always_splits = always_split
         self.min_rest_bytes = MIN_BLOCK_BYTES if always_split else SMALL_REQUEST_BYTES + 1
         self.needs_choice = options.expandable_segments or options.max_split_size_bytes is not None
 
@@ -122,11 +124,6 @@ class Pool:
     def free_blocks(self) -> list[Block]:
         """The free blocks, smallest first."""
         return [self.blocks[key] for key in self.keys]
-
-    def should_split(self, block_bytes: int, size: int) -> bool:
-        if block_bytes - size < self.min_rest_bytes:
-            return False
-        return size < self.max_split_bytes or self.min_rest_bytes == MIN_BLOCK_BYTES
 
     def _stretch(self, i: int) -> int:
         """A block that can grow counts with what it can grow to: a larger fixed one may fit better."""

@@ -1,15 +1,14 @@
 """`doctor --lock`: the exact versions of this environment, as a file that recreates it."""
 
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from vramfit.errors import VramfitError
+from vramfit.records.saving import replace_file
 
 HEADER = "# Written by `vramfit doctor --lock`"
 
@@ -94,10 +93,7 @@ def write_lock(path: Path, packages: list[LockedPackage] | None = None) -> int:
     conda = path.suffix.lower() in (".yml", ".yaml")
     text = as_conda(packages, path.stem) if conda else as_requirements(packages)
     _refuse_foreign(path)
-    try:
-        _replace(path, text)
-    except OSError as error:
-        raise VramfitError(f"cannot write {path}: {error.strerror}", hint="choose a folder you can write to") from None
+    replace_file(path, text.encode())
     return len(packages)
 
 
@@ -114,16 +110,3 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} exists and was not written by vramfit doctor --lock",
             hint="choose another name, or remove it first",
         )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside and rename: a full disk leaves the old file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, text=True)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise

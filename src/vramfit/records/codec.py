@@ -21,12 +21,17 @@ class RecordError(VramfitError, ValueError):
 def to_data(record: Any) -> Any:
     """Plain JSON-ready data for a record, a list of records or any mix of them."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_data(getattr(record, f.name)) for f in dataclasses.fields(record)}
+        return {f.name: to_data(getattr(record, f.name)) for f in dataclasses.fields(record) if _is_saved(f)}
     if isinstance(record, Mapping):
         return {str(key): to_data(value) for key, value in record.items()}
     if isinstance(record, list | tuple | set | frozenset):
         return [to_data(value) for value in record]
     return record
+
+
+def _is_saved(field: "dataclasses.Field[Any]") -> bool:
+    """Fields marked `metadata={"saved": False}` live in memory only."""
+    return bool(field.metadata.get("saved", True))
 
 
 def to_json(record: Any, *, indent: int | None = 2) -> str:
@@ -65,7 +70,7 @@ def from_data(cls: type[T], data: Any, *, where: str = "") -> T:
     if not isinstance(data, dict):
         raise RecordError(f"{name}: expected an object, found {_kind(data)}")
     hints = get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and _is_saved(f)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise RecordError(f"{name}: unknown field {unknown[0]!r}")

@@ -15,7 +15,7 @@ class Origin:
     module: str
     """Path of the module whose forward, or whose gradient, it belongs to."""
     part: str
-    """load | inputs | forward | backward | optimizer."""
+    """load | inputs | forward | backward | recompute | optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Stream:
     """For each request, an index into `origins`."""
     origins: list[Origin]
     marks: list[StreamMark]
+    parts: list[tuple[int, str]]
+    """(index, part): from this event on the run is in this part."""
 
     @property
     def num_requests(self) -> int:

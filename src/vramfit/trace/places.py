@@ -41,6 +41,11 @@ class Places:
         self._by_sequence.clear()
         del self._stack[1:]
 
+    @property
+    def in_module(self) -> bool:
+        """Whether a module's forward is running; in backward, that is recomputation."""
+        return len(self._stack) > 1
+
     def forward(self) -> str:
         """The module running now; remembered for the autograd node that has just been made."""
         name = self._stack[-1]
@@ -49,7 +54,7 @@ class Places:
 
     def backward(self) -> str:
         """The module that recorded the node running now; a module being recomputed comes first."""
-        if len(self._stack) > 1:
+        if self.in_module:
             return self.forward()
         node: Any = torch._C._current_autograd_node()
         if node is None:

@@ -1,6 +1,8 @@
 """`trace`: a model and a workload → the template of its request stream."""
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from vramfit.workload import Workload
 
 TRACED_MICRO_BATCHES = 2
 """The first makes the gradients, the second adds to them; any further one repeats the second."""
+STEPS = ("first", "steady")
 
 
 def trace(
@@ -31,20 +34,18 @@ def trace(
 
     Args:
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
+
+    Raises:
+        TraceError: the model's forward depends on data.
+        WorkloadError: a technique that the model does not have.
     """
     model = prepare(resolved, workload)
-    template = StreamTemplate(profile=profile, probe=PROBE_BATCH if batch is None else None)
-    places = Places(model)
-    tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
-    autocast = Autocast(precision.autocast_dtype(workload.precision))
-    with ExitStack() as stack:
-        stack.enter_context(stand_ins(autocast))
-        stack.enter_context(places)
-        _load(tracer, model)
-        stack.enter_context(tracer)
-        stack.enter_context(Dialect(profile, autocast))
-        _Run(tracer, model, workload, autocast, batch or PROBE_BATCH).steps()
-    return template
+    with tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session:
+        session.tracer.begin("inputs", "inputs")
+        inputs = make_batch(workload.task, workload.mode, workload.mask, batch or PROBE_BATCH, workload.seq, "meta")
+        steps = _train_steps if workload.trains else _forward_steps
+        steps(session, model, workload, inputs)
+    return session.tracer.template
 
 
 def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
@@ -56,6 +57,33 @@ def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
         checkpointing.apply(model, workload.checkpointing)
     freezing.apply(model, workload.freeze)
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A trace in progress: what happens on meta tensors while it is open is written down."""
+
+    tracer: Tracer
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def tracing(
+    model: torch.nn.Module, workload: Workload, profile: CudaProfile, *, probe: int | None
+) -> Iterator[Session]:
+    """Load a model and open a session on it; any loop may run inside."""
+    places = Places(model)
+    template = StreamTemplate(profile=profile, probe=probe)
+    tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
+    autocast = Autocast(precision.autocast_dtype(workload.precision))
+    context = autocast_context(autocast)
+    with ExitStack() as stack:
+        stack.enter_context(stand_ins(model, autocast))
+        stack.enter_context(places)
+        _load(tracer, model)
+        stack.enter_context(tracer)
+        stack.enter_context(Dialect(profile, autocast))
+        yield Session(tracer, lambda: context("cuda"))
 
 
 def _load(tracer: Tracer, model: torch.nn.Module) -> None:
@@ -73,66 +101,45 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
     tracer.notice("model_loaded")
 
 
-class _Run:
-    """The steps of a run, each written to its own segment."""
+def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+    optimizer = optimizers.make(workload.optimizer, model.parameters())
+    scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
+    assert workload.accumulate is not None
+    batches = [inputs] * min(workload.accumulate, TRACED_MICRO_BATCHES)
+    for step in STEPS:
 
-    def __init__(
-        self, tracer: Tracer, model: torch.nn.Module, workload: Workload, autocast: Autocast, batch: int
-    ) -> None:
-        self._tracer = tracer
-        self._model = model
-        self._workload = workload
-        self._batch = batch
-        self._step = ""
-        self._context = autocast_context(autocast)
+        def on_part(part: str, index: int, step: str = step) -> None:
+            session.tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
 
-    def steps(self) -> None:
-        """First step and steady step, with the inputs before them."""
-        w, tracer = self._workload, self._tracer
-        tracer.begin("inputs", "inputs")
-        inputs = make_batch(w.task, w.mode, w.mask, self._batch, w.seq, "meta")
-        if w.trains:
-            self._train(inputs)
-            return
-        for name in ("first", "steady"):
-            self._step = name
-            forward_step(self._model, inputs, grad=w.mode == "forward", autocast=self._autocast, on_part=self._on_part)
-            tracer.places.clear()
-        tracer.begin("end", "end")
+        train_step(
+            model,
+            optimizer,
+            batches,
+            autocast=session.autocast,
+            scaler=scaler,
+            max_grad_norm=workload.max_grad_norm,
+            on_part=on_part,
+        )
+        session.tracer.places.clear()
+    session.tracer.begin("end", "end")  # before the optimizer goes
 
-    def _train(self, inputs: Batch) -> None:
-        w, tracer = self._workload, self._tracer
-        optimizer = optimizers.make(w.optimizer, self._model.parameters())
-        scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(w.precision) else None
-        assert w.accumulate is not None
-        batches = [inputs] * min(w.accumulate, TRACED_MICRO_BATCHES)
-        for name in ("first", "steady"):
-            self._step = name
-            train_step(
-                self._model,
-                optimizer,
-                batches,
-                autocast=self._autocast,
-                scaler=scaler,
-                max_grad_norm=w.max_grad_norm,
-                on_part=self._on_part,
-            )
-            tracer.places.clear()
-        tracer.begin("end", "end")
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return self._context("cuda")  # type: ignore[no-any-return]
+def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+    for step in STEPS:
 
-    def _on_part(self, part: str, index: int) -> None:
-        segment = f"{self._step}.optimizer" if part == "optimizer" else f"{self._step}.micro{index}"
-        self._tracer.begin(segment, part)
+        def on_part(part: str, index: int, step: str = step) -> None:
+            session.tracer.begin(f"{step}.micro{index}", part)
+
+        forward_step(model, inputs, grad=workload.mode == "forward", autocast=session.autocast, on_part=on_part)
+        session.tracer.places.clear()
+    session.tracer.begin("end", "end")
 
 
 def order_of(workload: Workload, num_steady: int = 1) -> list[tuple[str, str | None]]:
     """The segments of a run in order, with the phases they begin."""
     order: list[tuple[str, str | None]] = [("load", "load"), ("inputs", None)]
     for index in range(1 + num_steady):
-        step = "first" if index == 0 else "steady"
+        step = STEPS[min(index, 1)]
         phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
         order.append((f"{step}.micro0", phase))
         if workload.trains:

@@ -1,5 +1,7 @@
 """torch on the meta device where it asks the device type: for the length of a trace, meta answers as cuda does."""
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -33,7 +35,19 @@ def autocast_context(autocast: Autocast) -> type:
 
 
 @contextmanager
-def stand_ins(autocast: Autocast) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """transformers comments on settings of the model that a trace puts together, and nobody asked."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def stand_ins(model: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
     """While it lasts: autocast, checkpointing, foreach and fused kernels work on meta as on CUDA."""
     context = autocast_context(autocast)
     real_is_enabled = torch.is_autocast_enabled
@@ -49,7 +63,7 @@ def stand_ins(autocast: Autocast) -> Iterator[None]:
 
     # torch.optim deletes the names of its submodules, so they are found by import
     adam, optimizer = (import_module(f"torch.optim.{name}") for name in ("adam", "optimizer"))
-    replaced = [
+    replaced: list[tuple[Any, str, Any]] = [
         (torch, "autocast", context),
         (torch.amp, "autocast", context),
         (torch, "is_autocast_enabled", is_enabled),
@@ -60,7 +74,11 @@ def stand_ins(autocast: Autocast) -> Iterator[None]:
         (optimizer, "_get_foreach_kernels_supported_devices", with_meta),
         (adam, "_device_dtype_check_for_fused", lambda *_, **__: None),
     ]
+    # transformers' own wrapper ignores meta; model files hold it by name
+    files = {sys.modules[type(module).__module__] for module in model.modules()}
+    replaced += [(file, "maybe_autocast", context) for file in files if hasattr(file, "maybe_autocast")]
     with ExitStack() as stack:
+        stack.enter_context(_quiet())
         for owner, name, value in replaced:
             stack.enter_context(patch.object(owner, name, value))
         yield

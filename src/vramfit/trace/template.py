@@ -86,7 +86,14 @@ class Notice:
     name: str
 
 
-Entry = Request | Release | Launch | Notice
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The run goes on to another part."""
+
+    name: str
+
+
+Entry = Request | Release | Launch | Notice | Part
 
 
 @dataclass(slots=True)
@@ -117,6 +124,7 @@ class StreamTemplate:
             request_origins=writer.request_origins,
             origins=self.origins,
             marks=writer.marks,
+            parts=writer.parts,
         )
 
 
@@ -132,6 +140,7 @@ class _Writer:
         self.events: list[int] = []
         self.request_origins: list[int] = []
         self.marks: list[StreamMark] = []
+        self.parts: list[tuple[int, str]] = []
 
     def write(self, entries: list[Entry]) -> None:
         events, origins, request_of, sizes = self.events, self.request_origins, self._request_of, self._sizes
@@ -148,6 +157,8 @@ class _Writer:
                 events.append(-request_of.pop(entry.id))  # type: ignore[union-attr]
             elif kind is Launch:
                 self._launch(entry)  # type: ignore[arg-type]
+            elif kind is Part:
+                self.parts.append((len(events), entry.name))  # type: ignore[union-attr]
             else:
                 self.marks.append(StreamMark(len(events), entry.kind, entry.name))  # type: ignore[union-attr]
 

@@ -24,6 +24,7 @@ from vramfit.trace.template import (
     Entry,
     Launch,
     Notice,
+    Part,
     Release,
     Request,
     SpecTemplate,
@@ -44,11 +45,19 @@ HOST_OUTPUTS = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor an operator gave."""
+
+    layout: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    """Shape, stride, type."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Remembered:
     """What an operator gave for one kind of arguments."""
 
     specs: tuple[Any, ...] | None
-    """(shape, stride, dtype) of each output; None: it must really run (views, host tensors)."""
+    """An `_Output` for each tensor, other values as they were; None: it must really run (views, host tensors)."""
     single: bool
     sizes: tuple[Polynomial, ...] = ()
     call: CallTemplate | None = None
@@ -67,7 +76,7 @@ class Tracer(TorchDispatchMode):
         self._entries: list[Entry] = []
         self._live: dict[int, tuple[int, Any]] = {}
         self._on_host: dict[int, Any] = {}
-        self._answers: set[int] = set()
+        self._answers: dict[int, bool] = {}
         self._origins: dict[Origin, int] = {}
         self._remembered: dict[Any, _Remembered] = {}
         self._workspaces: set[tuple[bool, str]] = set()
@@ -76,6 +85,7 @@ class Tracer(TorchDispatchMode):
     def begin(self, segment: str, part: str) -> None:
         """What follows belongs to this segment of the stream and this part of the run."""
         self._entries = self.template.segments.setdefault(segment, [])
+        self._entries.append(Part(part))
         self.part = part
 
     def notice(self, name: str) -> None:
@@ -106,7 +116,7 @@ class Tracer(TorchDispatchMode):
         held = self._live.get(key)
         if held is not None and held[0] == id_:
             del self._live[key]
-            self._answers.discard(key)
+            self._answers.pop(key, None)
             self._entries.append(Release(id_))
 
     def _keep_on_host(self, tensor: torch.Tensor) -> None:
@@ -137,8 +147,8 @@ class Tracer(TorchDispatchMode):
         result = self._run(func, name, args, kwargs, follow=True)
         if name in MATMULS:
             self._take_workspaces(name)
-        elif name == "all":
-            self._answers.add(result.untyped_storage()._cdata)
+        elif name in ("all", "any"):
+            self._answers[result.untyped_storage()._cdata] = name == "all" and not self._mask_has_padding
         return result
 
     def _reuses_input(self, name: str, args: tuple[Any, ...]) -> bool:
@@ -174,7 +184,7 @@ class Tracer(TorchDispatchMode):
         elif known.specs is None:
             result = func(*args, **kwargs)
         else:
-            made = [None if s is None else _empty(*s) for s in known.specs]
+            made = [_empty(*s.layout) if isinstance(s, _Output) else s for s in known.specs]
             result = made[0] if known.single else made
         if follow and known.specs is not None:
             self._follow_outputs(name, known, [result] if known.single else result)
@@ -182,7 +192,13 @@ class Tracer(TorchDispatchMode):
             self._follow_new(name, result)
         return result
 
+    def _nonzero(self, x: torch.Tensor) -> torch.Tensor:
+        """Which elements count depends on data: all of them is the dearest case, and that of full labels."""
+        return torch.empty(x.numel(), x.dim(), dtype=torch.long, device="meta")
+
     def _really_run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "nonzero":
+            return self._nonzero(args[0])
         try:
             return func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
@@ -199,9 +215,10 @@ class Tracer(TorchDispatchMode):
         hosted = HOST_OUTPUTS.get(name, ())
         ids = []
         for index, tensor in enumerate(outputs):
-            if tensor is None or index in hosted:
-                if tensor is not None:
-                    self._keep_on_host(tensor)
+            if not isinstance(tensor, torch.Tensor):
+                ids.append(0)
+            elif index in hosted:
+                self._keep_on_host(tensor)
                 ids.append(0)
             else:
                 ids.append(self._follow(tensor) if any(known.sizes[index]) else 0)
@@ -228,19 +245,16 @@ class Tracer(TorchDispatchMode):
             t.untyped_storage()._cdata for t in _tensors(tuple(kwargs.values()))
         }
         plain = outputs is not None and all(
-            o is None
-            or (
-                isinstance(o, torch.Tensor)
-                and o.device.type == "meta"
-                and o.untyped_storage()._cdata not in inputs
-                and o.storage_offset() == 0
-            )
+            not isinstance(o, torch.Tensor)
+            or (o.device.type == "meta" and o.untyped_storage()._cdata not in inputs and o.storage_offset() == 0)
             for o in outputs
         )
         if not plain:
             return _Remembered(specs=None, single=single)
         assert outputs is not None
-        specs = tuple(None if o is None else (tuple(o.shape), o.stride(), o.dtype) for o in outputs)
+        specs = tuple(
+            _Output((tuple(o.shape), o.stride(), o.dtype)) if isinstance(o, torch.Tensor) else o for o in outputs
+        )
         sizes = tuple(self._size(o) for o in outputs)
         return _Remembered(specs, single, sizes, self._call(name, args, kwargs, specs, sizes))
 
@@ -255,12 +269,12 @@ class Tracer(TorchDispatchMode):
         kernel = KERNELS.get(name)
         if kernel is None:
             return None
-        outputs = tuple(None if s is None else self._spec(*s) for s in specs)
+        outputs = tuple(self._spec(*s.layout) if isinstance(s, _Output) else None for s in specs)
         return CallTemplate(name, kernel, self._abstract(args), self._abstract(kwargs), outputs, sizes)
 
-    def _size(self, tensor: torch.Tensor | None) -> Polynomial:
+    def _size(self, tensor: Any) -> Polynomial:
         """Bytes of the storage under an output."""
-        if tensor is None:
+        if not isinstance(tensor, torch.Tensor):
             return (0,)
         probe = self.template.probe
         nbytes = tensor.untyped_storage().nbytes()
@@ -306,9 +320,14 @@ class Tracer(TorchDispatchMode):
             self._next_id += 1
 
     def _answer(self, tensor: torch.Tensor) -> Any:
-        """A program asks for a value. Known: whether the mask hides nothing, and what an optimizer asks."""
-        if tensor.untyped_storage()._cdata in self._answers:
-            return not self._mask_has_padding
+        """A program asks for a value.
+
+        Known: `all` asks whether the mask hides nothing; `any` asks whether something is wrong with the
+        inputs, and nothing is; an optimizer asks for norms and overflows, which change no allocation.
+        """
+        known = self._answers.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return known
         if self.part == "optimizer":
             return 0.0 if tensor.dtype.is_floating_point else 0
         where = self.places.forward()
@@ -325,7 +344,8 @@ class Tracer(TorchDispatchMode):
         return self.places.backward() if self.part == "backward" else ""
 
     def _origin(self, operator: str, module: str) -> int:
-        origin = Origin(operator, module, self.part)
+        recomputes = self.part == "backward" and self.places.in_module
+        origin = Origin(operator, module, "recompute" if recomputes else self.part)
         index = self._origins.get(origin)
         if index is None:
             index = self._origins[origin] = len(self.template.origins)

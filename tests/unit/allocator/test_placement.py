@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from vramfit.allocator import (
     AscendingPlacement,
     DescendingPlacement,
-    H200Placement,
     Placement,
     ShuffledPlacement,
+    UsedProcessPlacement,
 )
 
 MIB = 2**20
 MAKERS: tuple[Callable[[], Placement], ...] = (
     AscendingPlacement,
     DescendingPlacement,
-    H200Placement,
+    UsedProcessPlacement,
     lambda: ShuffledPlacement(seed=7),
 )
 STEPS = st.lists(st.integers(1, 300) | st.sampled_from(["model_loaded", "cublas_loaded", "release"]), max_size=60)
@@ -51,7 +51,7 @@ def test_placements_are_deterministic(make: Callable[[], Placement]) -> None:
 
 
 def test_h200_segments_start_32_mib_chunks_at_descending_addresses() -> None:
-    placement = H200Placement()
+    placement = UsedProcessPlacement()
     first, second = placement.place(90 * MIB), placement.place(36 * MIB)
 
     assert first % (32 * MIB) == second % (32 * MIB) == 0
@@ -59,7 +59,7 @@ def test_h200_segments_start_32_mib_chunks_at_descending_addresses() -> None:
 
 
 def test_h200_reuses_the_newest_hole_not_the_tightest() -> None:
-    placement = H200Placement()
+    placement = UsedProcessPlacement()
     placement.place(52 * MIB)
     newest = placement.place(48 * MIB)
 
@@ -67,7 +67,7 @@ def test_h200_reuses_the_newest_hole_not_the_tightest() -> None:
 
 
 def test_h200_opens_its_oldest_reservation_once_the_model_is_loaded() -> None:
-    placement = H200Placement()
+    placement = UsedProcessPlacement()
     _, _, loaded = (placement.place(size * MIB) for size in (2, 24, 90))
     placement.on_event("model_loaded")
     first, second = placement.place(96 * MIB), placement.place(20 * MIB)
@@ -77,7 +77,7 @@ def test_h200_opens_its_oldest_reservation_once_the_model_is_loaded() -> None:
 
 
 def test_h200_loses_64_mib_to_each_cublas_handle() -> None:
-    placement = H200Placement()
+    placement = UsedProcessPlacement()
     placement.on_event("model_loaded")
     first = placement.place(32 * MIB)
     placement.on_event("cublas_loaded")

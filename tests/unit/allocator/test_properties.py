@@ -10,9 +10,9 @@ from vramfit.allocator import (
     AllocatorOptions,
     Block,
     CachingAllocator,
-    H200Placement,
     ShuffledPlacement,
     SimulatedOutOfMemory,
+    UsedProcessPlacement,
 )
 
 MIB = 2**20
@@ -36,7 +36,7 @@ OPTIONS = st.builds(
 )
 CAPACITIES = st.sampled_from([None, 64 * MIB, 150 * MIB + 12345])
 KINDS = st.sampled_from(["allowed", "physical"])
-PLACEMENTS = st.sampled_from([H200Placement, lambda: ShuffledPlacement(seed=3)])
+PLACEMENTS = st.sampled_from([UsedProcessPlacement, lambda: ShuffledPlacement(seed=3)])
 
 
 def run(allocator: CachingAllocator, steps: list[tuple[str, int, int]]) -> list[Block]:

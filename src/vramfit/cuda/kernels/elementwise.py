@@ -2,7 +2,8 @@
 
 from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec, kernel
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+CUB_SELECT_BYTES = 1023
+"""Temporary of CUB's selection for one tile of inputs (CUDA 13.0)."""
 
 
 @kernel("_softmax_backward_data")
@@ -42,3 +43,41 @@ def _flattens(x: TensorSpec) -> bool:
             return False
         expected = n * s
     return True
+
+
+@kernel("index")
+def index(call: KernelCall, script: Script) -> None:
+    """TensorAdvancedIndexing.cpp (2.11), make_info: indices are broadcast, and copied where that leaves gaps."""
+    indices = [i for i in call.args[1] if i is not None]
+    shape = _broadcast([i.shape for i in indices])
+    num_indices = 1
+    for n in shape:
+        num_indices *= n
+    copies = [script.temp(num_indices * i.itemsize) for i in indices if i.numel != num_indices]
+    script.out()
+    script.free(*copies)
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+
+
+@kernel("nonzero")
+def nonzero(call: KernelCall, script: Script) -> None:
+    """Nonzero.cu (2.11): a count on the device, CUB's reduction, the output, CUB's selection (small inputs)."""
+    count = script.temp(4)
+    script.scratch(1)
+    script.out()
+    script.scratch(CUB_SELECT_BYTES)
+    script.free(count)
+
+
+@kernel("cumsum")
+def cumsum(call: KernelCall, script: Script) -> None:
+    """ReduceOps.cpp (2.11), impl_func_cum_ops: an input of another type is converted after the output is made."""
+    x, out = call.args[0], call.outputs[0]
+    script.out()
+    if out is not None and x.dtype != out.dtype:
+        script.scratch(out.nbytes)

@@ -1,0 +1,1 @@
+"""Resolve, trace, replay → `Estimate`; the largest batch; what a single change would save."""

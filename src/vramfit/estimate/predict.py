@@ -1,0 +1,103 @@
+"""`estimate`: what a workload takes, phase by phase, and why."""
+
+from typing import Any
+
+from vramfit.allocator.replay import PhasePeaks, ReplayResult
+from vramfit.estimate.resolve import resolve_workload
+from vramfit.estimate.snapshot import make_snapshot
+from vramfit.estimate.target import Target
+from vramfit.estimate.traced import TracedWorkload
+from vramfit.estimate.walk import walk
+from vramfit.estimate.weighing import weigh
+from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
+from vramfit.records.stream import Stream
+
+
+def estimate(model: Any, **keywords: Any) -> Estimate:
+    """Predict what a workload takes on a GPU, without the GPU and without weights.
+
+    Args:
+        model: a catalogue name, a folder with config.json, a hub id, a configuration or an `nn.Module`.
+        **keywords: fields of `Workload` (task, mode, batch, seq, precision, gpu, memory, …) and
+            `trust_remote_code`.
+
+    Raises:
+        WorkloadError: the keywords contradict each other, the model or the GPU; carries every problem.
+        UnknownModel, UnknownGPU: no such name, with the nearest ones.
+        TraceError: the model's forward depends on data; names the operator and the module.
+
+    >>> estimate("bert-tiny", batch=8, seq=128, gpu="t4").fits
+    True
+    """
+    traced, target = resolve_workload(model, keywords)
+    assert traced.workload.micro_batch is not None
+    return estimate_at(traced, target, traced.workload.micro_batch)
+
+
+def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
+    """The estimate of a traced workload at a micro-batch."""
+    stream, marks = traced.stream(micro_batch)
+    outcome = weigh(stream, marks, traced.options, target.capacity_bytes)
+    likely = outcome.likely
+    steady = [p for p in likely.phases if p.name.startswith("steady_step")]
+    top = max(likely.phases, key=lambda p: p.peak_allocated_bytes)
+    seen = walk(stream, top.allocated_peak_index, _stretch(likely, steady[0], stream), traced.options)
+    request = _request_at(stream, top.allocated_peak_index)
+    origin = stream.origins[stream.request_origins[request]]
+    profile = target.profile
+    return Estimate(
+        workload=traced.workload.with_batch(micro_batch * (traced.workload.accumulate or 1)),
+        gpu=target.gpu.name if target.gpu is not None else None,
+        compute_capability=profile.compute_capability,
+        torch_version=target.torch_version,
+        basis="verified" if profile.verified else "derived",
+        peak_requested_bytes=likely.peak_requested_bytes,
+        peak_allocated_bytes=likely.peak_allocated_bytes,
+        peak_reserved_bytes=likely.peak_reserved_bytes,
+        peak_process_bytes=likely.peak_reserved_bytes + profile.context_bytes,
+        context_bytes=profile.context_bytes,
+        safe_reserved_bytes=outcome.safe_reserved_bytes,
+        capacity_bytes=target.capacity_bytes,
+        total_memory_bytes=target.gpu.total_memory_bytes if target.gpu is not None else None,
+        fits=outcome.fits,
+        fits_cold=outcome.fits_cold,
+        num_retries=outcome.num_retries,
+        phases=_phases(likely),
+        peak=PeakMoment(
+            phase="steady_step" if top.name.startswith("steady") else top.name,
+            part=origin.part,
+            module=origin.module,
+            operator=origin.operator,
+        ),
+        breakdown=seen.breakdown(),
+        modules=seen.modules(),
+        groups=seen.groups(),
+        timeline=seen.timeline,
+        notes=target.notes,
+        snapshot=lambda: make_snapshot(stream, traced.options),
+    )
+
+
+def _phases(result: ReplayResult) -> dict[str, PhaseEstimate]:
+    """Phases by name; the steady steps together."""
+    steady = [p for p in result.phases if p.name.startswith("steady_step")]
+    named = {p.name: [p] for p in result.phases if p not in steady} | {"steady_step": steady}
+    return {
+        name: PhaseEstimate(
+            peak_requested_bytes=max(p.peak_requested_bytes for p in group),
+            peak_allocated_bytes=max(p.peak_allocated_bytes for p in group),
+            peak_reserved_bytes=max(p.cumulative_reserved_bytes for p in group),
+        )
+        for name, group in named.items()
+    }
+
+
+def _stretch(result: ReplayResult, phase: PhasePeaks, stream: Stream) -> tuple[int, int]:
+    """First and last event of a phase."""
+    later = [p.begin for p in result.phases if p.begin > phase.begin]
+    return phase.begin, min(later, default=len(stream.events))
+
+
+def _request_at(stream: Stream, index: int) -> int:
+    """The number of the last request up to an event."""
+    return max(sum(1 for event in stream.events[: index + 1] if event > 0) - 1, 0)

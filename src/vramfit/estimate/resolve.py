@@ -1,0 +1,64 @@
+"""From a model and keywords to a workload that can be predicted; every problem at once."""
+
+from dataclasses import replace
+from typing import Any
+
+from vramfit.errors import WorkloadError
+from vramfit.estimate.target import Target, target_of
+from vramfit.estimate.traced import TracedWorkload
+from vramfit.models.anatomy import max_positions
+from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.tasks import supported_attention
+from vramfit.workload import Workload
+
+
+def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorkload, Target]:
+    """A workload checked against its model and its GPU.
+
+    Args:
+        model: a name, a folder, a hub id, a configuration or an `nn.Module`.
+        keywords: fields of `Workload`, and `trust_remote_code`.
+
+    Raises:
+        WorkloadError: everything that does not go together.
+        UnknownModel, UnknownGPU: no such name.
+    """
+    trust = bool(keywords.get("trust_remote_code", False))
+    given = {name: value for name, value in keywords.items() if name != "trust_remote_code"}
+    name = model if isinstance(model, str) and model else type(model).__name__
+    workload = Workload.from_keywords(model=name, **given)
+    resolved = resolve(model, task=workload.task, num_labels=workload.num_labels, trust_remote_code=trust)
+    target = target_of(workload)
+    problems = _not_yet(workload) + _beyond_the_model(workload, resolved)
+    if problems:
+        raise WorkloadError(problems)
+    workload = replace(workload, model=resolved.name, task=resolved.task)  # type: ignore[arg-type]
+    return TracedWorkload(workload, resolved, target.profile), target
+
+
+def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
+    """What the workload asks of this model that it does not have."""
+    problems = []
+    longest = max_positions(resolved.config) if resolved.config is not None else None
+    if longest is not None and workload.seq > longest:
+        problems.append(f"seq {workload.seq} is beyond the {longest} positions of {resolved.name}")
+    supported = supported_attention(resolved.model_class)
+    if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
+        has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
+        problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
+    return problems
+
+
+def _not_yet(workload: Workload) -> list[str]:
+    """Keywords that are understood but not predicted yet."""
+    asked = {
+        "attention packed": workload.attention == "packed",
+        "compile": workload.compile,
+        "loop stepper": workload.loop == "stepper",
+        "lora": workload.lora is not None,
+        "num_gpus above 1": workload.num_gpus > 1,
+        "offload": workload.offload is not None,
+        "optimizer adamw-8bit": workload.optimizer == "adamw-8bit" and workload.trains,
+        "quantize": workload.quantize is not None,
+    }
+    return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

@@ -1,0 +1,128 @@
+"""`max_batch`: the largest batch that fits, knowing that fitting is not monotone in the batch."""
+
+from typing import Any
+
+from vramfit.errors import WorkloadError
+from vramfit.estimate.predict import estimate_at
+from vramfit.estimate.resolve import resolve_workload
+from vramfit.estimate.states import warmed
+from vramfit.estimate.target import Target
+from vramfit.estimate.traced import TracedWorkload
+from vramfit.estimate.weighing import fails
+from vramfit.records.estimate import MaxBatch
+from vramfit.records.stream import Stream
+from vramfit.units import format_bytes
+
+MAX_MICRO_BATCH = 2**20
+"""Beyond any use; the search stops here."""
+RESOLUTION = 256
+"""Large batches are searched in steps of 1/256 of their size."""
+LARGE = 100
+"""From so many samples on, a size counts only if the next smaller one fits too: near the edge, sizes that fit and
+sizes that do not lie side by side, and a lone one that fits is not to be trusted for one percent of speed."""
+NUM_LOOKED_BELOW = 4
+"""Batches below the answer that are checked for fitting, to say where fragmentation bites."""
+
+
+def max_batch(model: Any, **keywords: Any) -> MaxBatch:
+    """The largest effective batch that fits the GPU or the memory given.
+
+    What the tensors ask for grows with the batch and bounds it from above. From there down every batch is
+    replayed inside the capacity until one fits wherever segments are put.
+
+    Args:
+        model, **keywords: as for `estimate`; `gpu` or `memory` is needed, `batch` is not used.
+
+    Raises:
+        WorkloadError: no capacity given, and whatever `estimate` raises.
+
+    >>> max_batch("bert-tiny", seq=128, memory="300MiB").batch > 64
+    True
+    """
+    accumulate = keywords.get("accumulate")
+    keywords = {k: v for k, v in keywords.items() if k not in ("batch", "micro_batch")}
+    keywords["batch"] = accumulate if isinstance(accumulate, int) and accumulate > 0 else 1
+    traced, target = resolve_workload(model, keywords)
+    if target.capacity_bytes is None:
+        raise WorkloadError(["max_batch needs a gpu or a memory size to fit into"])
+    return _Search(traced, target, target.capacity_bytes).run()
+
+
+class _Search:
+    def __init__(self, traced: TracedWorkload, target: Target, capacity_bytes: int) -> None:
+        self._traced = traced
+        self._target = target
+        self._capacity_bytes = capacity_bytes
+        self._limit = f"nothing up to {MAX_MICRO_BATCH:,} samples"
+
+    def run(self) -> MaxBatch:
+        top = self._upper_bound()
+        self.fits(top + 1)
+        found = self._largest_fitting(top)
+        limited_by = self._limit
+        accumulate = self._traced.workload.accumulate or 1
+        below = [b for b in range(max(1, found - NUM_LOOKED_BELOW), found) if not self.fits(b)]
+        return MaxBatch(
+            batch=found * accumulate,
+            estimate=estimate_at(self._traced, self._target, max(found, 1)),
+            limited_by=limited_by,
+            not_fitting=tuple(b * accumulate for b in below),
+        )
+
+    def fits(self, micro_batch: int) -> bool:
+        """Whether it runs inside the capacity in a warm process under every placement."""
+        if micro_batch > MAX_MICRO_BATCH:
+            return False
+        stream, marks = self._traced.stream(micro_batch)
+        events, marks = warmed(stream, marks)
+        failure = fails(events, marks, self._traced.options, self._capacity_bytes)
+        if failure is not None:
+            requests = [e for e in events[: failure.index + 1] if e > 0]
+            self._limit = self._describe(micro_batch, stream, requests, failure.allocated_bytes)
+        return failure is None
+
+    def _largest_fitting(self, start: int) -> int:
+        found = start
+        while found > 0 and not (self.fits(found) and (found < LARGE or self.fits(found - 1))):
+            found -= max(1, found // RESOLUTION)
+        return found
+
+    def _upper_bound(self) -> int:
+        """The largest batch whose tensors alone would fit; these grow with the batch."""
+        low, high = 0, 1
+        while high <= MAX_MICRO_BATCH and self._requested(high) <= self._capacity_bytes:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._requested(middle) <= self._capacity_bytes else (low, middle)
+        return min(low, MAX_MICRO_BATCH)
+
+    def _requested(self, micro_batch: int) -> int:
+        return peak_requested(self._traced.stream(micro_batch)[0])
+
+    def _describe(self, micro_batch: int, stream: Stream, requests: list[int], allocated_bytes: int) -> str:
+        """In words: where a batch runs out."""
+        order = [i for i, o in enumerate(stream.request_origins) if stream.origins[o].operator.endswith("_workspace")]
+        order += [i for i in range(stream.num_requests) if i not in set(order)]
+        origin = stream.origins[stream.request_origins[order[len(requests) - 1]]]
+        where = f"{origin.operator} in {origin.module}" if origin.module else origin.operator
+        return (
+            f"{micro_batch} samples a forward pass run out in {origin.part} ({where}): "
+            f"{format_bytes(requests[-1])} more, with {format_bytes(allocated_bytes)} of "
+            f"{format_bytes(self._capacity_bytes)} in use"
+        )
+
+
+def peak_requested(stream: Stream) -> int:
+    """The most that live requests add up to: no allocator can do with less."""
+    sizes: list[int] = []
+    live = peak = 0
+    for event in stream.events:
+        if event > 0:
+            sizes.append(event)
+            live += event
+            if live > peak:
+                peak = live
+        else:
+            live -= sizes[-event]
+    return peak

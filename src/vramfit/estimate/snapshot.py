@@ -1,0 +1,96 @@
+"""The predicted stream in the form of `torch.cuda.memory._snapshot()`, for PyTorch's memory visualiser."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vramfit.allocator.caching import CachingAllocator
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.placement import FreshPlacement
+from vramfit.allocator.pool import Block
+from vramfit.records.stream import Origin, Stream
+
+
+def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
+    """A snapshot as torch 2.11 pickles it: requests, frees and segments as trace entries, and the final state."""
+    entries: list[dict[str, Any]] = []
+    placement = _Watched(lambda action, address, size: entries.append(_entry(action, address, size)))
+    allocator = CachingAllocator(options=options, placement=placement)
+    live: dict[int, tuple[Block, int]] = {}
+    num_requests = 0
+    for event in stream.events:
+        if event > 0:
+            block = allocator.malloc(event)
+            origin = stream.origins[stream.request_origins[num_requests]]
+            entries.append(_entry("alloc", block.address, event, _frames(origin)))
+            live[num_requests] = (block, event)
+            num_requests += 1
+        else:
+            block, size = live.pop(-event)
+            entries.append(_entry("free_requested", block.address, size))
+            entries.append(_entry("free_completed", block.address, size))
+            allocator.free(block)
+    return {"segments": _segments(allocator), "device_traces": [entries], "allocator_settings": {}}
+
+
+class _Watched(FreshPlacement):
+    """Tells of every segment that comes and goes."""
+
+    def __init__(self, tell: Callable[[str, int, int], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def place(self, size: int) -> int:
+        address = super().place(size)
+        self._tell("segment_alloc", address, size)
+        return address
+
+    def release(self, address: int, size: int) -> None:
+        super().release(address, size)
+        self._tell("segment_free", address, size)
+
+
+def _entry(action: str, address: int, size: int, frames: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "device": 0,
+        "time_us": 0,
+        "frames": frames or [],
+    }
+
+
+def _frames(origin: Origin) -> list[dict[str, Any]]:
+    """Innermost first, as the visualiser shows them: the operator, the module, the part of the step."""
+    names = (origin.operator, origin.module, origin.part)
+    return [{"filename": "", "line": 0, "name": name} for name in names if name]
+
+
+def _segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": 0,
+            "address": segment.address,
+            "total_size": segment.size,
+            "allocated_size": sum(b.size for b in segment.blocks if b.state == "used"),
+            "active_size": sum(b.size for b in segment.blocks if b.state == "used"),
+            "requested_size": sum(b.requested_bytes for b in segment.blocks),
+            "stream": segment.stream,
+            "segment_type": "small" if segment.small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": [],
+            "blocks": [
+                {
+                    "address": b.address,
+                    "size": b.size,
+                    "requested_size": b.requested_bytes,
+                    "state": "active_allocated" if b.state == "used" else "inactive",
+                    "frames": [],
+                }
+                for b in segment.blocks
+            ],
+        }
+        for segment in allocator.segments()
+    ]

@@ -1,0 +1,101 @@
+"""`Target`: what a prediction is for: an architecture, a torch release and a capacity."""
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from vramfit.cuda.profile import CudaProfile
+from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
+from vramfit.errors import WorkloadError
+from vramfit.workload import Workload
+
+OLDEST_TORCH = (2, 10)
+OLDEST_CAPABILITY = (7, 5)
+"""Torch 2.11's CUDA 13 builds hold code from sm_75 on; CUDA 12 builds from sm_50."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Where a workload is to run."""
+
+    gpu: GPU | None
+    profile: CudaProfile
+    torch_version: str
+    capacity_bytes: int | None
+    """What PyTorch's allocator may reserve."""
+    notes: tuple[str, ...]
+
+
+def target_of(workload: Workload) -> Target:
+    """The target of a workload.
+
+    Raises:
+        UnknownGPU: no such GPU in the catalogue.
+        WorkloadError: a torch release that is not supported, or a precision the GPU does not have.
+    """
+    torch_version = workload.torch_version or version("torch")
+    gpu = find_gpu(workload.gpu) if workload.gpu is not None else None
+    shape = gpu or _typical(DEFAULT_ARCHITECTURE)
+    profile = CudaProfile(
+        compute_capability=shape.compute_capability,
+        num_multiprocessors=shape.num_multiprocessors,
+        max_threads_per_multiprocessor=shape.max_threads_per_multiprocessor,
+        torch_version=_release(torch_version),
+    )
+    _check_precision(workload, profile, shape)
+    return Target(
+        gpu=gpu,
+        profile=profile,
+        torch_version=torch_version,
+        capacity_bytes=_capacity(workload, gpu, profile),
+        notes=_notes(workload, gpu, shape, profile),
+    )
+
+
+def _capacity(workload: Workload, gpu: GPU | None, profile: CudaProfile) -> int | None:
+    if workload.memory is not None:
+        return workload.memory
+    return gpu.total_memory_bytes - profile.context_bytes if gpu is not None else None
+
+
+def _typical(capability: tuple[int, int]) -> GPU:
+    """The catalogue's largest GPU of an architecture: reductions grow with the multiprocessors."""
+    return max((g for g in all_gpus() if g.compute_capability == capability), key=lambda g: g.num_multiprocessors)
+
+
+def _release(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise WorkloadError([f"torch_version {text!r} is not a version such as 2.11 or 2.13.0"])
+    release = (int(match[1]), int(match[2]))
+    if release < OLDEST_TORCH:
+        raise WorkloadError([f"torch_version {text} is older than 2.10, the oldest that is predicted for"])
+    return release
+
+
+def _check_precision(workload: Workload, profile: CudaProfile, shape: GPU) -> None:
+    if workload.precision == "tf32" and profile.compute_capability < (8, 0):
+        raise WorkloadError([f"precision tf32 needs sm_80 or newer; {shape.name} is {shape.sm}"])
+
+
+def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile) -> tuple[str, ...]:
+    notes = []
+    if gpu is None:
+        notes.append(f"no gpu given: predicted for {shape.sm}, the architecture of {shape.title}")
+    if not profile.verified:
+        major, minor = profile.torch_version
+        notes.append(
+            f"derived: rules measured on sm_90 with torch 2.11 are carried over to {shape.sm}, torch {major}.{minor}"
+        )
+    if profile.compute_capability < OLDEST_CAPABILITY:
+        notes.append(
+            f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "
+            "(CUDA 13 builds start at sm_75): this is what it would take"
+        )
+    if workload.precision in ("amp-bf16", "bf16") and not profile.has_bf16:
+        notes.append(f"{shape.name} has no native bfloat16: it is emulated, slowly; amp-fp16 is the better choice")
+    if workload.precision == "amp-fp16" and workload.trains:
+        notes.append(
+            "amp-fp16 may skip its first steps while the loss scale settles; predicted is the step that is taken"
+        )
+    return tuple(notes)

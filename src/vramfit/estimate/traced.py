@@ -1,0 +1,65 @@
+"""Workloads whose stream is known: one trace serves every batch, and a process makes it once."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.replay import Mark
+from vramfit.cuda.profile import CudaProfile
+from vramfit.errors import TraceError
+from vramfit.models.resolve import ResolvedModel
+from vramfit.records.stream import Stream
+from vramfit.trace.run import order_of, trace
+from vramfit.trace.template import StreamTemplate
+from vramfit.workload import Workload
+
+NUM_STEADY_STEPS = 2
+"""Steps replayed after the first: fragmentation may still move a little in the second of them."""
+MAX_KEPT = 24
+
+_kept: OrderedDict[Any, StreamTemplate] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedWorkload:
+    """A workload whose stream is known for any batch."""
+
+    workload: Workload
+    resolved: ResolvedModel
+    profile: CudaProfile
+
+    @property
+    def options(self) -> AllocatorOptions:
+        """How the allocator is set up for this workload."""
+        return AllocatorOptions(expandable_segments=self.workload.allocator == "expandable")
+
+    def stream(self, micro_batch: int) -> tuple[Stream, list[Mark]]:
+        """Events and marks at a micro-batch."""
+        stream = self._template(micro_batch).instantiate(micro_batch, order_of(self.workload, NUM_STEADY_STEPS))
+        return stream, [Mark(index=m.index, kind=m.kind, name=m.name) for m in stream.marks]
+
+    def _template(self, micro_batch: int) -> StreamTemplate:
+        """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
+        if micro_batch == 1:
+            return self._kept_trace(1)
+        try:
+            return self._kept_trace(None)
+        except TraceError:
+            # sizes beyond 63 bits, or a model that looks at its batch: a trace at the real batch decides
+            return self._kept_trace(micro_batch)
+
+    def _kept_trace(self, batch: int | None) -> StreamTemplate:
+        if self.resolved.module is not None:  # a module may change between two calls
+            return trace(self.resolved, self.workload, self.profile, batch=batch)
+        any_batch = replace(
+            self.workload, batch=2 * (self.workload.accumulate or 1), micro_batch=None, gpu=None, memory=None
+        )
+        key = (self.resolved.config.to_json_string(), self.profile, batch, any_batch)
+        template = _kept.pop(key, None)
+        if template is None:
+            template = trace(self.resolved, self.workload, self.profile, batch=batch)
+        _kept[key] = template
+        while len(_kept) > MAX_KEPT:
+            _kept.popitem(last=False)
+        return template

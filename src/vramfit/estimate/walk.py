@@ -1,0 +1,148 @@
+"""A walk through the replay: which blocks are live at the peak, what each of them is, and how the step goes."""
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vramfit.allocator.caching import CachingAllocator
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.pool import Block
+from vramfit.records.estimate import CATEGORIES, Category, TensorGroup, TimelinePoint
+from vramfit.records.stream import Origin, Stream
+
+NUM_TIMELINE_POINTS = 96
+_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block that is held at the peak."""
+
+    origin: Origin
+    category: Category
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What was seen on the way."""
+
+    live: list[LiveBlock]
+    timeline: tuple[TimelinePoint, ...]
+
+    def breakdown(self) -> dict[str, int]:
+        """Category → bytes at the peak, every category named."""
+        totals: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+        for block in self.live:
+            totals[block.category] += block.allocated_bytes
+        return totals
+
+    def modules(self) -> dict[str, int]:
+        """Module path → bytes at the peak, largest first."""
+        totals: dict[str, int] = defaultdict(int)
+        for block in self.live:
+            totals[block.origin.module] += block.allocated_bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def groups(self) -> tuple[TensorGroup, ...]:
+        """Like blocks together, largest first."""
+        found: dict[tuple[Category, str, str], list[int]] = defaultdict(list)
+        for block in self.live:
+            module = _LAYER_NUMBER.sub(".*", block.origin.module)
+            found[block.category, block.origin.operator, module].append(block.allocated_bytes)
+        groups = [
+            TensorGroup(
+                category=category,
+                operator=operator,
+                module=module,
+                num_blocks=len(sizes),
+                allocated_bytes=sum(sizes),
+            )
+            for (category, operator, module), sizes in found.items()
+        ]
+        return tuple(sorted(groups, key=lambda g: -g.allocated_bytes))
+
+
+def walk(stream: Stream, peak_index: int, steady: tuple[int, int], options: AllocatorOptions) -> Walk:
+    """Replay once more, looking.
+
+    Args:
+        peak_index: the event at which the allocated peak occurs.
+        steady: first and last event of the steady step, for the timeline.
+    """
+    allocator = CachingAllocator(options=options)
+    held: list[Block] = []
+    live: dict[int, Block] = {}
+    sizes_at_peak: dict[int, int] = {}
+    curve: list[int] = []
+    begin, end = steady
+    for index, event in enumerate(stream.events[: max(end, peak_index + 1)]):
+        if event > 0:
+            block = allocator.malloc(event)
+            live[len(held)] = block
+            held.append(block)
+        else:
+            allocator.free(live.pop(-event))
+        if index == peak_index:
+            sizes_at_peak = {request: block.size for request, block in live.items()}
+        if begin <= index < end:
+            curve.append(allocator.allocated_bytes)
+    categories = _Categories(stream)
+    blocks = [
+        LiveBlock(stream.origins[stream.request_origins[request]], categories.of(request), size)
+        for request, size in sizes_at_peak.items()
+    ]
+    return Walk(blocks, tuple(_timeline(stream, begin, curve)))
+
+
+class _Categories:
+    """What a block is: by the part that asked for it, and whether it outlives that part."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._part_begins = [index for index, _ in stream.parts]
+        self._requested_at: list[int] = []
+        self._freed_at: dict[int, int] = {}
+        for index, event in enumerate(stream.events):
+            if event > 0:
+                self._requested_at.append(index)
+            else:
+                self._freed_at[-event] = index
+        self._infers = not any(part == "backward" for _, part in stream.parts)
+
+    def of(self, request: int) -> Category:
+        origin = self._stream.origins[self._stream.request_origins[request]]
+        if origin.part == "load":
+            return "weights"
+        if origin.part == "inputs":
+            return "inputs"
+        if origin.operator.endswith("_workspace"):
+            return "workspaces"
+        if origin.part == "recompute":
+            return "activations"
+        survives = self._survives(request)
+        if origin.part == "forward":
+            return "activations" if survives or self._infers else "temporaries"
+        if not survives:
+            return "temporaries"
+        return "optimizer" if origin.part == "optimizer" else "gradients"
+
+    def _survives(self, request: int) -> bool:
+        """Whether it is freed only after the part it was requested in."""
+        freed_at = self._freed_at.get(request)
+        if freed_at is None:
+            return True
+        following = bisect_right(self._part_begins, self._requested_at[request])
+        return following < len(self._part_begins) and freed_at >= self._part_begins[following]
+
+
+def _timeline(stream: Stream, begin: int, curve: list[int]) -> Iterator[TimelinePoint]:
+    """The curve in equal stretches, each with its highest point."""
+    num_points = min(NUM_TIMELINE_POINTS, len(curve))
+    begins = [index for index, _ in stream.parts]
+    for i in range(num_points):
+        first, last = i * len(curve) // num_points, (i + 1) * len(curve) // num_points
+        part = stream.parts[bisect_right(begins, begin + first) - 1][1]
+        yield TimelinePoint(part=part, allocated_bytes=max(curve[first : max(last, first + 1)]))

@@ -1,0 +1,1 @@
+"""Live memory: what the allocator and the driver say, now and at the most."""

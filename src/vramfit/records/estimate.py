@@ -1,0 +1,165 @@
+"""`Estimate`: what a workload will take on a GPU, and everything needed to show why."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vramfit.errors import VramfitError
+from vramfit.records.saving import replace_file
+from vramfit.workload import Workload
+
+Basis = Literal["verified", "derived"]
+Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
+CATEGORIES: tuple[Category, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "temporaries",
+    "workspaces",
+    "inputs",
+)
+PHASES = ("load", "first_step", "steady_step")
+"""Phases of an estimate, in order; an inference's first and steady steps are its first and later batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseEstimate:
+    """The peaks of one phase."""
+
+    peak_requested_bytes: int
+    """Sum of what live tensors and workspaces asked for."""
+    peak_allocated_bytes: int
+    """Blocks handed out: `torch.cuda.max_memory_allocated()`."""
+    peak_reserved_bytes: int
+    """Segments held, the most since the start: `torch.cuda.max_memory_reserved()`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakMoment:
+    """Where the allocated peak occurs."""
+
+    phase: str
+    part: str
+    """load | inputs | forward | backward | optimizer."""
+    module: str
+    """Module path; empty outside a module (an optimizer step, a loss)."""
+    operator: str
+    """The operator whose request makes the peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorGroup:
+    """Like blocks that are live at the peak: same category, operator and module, layer numbers left out."""
+
+    category: Category
+    operator: str
+    module: str
+    """Path with `*` for the layer number."""
+    num_blocks: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimelinePoint:
+    """Allocated bytes over a stretch of the steady step."""
+
+    part: str
+    allocated_bytes: int
+    """The most in this stretch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a workload takes; `requested` ≤ `allocated` ≤ `reserved` ≤ `process`."""
+
+    workload: Workload
+    gpu: str | None
+    """Catalogue name of the GPU predicted for; None for a memory size alone."""
+    compute_capability: tuple[int, int]
+    torch_version: str
+    basis: Basis
+    """`verified`: this (torch version, compute capability) has been measured; `derived`: rules carried over."""
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_process_bytes: int
+    """Reserved, and the CUDA context."""
+    context_bytes: int
+    safe_reserved_bytes: int
+    """Upper bound of reserved over where the driver may put segments; what `fits` is decided on."""
+    capacity_bytes: int | None
+    """What PyTorch's allocator may reserve: `memory`, or the GPU's total less the context."""
+    total_memory_bytes: int | None
+    """The GPU's memory as CUDA reports it."""
+    fits: bool | None
+    """Whether it runs inside the capacity, wherever segments are put, in a process that has used cuBLAS before
+    (one small product does); None without a capacity."""
+    fits_cold: bool | None
+    """The same in a process whose first matrix product is this workload's."""
+    num_retries: int
+    """How often the allocator had to free its cache and try again to stay inside the capacity."""
+    phases: Mapping[str, PhaseEstimate]
+    peak: PeakMoment
+    breakdown: Mapping[str, int]
+    """Category → allocated bytes at the peak; they add up to `peak_allocated_bytes`."""
+    modules: Mapping[str, int]
+    """Module path → allocated bytes at the peak; they add up likewise."""
+    groups: tuple[TensorGroup, ...]
+    """Live blocks at the peak, like ones together, largest first."""
+    timeline: tuple[TimelinePoint, ...]
+    """The steady step in equal stretches of requests."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know: carried-over rules, a GPU that this torch cannot run."""
+    step_time_s: float | None = None
+    """Predicted seconds a step."""
+    snapshot: Callable[[], dict[str, Any]] | None = field(
+        default=None, repr=False, compare=False, metadata={"saved": False}
+    )
+    """Makes the predicted stream in the form of PyTorch's memory snapshots; not saved."""
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What the capacity leaves above `safe_reserved_bytes`; negative when it does not fit."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.safe_reserved_bytes
+
+    def save_snapshot(self, path: str | Path) -> None:
+        """Write the predicted stream as PyTorch's memory visualiser (memory_viz) reads it.
+
+        Raises:
+            VramfitError: the estimate was read from a file and has no stream, or the path cannot be written.
+        """
+        if self.snapshot is None:
+            raise VramfitError("an estimate read from a file has no stream to save", hint="estimate it again")
+        replace_file(Path(path), pickle.dumps(self.snapshot()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaxBatch:
+    """The largest batch that fits."""
+
+    batch: int
+    """Effective batch; 0 when not even one sample fits."""
+    estimate: Estimate
+    """At that batch; at one sample when nothing fits."""
+    limited_by: str
+    """What stops the next batch: the phase and part that would run out, in words."""
+    not_fitting: tuple[int, ...] = ()
+    """Smaller batches that do not fit although this one does: fragmentation decides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One change and what it would save, found by predicting it."""
+
+    change: str
+    """Keyword and value, as on the command line: `optimizer adamw-fused`."""
+    kind: Literal["free", "numeric", "different training"]
+    """Same maths; same training in another precision; something else is learned."""
+    saved_bytes: int
+    """Of the allocated peak."""
+    peak_allocated_bytes: int
+    """After the change."""
+    fits: bool | None

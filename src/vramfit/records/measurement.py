@@ -1,0 +1,150 @@
+"""`Measurement`: what a workload really took on a GPU, and `Comparison`: the prediction beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from vramfit.records.estimate import Estimate
+from vramfit.workload import Workload
+
+Figure = Literal["requested", "allocated", "reserved"]
+FIGURES: tuple[Figure, ...] = ("requested", "allocated", "reserved")
+JUDGED_FIGURES: tuple[Figure, ...] = ("allocated", "reserved")
+"""What a tolerance is held against: the figures that users see and that run out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseMeasurement:
+    """The peaks of one phase, as PyTorch's allocator counted them."""
+
+    peak_requested_bytes: int
+    """`requested_bytes.all.peak` of `torch.cuda.memory_stats()`."""
+    peak_allocated_bytes: int
+    """`torch.cuda.max_memory_allocated()`."""
+    peak_reserved_bytes: int
+    """`torch.cuda.max_memory_reserved()`, the most since the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """A workload run for real, in a process of its own."""
+
+    workload: Workload
+    gpu: str
+    """As the driver reports it."""
+    compute_capability: tuple[int, int]
+    total_memory_bytes: int
+    """As CUDA reports it."""
+    torch_version: str
+    transformers_version: str
+    driver_version: str | None
+    """None where NVML is not installed."""
+    phases: Mapping[str, PhaseMeasurement]
+    """load (the model has come to the device) | inputs (the batch too) | first_step | steady_step (the
+    highest of all later steps); those that were finished, where memory ran out."""
+    steps: tuple[PhaseMeasurement, ...]
+    """Every step that was finished."""
+    step_times_s: tuple[float, ...]
+    """Seconds of each, the first with everything that is loaded late."""
+    num_retries: int
+    """How often the allocator freed its cache and tried again (`num_alloc_retries`)."""
+    num_ooms: int
+    reserved_bytes: int
+    """At the end."""
+    process_bytes: int | None
+    """What the driver charged the process with at the end; None where it does not say."""
+    out_of_memory: str | None
+    """PyTorch's message, where memory ran out."""
+
+    @property
+    def context_bytes(self) -> int | None:
+        """What the process held beside the allocator's segments."""
+        return None if self.process_bytes is None else self.process_bytes - self.reserved_bytes
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The median step, the first left out; None with fewer than two steps."""
+        return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseDifference:
+    """One figure of one phase, predicted and measured."""
+
+    phase: str
+    figure: Figure
+    predicted_bytes: int
+    measured_bytes: int
+    error_bytes: int
+    """Predicted less measured: negative where the prediction was too low."""
+    error: float
+    """The same as a fraction of what was measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A prediction beside its measurement."""
+
+    measurement: Measurement
+    predicted_gpu: str | None
+    """The catalogue's GPU that was predicted for."""
+    basis: str
+    predicted_fits: bool | None
+    differences: tuple[PhaseDifference, ...]
+    tolerance: float
+    """The largest error allowed, as a fraction of what was measured."""
+    worst_error: float
+    """Of the allocated and reserved peaks, without its sign."""
+    agrees: bool
+    """Within the tolerance, and of one mind about whether it fits."""
+
+
+def compare(estimate: Estimate, measurement: Measurement, *, tolerance: float = 0.01) -> Comparison:
+    """The prediction beside the measurement, phase by phase.
+
+    A run that went out of memory has fewer phases: those it finished are compared, and it agrees when the
+    prediction said that it does not fit.
+    """
+    measured_phases = _like_predicted(measurement.phases)
+    differences = tuple(
+        _difference(
+            phase,
+            figure,
+            getattr(predicted, f"peak_{figure}_bytes"),
+            getattr(measured_phases[phase], f"peak_{figure}_bytes"),
+        )
+        for phase, predicted in estimate.phases.items()
+        if phase in measured_phases
+        for figure in FIGURES
+    )
+    worst = max((abs(d.error) for d in differences if d.figure in JUDGED_FIGURES), default=0.0)
+    ran_out = measurement.out_of_memory is not None
+    return Comparison(
+        measurement=measurement,
+        predicted_gpu=estimate.gpu,
+        basis=estimate.basis,
+        predicted_fits=estimate.fits,
+        differences=differences,
+        tolerance=tolerance,
+        worst_error=worst,
+        agrees=worst <= tolerance and not (ran_out and estimate.fits),
+    )
+
+
+def _like_predicted(phases: Mapping[str, PhaseMeasurement]) -> dict[str, PhaseMeasurement]:
+    """Phases as an estimate cuts them: loading ends when the first batch is on the device too."""
+    loaded = phases.get("inputs")
+    return {name: peaks for name, peaks in phases.items() if name != "inputs"} | ({"load": loaded} if loaded else {})
+
+
+def _difference(phase: str, figure: Figure, predicted_bytes: int, measured_bytes: int) -> PhaseDifference:
+    error_bytes = predicted_bytes - measured_bytes
+    return PhaseDifference(
+        phase=phase,
+        figure=figure,
+        predicted_bytes=predicted_bytes,
+        measured_bytes=measured_bytes,
+        error_bytes=error_bytes,
+        error=error_bytes / measured_bytes if measured_bytes else float(error_bytes != 0),
+    )

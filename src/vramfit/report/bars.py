@@ -1,0 +1,135 @@
+"""Bars and curves in a line of text: as wide as their place, and readable without colour."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from vramfit.records.estimate import TimelinePoint
+
+MIN_WIDTH = 8
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+CATEGORY_LOOKS: Mapping[str, tuple[str, str]] = {
+    "weights": ("blue", "█"),
+    "gradients": ("magenta", "▓"),
+    "optimizer": ("yellow", "▒"),
+    "activations": ("green", "░"),
+    "temporaries": ("cyan", "▚"),
+    "workspaces": ("bright_black", "≡"),
+    "inputs": ("default", "·"),
+}
+"""Category → its colour, and the character that stands for it where there are no colours."""
+PART_STYLES = {"forward": "cyan", "backward": "blue", "optimizer": "cyan"}
+SHORT_PARTS = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+def has_colour(console: Console) -> bool:
+    """Whether colours reach the reader."""
+    return console.color_system is not None and not console.no_color
+
+
+def category_mark(category: str, *, colour: bool) -> tuple[str, str]:
+    """(character, style) that stands for a category."""
+    style, glyph = CATEGORY_LOOKS.get(category, ("default", "?"))
+    return ("█", style) if colour else (glyph, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meter:
+    """A figure against a limit; a mark stands at the limit where the figure goes beyond it."""
+
+    value: int
+    limit: int
+    scale: int
+    """What the whole width stands for; at least `value` and `limit`."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width, 1)
+        filled, limit = (round(width * n / self.scale) if self.scale else 0 for n in (self.value, self.limit))
+        if self.value > self.limit:
+            limit = min(limit, max(width - 2, 0))  # an excess is never too small to see
+            filled = min(max(filled, limit + 2), width)
+            yield Segment("▆" * limit + "┃" + "▆" * (filled - limit - 1), Style.parse("red"))
+        else:
+            filled = max(filled, 1) if self.value else 0
+            yield Segment("▆" * filled, Style.parse("cyan"))
+            yield Segment("▁" * (limit - filled), Style.parse("dim"))
+        yield Segment(" " * (width - max(filled, limit)))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """Shares of a whole, side by side."""
+
+    shares: Mapping[str, int]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        total = sum(self.shares.values())
+        end, so_far = 0, 0
+        for category, num_bytes in self.shares.items():
+            so_far += num_bytes
+            start, end = end, round(options.max_width * so_far / total) if total else 0
+            glyph, style = category_mark(category, colour=has_colour(console))
+            yield Segment(glyph * (end - start), Style.parse(style or "none"))
+        yield Segment.line()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Bytes over a step as columns, with the parts of the step beneath."""
+
+    points: Sequence[TimelinePoint]
+    height: int = 4
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = resample(self.points, options.max_width)
+        top = max((p.allocated_bytes for p in columns), default=0)
+        for row in reversed(range(self.height)):
+            line = Text(no_wrap=True)
+            for point in columns:
+                level = ceil(point.allocated_bytes / top * self.height * 8) if top else 0
+                glyph = EIGHTHS[min(max(level - 8 * row, 0), 8)]
+                line.append(glyph, PART_STYLES.get(point.part, ""))
+            yield line
+        yield label_parts([p.part for p in columns])
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+def resample(points: Sequence[TimelinePoint], width: int) -> list[TimelinePoint]:
+    """The points as exactly `width` columns, each the highest of its stretch: no peak is lost."""
+    num = len(points)
+    if not num:
+        return []
+    stretches = (points[i * num // width : max(-(-(i + 1) * num // width), i * num // width + 1)] for i in range(width))
+    return [max(stretch, key=lambda point: point.allocated_bytes) for stretch in stretches]
+
+
+def label_parts(parts: Sequence[str]) -> Text:
+    """One line that names each run of columns as far as there is room: `├─ forward ─┤├─ backward ─┤`."""
+    line = Text(no_wrap=True)
+    for part, run in groupby(parts):
+        line.append(_label(part, sum(1 for _ in run)), PART_STYLES.get(part, ""))
+    return line
+
+
+def _label(part: str, width: int) -> str:
+    for name in (part, SHORT_PARTS.get(part, part[:3]), part[:1]):
+        if width >= len(name) + 4:
+            return "└" + f" {name} ".center(width - 2, "─") + "┘"
+        if width >= len(name) + 2:
+            return name.center(width)
+    return part[:1] if width == 1 else part[:1].center(width)

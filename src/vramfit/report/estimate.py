@@ -1,0 +1,175 @@
+"""One estimate for the terminal: does it fit, the four numbers, what is in memory at the peak, and when."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from vramfit.records.estimate import PHASES, Advice, Estimate
+from vramfit.report.advice import render_advice
+from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
+from vramfit.report.peak import Largest, render_peak
+from vramfit.report.words import NO_BREAK, job, percent, phase_name, size, target
+from vramfit.units import format_bytes
+
+MAX_WIDTH = 120
+"""Wider than this, bars say no more and lines are hard to follow."""
+WIDE = 100
+FIGURES = (
+    ("requested", "asked for by tensors"),
+    ("allocated", "in blocks handed out"),
+    ("reserved", "in segments held"),
+    ("process", "with the CUDA context"),
+)
+COLD = "Only if the process has multiplied matrices before: run one small product after loading PyTorch."
+BASIS = {
+    "verified": "Verified: this torch on this architecture was compared with measurements.",
+    "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
+}
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Lines that are made for the width there is, up to `MAX_WIDTH`."""
+
+    parts: Sequence[RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        options = options.update(width=min(options.max_width, MAX_WIDTH))
+        for part in self.parts:
+            for text, style, control in console.render(part, options):
+                # lines are broken by now: what is copied or searched for has plain spaces
+                yield Segment(text.replace(NO_BREAK, " "), style, control)
+
+
+def render_estimate(estimate: Estimate, advice: Sequence[Advice] | None = None) -> RenderableType:
+    """Everything about one estimate; `advice` None leaves that part out."""
+    parts = [
+        render_headline(estimate),
+        Text(),
+        render_verdict(estimate),
+        Text(),
+        Figures(estimate),
+        Text(),
+        *render_peak(estimate),
+        Text(),
+        Largest(estimate),
+        Text(),
+        *_step(estimate),
+        _phases(estimate),
+        *([] if advice is None else [Text(), render_advice(advice, estimate)]),
+        Text(),
+        *render_remarks(estimate),
+    ]
+    return Sized(parts)
+
+
+def render_headline(estimate: Estimate, *, batch: bool = True, seq: bool = True) -> RenderableType:
+    """What was asked, in two lines."""
+    w = estimate.workload
+    first = Text.assemble((w.model, "bold"), f" · {w.task} · {w.mode}", overflow="fold")
+    phrases = (p.replace(" ", NO_BREAK) for p in [*job(w, batch=batch, seq=seq), target(estimate)])
+    return Group(first, Text(f"{NO_BREAK}· ".join(phrases), style="dim"))
+
+
+def render_verdict(estimate: Estimate, what: str = "Does not fit") -> RenderableType:
+    """Whether it fits, by how much, and in what; `what` words that it does not."""
+    free, capacity = estimate.free_bytes, estimate.capacity_bytes
+    if free is None or capacity is None or estimate.fits is None:
+        text = "No GPU and no amount of memory given, so whether it fits is left open (--gpu, --memory)."
+        return Text.assemble(("· ", "cyan"), text)
+    most, room = size(estimate.safe_reserved_bytes), f"{size(capacity)}{_on_gpu(estimate)}"
+    if not estimate.fits:
+        why = f"{size(-free)} too much" if free < 0 else "memory is too fragmented"
+        return Group(Text(f"✗ {what}: {why}.", style="bold red"), _indented(f"{most} to reserve in {room}."))
+    spare = f"{size(free)} to spare" if free > 0 else "nothing to spare"
+    lines: list[RenderableType] = [Text(f"✓ Fits, with {spare}.", style="bold green")]
+    lines.append(_indented(f"At most {most} reserved of {room}."))
+    if estimate.num_retries:
+        times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
+        warning = f"Tight: the allocator must empty its cache {times} to stay inside, which costs time."
+        lines.append(marked("!", warning, "yellow"))
+    if estimate.fits_cold is False:
+        lines.append(marked("!", COLD, "yellow"))
+    return Group(*lines)
+
+
+def _on_gpu(estimate: Estimate) -> str:
+    if estimate.total_memory_bytes is None or estimate.workload.memory is not None:
+        return ""
+    context = format_bytes(estimate.context_bytes, digits=0).replace(" ", NO_BREAK)
+    return f" ({estimate.gpu}: {size(estimate.total_memory_bytes)}, CUDA takes {context})"
+
+
+def marked(mark: str, text: str, style: str) -> RenderableType:
+    """A remark behind a mark; further lines hang below the text, not below the mark."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text(mark, style=style), Text(text))
+    return grid
+
+
+def _indented(text: str, style: str = "dim") -> RenderableType:
+    return Padding(Text(text, style=style), (0, 0, 0, 2))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The four numbers, each with its share of the GPU's memory, or of the memory that was given."""
+
+    estimate: Estimate
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        e, wide = self.estimate, options.max_width >= WIDE
+        given = e.workload.memory is not None
+        limit = e.capacity_bytes if given else e.total_memory_bytes or e.capacity_bytes
+        scale = max(limit or 0, e.peak_process_bytes)
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for justify in ("left", "right", "right"):
+            grid.add_column(justify=justify, no_wrap=True)
+        grid.add_column(ratio=1, min_width=MIN_WIDTH)
+        grid.add_column(no_wrap=True)
+        for name, meaning in FIGURES:
+            value: int = getattr(e, f"peak_{name}_bytes")
+            outside = given and name == "process"  # memory= is the allocator's; the context comes on top
+            of = percent(value, limit) if limit and not outside else ""
+            style = "bold" if name == "allocated" else ""
+            bar = Meter(value=value, limit=scale if outside or not limit else limit, scale=scale)
+            exact = f"{meaning:<21} {value:>15,} B" if wide else meaning
+            grid.add_row(Text(name, style), Text(size(value), style), of, bar, Text(exact, "dim"))
+        yield grid
+
+
+def _step(estimate: Estimate) -> Iterator[RenderableType]:
+    if not estimate.timeline:
+        return
+    name = "A steady step" if estimate.workload.trains else "A later batch"
+    top = max(point.allocated_bytes for point in estimate.timeline)
+    yield Text.assemble((name, "bold"), f" from its first request to its last; the top is {size(top)}")
+    yield Timeline(points=estimate.timeline)
+    yield Text()
+
+
+def _phases(estimate: Estimate) -> RenderableType:
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    headers = ("Peak of each phase", "requested", "allocated", "reserved")
+    for justify in ("left", "right", "right", "right"):
+        grid.add_column(justify=justify, no_wrap=True)
+    grid.add_row(*(Text(header, style="bold") for header in headers))
+    known = [name for name in PHASES if name in estimate.phases]
+    for name in [*known, *(n for n in estimate.phases if n not in known)]:
+        phase = estimate.phases[name]
+        figures = (phase.peak_requested_bytes, phase.peak_allocated_bytes, phase.peak_reserved_bytes)
+        grid.add_row(phase_name(name, estimate.workload), *map(size, figures))
+    return grid
+
+
+def render_remarks(estimate: Estimate) -> Iterator[RenderableType]:
+    """Notes, and how sure the prediction is, where no note says so."""
+    for note in estimate.notes:
+        yield marked("!", note, "yellow")
+    if not any(note.lower().startswith(estimate.basis) for note in estimate.notes):
+        yield Text(BASIS[estimate.basis], style="dim")

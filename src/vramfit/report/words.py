@@ -1,0 +1,167 @@
+"""How a person calls what the records name: phases, parts of a step, operators, module paths."""
+
+from vramfit.records.estimate import Estimate, PeakMoment, TensorGroup
+from vramfit.units import format_bytes
+from vramfit.workload import Workload
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+_STEP_PHASES = {"load": "load", "first_step": "first step", "steady_step": "steady step"}
+_BATCH_PHASES = {"load": "load", "first_step": "first batch", "steady_step": "later batches"}
+_OF_PHASE = {
+    "first step": "of the first step",
+    "steady step": "of a steady step",
+    "first batch": "of the first batch",
+    "later batches": "of a later batch",
+}
+_PARTS = {
+    "load": "while the weights move to the GPU",
+    "inputs": "while a batch moves to the GPU",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+}
+
+_OPERATORS = {
+    "_foreach_norm": "norms of the gradients",
+    "_foreach_sqrt": "AdamW's square roots",
+    "_log_softmax": "the loss's log-softmax",
+    "_log_softmax_backward_data": "gradient of the loss",
+    "_softmax": "attention probabilities",
+    "_softmax_backward_data": "gradient of the attention scores",
+    "_to_copy": "copies in another precision",
+    "addmm": "outputs of linear layers",
+    "clone": "copies in another layout",
+    "cublas_workspace": "cuBLAS workspace",
+    "cublaslt_workspace": "cuBLASLt workspace",
+    "embedding": "embeddings",
+    "embedding_dense_backward": "gradient of an embedding table",
+    "gelu": "GELU outputs",
+    "gelu_backward": "gradient of GELU",
+    "masked_fill": "masked attention scores",
+    "mm": "matrix products",
+    "native_dropout": "dropout and its masks",
+    "native_dropout_backward": "gradient of dropout",
+    "native_layer_norm": "layer norm outputs",
+    "native_layer_norm_backward": "gradient of a layer norm",
+    "sum": "sums over tokens",
+    "tanh": "tanh outputs",
+}
+_ATTENTION = ("self", "attn", "attention")
+"""Last parts of the paths of modules in which scores are computed."""
+_IN_ATTENTION = {
+    "add": "attention scores with the mask",
+    "bmm": "attention scores, context",
+    "div": "scaled attention scores",
+    "mul": "scaled attention scores",
+    "native_dropout": "attention dropout, masks",
+    "native_dropout_backward": "gradient of attention dropout",
+    "where": "attention mask",
+}
+_OUTSIDE_ATTENTION = {"add": "sums", "bmm": "batched products", "mul": "products"}
+_BY_CATEGORY = {"weights": "weights", "gradients": "gradients", "inputs": "the batch itself"}
+
+
+def size(num_bytes: int) -> str:
+    """A byte count that no line break can tear apart."""
+    return format_bytes(num_bytes).replace(" ", NO_BREAK)
+
+
+def percent(part: int, whole: int) -> str:
+    """A share as people read it: whole percents, and `<1 %` for what is there but small."""
+    share = 100 * part / whole if whole else 0.0
+    text = "<1" if 0 < share < 0.5 else f"{share:.0f}"
+    return f"{text}{NO_BREAK}%"
+
+
+def phase_name(phase: str, workload: Workload) -> str:
+    """A phase in two words; without training, steps are batches."""
+    return (_STEP_PHASES if workload.trains else _BATCH_PHASES).get(phase, phase.replace("_", " "))
+
+
+def target(estimate: Estimate) -> str:
+    """What is predicted for: the GPU, or the architecture that stands for one, and torch."""
+    major, minor = estimate.compute_capability
+    device = estimate.gpu or f"a GPU of sm_{major}{minor}"
+    release = estimate.torch_version.partition("+")[0]  # the build here (+cpu) is not the one predicted for
+    return f"{device}, torch {release}"
+
+
+def job(workload: Workload, *, batch: bool = True, seq: bool = True) -> list[str]:
+    """The job in short phrases: what runs, on what, and every setting that is not the default."""
+    w = workload
+    shape = " × ".join(
+        ([f"batch {w.batch:,}"] if batch else []) + ([f"{w.seq:,} tokens"] if seq else []),
+    )
+    phrases = [shape] if shape else []
+    if w.accumulate not in (None, 1):
+        each = f" of {w.micro_batch}" if batch else ""
+        phrases.append(f"in {w.accumulate} micro-batches{each}")
+    phrases += [w.precision, *([f"{w.attention} attention"] if w.attention else [])]
+    if w.trains:
+        phrases.append(w.optimizer)
+    return phrases + _extras(w)
+
+
+def _extras(w: Workload) -> list[str]:
+    frozen = w.freeze if not isinstance(w.freeze, int) else f"{w.freeze} layers"
+    given = [
+        (w.mask != "padded", "no mask" if w.mask == "none" else "mask of ones"),
+        (not w.dropout, "no dropout"),
+        (w.checkpointing is not None, f"checkpointing {w.checkpointing}"),
+        (frozen is not None, f"freeze {', '.join(frozen) if isinstance(frozen, tuple) else frozen}"),
+        (w.max_grad_norm is not None, f"clip {w.max_grad_norm}"),
+        (w.lora is not None, f"lora {w.lora}"),
+        (w.quantize is not None, f"quantize {w.quantize}"),
+        (w.offload is not None, f"offload {w.offload}"),
+        (w.compile, "compile"),
+        (w.allocator != "default", f"{w.allocator} segments"),
+        (w.num_gpus > 1, f"{w.num_gpus} GPUs"),
+        (w.loop != "plain", f"{w.loop} loop"),
+    ]
+    return [text for is_given, text in given if is_given]
+
+
+def group_name(group: TensorGroup) -> str:
+    """What a group of blocks holds."""
+    if group.category in _BY_CATEGORY:
+        return _BY_CATEGORY[group.category]
+    if group.category == "optimizer":
+        return "optimizer state"
+    return operator_name(group.operator, group.module)
+
+
+def operator_name(operator: str, module: str) -> str:
+    """What an operator makes, in words; the operator itself where no words are better."""
+    if operator.startswith("_scaled_dot_product"):
+        return "gradients of attention" if operator.endswith("_backward") else "attention outputs"
+    special = _IN_ATTENTION if module.rpartition(".")[2] in _ATTENTION else _OUTSIDE_ATTENTION
+    return special.get(operator) or _OPERATORS.get(operator) or operator.lstrip("_").replace("_", " ")
+
+
+def peak_moment(peak: PeakMoment, workload: Workload) -> str:
+    """When the peak comes: `in the backward pass of a steady step`."""
+    where = _PARTS.get(peak.part, f"in {peak.part}")
+    of_phase = _OF_PHASE.get(phase_name(peak.phase, workload), "")
+    return where if peak.part == "load" else f"{where} {of_phase}".rstrip()
+
+
+def peak_place(peak: PeakMoment) -> str:
+    """What makes the peak, and in which module; empty where nothing is known."""
+    if not peak.operator:
+        return f"Reached in {peak.module}." if peak.module else ""
+    name = operator_name(peak.operator, peak.module).removeprefix("the ")
+    of_operator = "" if name == peak.operator else f" ({peak.operator})"
+    of_module = f" in {peak.module}" if peak.module else ""
+    return f"Reached by the {name}{of_operator}{of_module}."
+
+
+def shorten_path(path: str, width: int) -> str:
+    """A module path in at most `width` characters; its end says most, so the beginning goes."""
+    if len(path) <= width:
+        return path
+    parts = path.split(".")
+    while len(parts) > 1 and len(".".join(parts)) + 1 > width:
+        parts.pop(0)
+    short = "…" + ".".join(parts)
+    return short if len(short) <= width else "…" + path[-(width - 1) :] if width > 1 else "…"

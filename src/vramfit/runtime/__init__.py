@@ -1,0 +1,1 @@
+"""Runs: the code that was predicted, on real tensors."""

@@ -1,0 +1,42 @@
+import pytest
+from tests.unit.report.samples import drawn, estimate, max_batch
+
+from vramfit.report.max_batch import name_batches, render_max_batch
+
+
+def test_the_answer_comes_with_what_is_left_and_what_stops_the_next() -> None:
+    text = drawn(render_max_batch(max_batch(14)))
+    assert "Largest batch: 14" in text
+    assert "to spare" in text
+    assert "the backward pass of the steady step runs out" in text
+
+
+def test_smaller_batches_that_do_not_fit_are_named() -> None:
+    text = " ".join(drawn(render_max_batch(max_batch(14, not_fitting=(9, 11, 12)))).split())
+    assert "Not 9 and 11–12, although 14 fits" in text
+
+
+def test_not_even_one_sample() -> None:
+    text = drawn(render_max_batch(max_batch(0, estimate=estimate(batch=1, seq=512, memory="1GiB"))))
+    assert "✗ Not even one sample fits: " in text
+    assert "Largest batch" not in text
+
+
+@pytest.mark.parametrize(
+    ("batches", "named"),
+    [
+        ([7], "7"),
+        ([7, 8], "7–8"),
+        ([1, 3, 5], "1, 3 and 5"),
+        ([1230, 1231, 1240], "1,230–1,231 and 1,240"),
+        (range(1, 60, 2), "1, 3, 5, 7, 9, 11, 13 and 23 more"),
+    ],
+)
+def test_batches_are_listed_as_people_list_them(batches: list[int], named: str) -> None:
+    assert name_batches(batches) == named
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = drawn(render_max_batch(max_batch(14, not_fitting=tuple(range(1, 14, 2)))), width).splitlines()
+    assert max(map(len, lines)) <= width
