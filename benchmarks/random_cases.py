@@ -63,13 +63,15 @@ class Run:
 
 
 def run_cases(cases: list[Workload], out: Path, run: Run) -> int:
-    """Run what the file does not hold yet; 0 when everything is in it, 1 when time ran out before."""
+    """Run what the file does not hold yet; 0 when all of it is measured, else 1."""
     deadline = time.monotonic() + run.max_seconds
     done = {_key(line["workload"]) for line in read_lines(out) if line["measurement"]} if out.exists() else set()
     waiting = [case for case in cases if _key(to_data(case)) not in done]
     print(f"{len(cases)} cases, {len(cases) - len(waiting)} done before, {run.workers} at a time", flush=True)
     running: set[Future[dict[str, Any]]] = set()
     with ThreadPoolExecutor(run.workers) as pool, out.open("a", encoding="utf-8") as file:
+        if out.stat().st_size and not out.read_bytes().endswith(b"\n"):  # a call that was cut off
+            file.write("\n")
         while waiting or running:
             while waiting and len(running) < run.workers and deadline - time.monotonic() > LEAST_S:
                 case = waiting.pop(0)
@@ -83,8 +85,9 @@ def run_cases(cases: list[Workload], out: Path, run: Run) -> int:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 _report(line)
-    print(f"{len(waiting)} cases left for a later call" if waiting else "all cases are done", flush=True)
-    return 1 if waiting else 0
+    num_failed = sum(line["measurement"] is None for line in read_lines(out))
+    print(f"{num_failed} cases failed, {len(waiting)} were not begun; a later call tries them again", flush=True)
+    return 1 if waiting or num_failed else 0
 
 
 def _measure(workload: Workload, timeout_s: float) -> Measurement:

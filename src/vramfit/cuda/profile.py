@@ -59,6 +59,11 @@ class CudaProfile:
         return self.compute_capability >= (8, 0)
 
     @property
+    def has_efficient_attention(self) -> bool:
+        """sdp_utils.cpp (2.11), check_mem_efficient_hardware_support: sm_50 and newer."""
+        return self.compute_capability >= (5, 0)
+
+    @property
     def has_bf16(self) -> bool:
         """Native bfloat16 arithmetic."""
         return self.compute_capability >= (8, 0)

@@ -26,7 +26,8 @@ def choose_kernel(profile: CudaProfile, query: torch.Tensor, value: torch.Tensor
     if half and profile.has_flash_attention and not masked and size <= MAX_FLASH_HEAD and same_size:
         return "flash"
     alignment = 8 if half else 4  # minimum_gemm_alignment: 16 bytes for tensor cores
-    if (half or query.dtype == torch.float32) and size % alignment == 0:
+    known_type = half or query.dtype == torch.float32
+    if profile.has_efficient_attention and known_type and size % alignment == 0:
         return "efficient"
     return "math"
 

@@ -5,8 +5,6 @@ from typing import Any, Literal
 
 from vramfit.errors import VramfitError
 from vramfit.estimate.predict import estimate
-from vramfit.models.resolve import resolve
-from vramfit.models.tasks import supported_attention
 from vramfit.records.estimate import Advice, Estimate
 
 Kind = Literal["free", "numeric", "different training"]
@@ -25,7 +23,7 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
     """
     now = estimate(model, **keywords)
     found = []
-    for change, kind, changed in _candidates(model, keywords, now):
+    for change, kind, changed in _candidates(now):
         try:
             then = estimate(model, **(keywords | changed))
         except VramfitError:
@@ -44,10 +42,9 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
     return sorted(found, key=lambda a: -a.saved_bytes)
 
 
-def _candidates(model: Any, keywords: dict[str, Any], now: Estimate) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+def _candidates(now: Estimate) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
     w = now.workload
-    config_class = resolve(model, task=w.task).model_class
-    if w.attention == "eager" and "sdpa" in supported_attention(config_class):
+    if w.attention == "eager":
         yield "attention sdpa", "free", {"attention": "sdpa"}
     if w.trains and w.optimizer == "adamw":
         yield "optimizer adamw-fused", "free", {"optimizer": "adamw-fused"}

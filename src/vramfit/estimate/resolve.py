@@ -8,8 +8,8 @@ from vramfit.estimate.target import Target, target_of
 from vramfit.estimate.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import supported_attention
-from vramfit.workload import Workload
+from vramfit.models.tasks import default_attention, supported_attention
+from vramfit.workload import CHOICES, Workload
 
 
 def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorkload, Target]:
@@ -32,8 +32,21 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     problems = _not_yet(workload) + _beyond_the_model(workload, resolved)
     if problems:
         raise WorkloadError(problems)
-    workload = replace(workload, model=resolved.name, task=resolved.task)  # type: ignore[arg-type]
+    workload = replace(
+        workload,
+        model=resolved.name,
+        task=resolved.task,  # type: ignore[arg-type]
+        attention=workload.attention or _own_attention(resolved),
+    )
     return TracedWorkload(workload, resolved, target.profile), target
+
+
+def _own_attention(resolved: ResolvedModel) -> Any:
+    """The kernel a model takes when none is asked for; a module that was given has one already."""
+    if resolved.module is None:
+        return default_attention(resolved.model_class)
+    chosen = getattr(resolved.config, "_attn_implementation", None)
+    return chosen if chosen in CHOICES["attention"] else None
 
 
 def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:

@@ -24,6 +24,4 @@ def replace_file(path: Path, content: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise VramfitError(
-            f"cannot write {path}: {error.strerror}", hint="choose a folder you can write to"
-        ) from None
+        raise VramfitError(f"cannot write {path}: {error.strerror}", hint="choose a folder you can write to") from None

@@ -68,7 +68,7 @@ def _build(resolved: ResolvedModel, attention: str | None) -> torch.nn.Module:
     config = copy.deepcopy(resolved.config)
     config._attn_implementation = attention or default_attention(resolved.model_class)
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
-    skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None)
+    skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:
         model: torch.nn.Module = resolved.model_class(config)
     _write_weights(model)
