@@ -58,7 +58,7 @@ def compare_line(line: dict[str, Any]) -> dict[str, Any]:
 
 def predict(measurement: Measurement) -> Estimate:
     """The prediction for the GPU and the torch release of the measurement."""
-    from vramfit.estimate.predict import estimate
+    from vramfit.estimator.predict import estimate
 
     gpu = match_gpu(measurement.gpu, measurement.total_memory_bytes)
     if gpu is None:

@@ -32,7 +32,7 @@ LIMITS = {"estimate_s": 1.5, "other_batch_s": 0.1, "max_batch_s": 3.0, "peak_rss
 
 def time_estimate() -> dict[str, Any]:
     """An estimate, and then another batch of the same workload."""
-    predict = _import("vramfit.estimate.predict")
+    predict = _import("vramfit.estimator.predict")
     began = time.perf_counter()
     first = predict.estimate(MODEL, batch=BATCH, **KEYWORDS)
     estimate_s = time.perf_counter() - began
@@ -47,7 +47,7 @@ def time_estimate() -> dict[str, Any]:
 
 def time_max_batch() -> dict[str, Any]:
     """The largest batch of the same workload, from nothing."""
-    search = _import("vramfit.estimate.search")
+    search = _import("vramfit.estimator.search")
     began = time.perf_counter()
     found = search.max_batch(MODEL, **KEYWORDS)
     return {"max_batch_s": time.perf_counter() - began, "batch": found.batch}
@@ -58,7 +58,7 @@ def time_mem_tracker() -> dict[str, Any]:
     import torch
     from torch._subclasses import FakeTensorMode
 
-    _import("vramfit.estimate.predict")
+    _import("vramfit.estimator.predict")
     from vramfit.models.resolve import resolve
     from vramfit.step.inputs import make_batch
     from vramfit.step.plain import train_step
@@ -71,7 +71,7 @@ def time_mem_tracker() -> dict[str, Any]:
         resolved.config._attn_implementation = "sdpa"
         model = resolved.model_class(resolved.config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
-        batch = make_batch("sequence-classification", KEYWORDS["mode"], KEYWORDS["mask"], BATCH, SEQ, "cpu")
+        batch = make_batch(model, "sequence-classification", KEYWORDS["mode"], KEYWORDS["mask"], BATCH, SEQ, "cpu")
         tracker = mem_tracker.MemTracker()
         tracker.track_external(model, optimizer, *batch.values())
         with tracker:

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
         VramfitError,
         WorkloadError,
     )
+    from vramfit.estimator.predict import estimate
+    from vramfit.estimator.search import max_batch
+    from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
     from vramfit.workload import Workload
 
 _HOME = {
     "BudgetExceeded": "vramfit.errors",
     "CheckpointError": "vramfit.errors",
+    "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
+    "MaxBatch": "vramfit.records.estimate",
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",
     "RecoveryExhausted": "vramfit.errors",
@@ -38,12 +43,16 @@ _HOME = {
     "VramfitError": "vramfit.errors",
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
+    "estimate": "vramfit.estimator.predict",
+    "max_batch": "vramfit.estimator.search",
 }
 
 __all__ = [
     "BudgetExceeded",
     "CheckpointError",
+    "Estimate",
     "Finding",
+    "MaxBatch",
     "MissingExtra",
     "NoPlanFits",
     "RecoveryExhausted",
@@ -54,6 +63,8 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "estimate",
+    "max_batch",
 ]
 
 

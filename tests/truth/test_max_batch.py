@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-
 from tests.truth.cases import load, model_of, workload_of
-from vramfit.estimate.search import max_batch
+
+from vramfit.estimator.search import max_batch
 from vramfit.units import GIB
 
 CASES = load("max_batch_h200")

@@ -8,18 +8,19 @@ from functools import cache
 from typing import Any
 
 import pytest
-
 from tests.truth.cases import load, model_of, workload_of
+
 from vramfit.allocator.bounds import bounds
 from vramfit.allocator.replay import PhasePeaks
-from vramfit.estimate.predict import estimate
-from vramfit.estimate.resolve import resolve_workload
+from vramfit.estimator.predict import estimate
+from vramfit.estimator.resolve import resolve_workload
 from vramfit.units import MIB
 
 CASES = [(name, case) for name in ("peaks_h200", "peaks_random_h200") for case in load(name)]
 KEYWORDS = (
-    "task mode batch accumulate seq precision attention mask checkpointing freeze optimizer gpu torch_version"
-).split()
+    *("task", "mode", "batch", "accumulate", "seq", "precision", "attention", "mask"),
+    *("checkpointing", "freeze", "optimizer", "gpu", "torch_version"),
+)
 
 
 @dataclass(frozen=True)

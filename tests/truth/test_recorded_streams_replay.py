@@ -210,7 +210,10 @@ def test_a_run_under_a_memory_limit_stays_under_it_without_a_retry() -> None:
 def test_exactly_the_recorded_capacity_is_enough_and_less_is_felt(name: str) -> None:
     recording = read(name)
     enough = replay(
-        recording.events, recording.marks, capacity_bytes=recording.peak_reserved_bytes, placement=UsedProcessPlacement()
+        recording.events,
+        recording.marks,
+        capacity_bytes=recording.peak_reserved_bytes,
+        placement=UsedProcessPlacement(),
     )
     less = replay(
         recording.events,

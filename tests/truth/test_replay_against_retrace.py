@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import pytest
-
 from tests.truth.cases import H200
+
 from vramfit.models.resolve import resolve
 from vramfit.trace.run import order_of, trace
 from vramfit.workload import Workload

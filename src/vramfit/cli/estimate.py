@@ -62,8 +62,8 @@ def _predict(
 ) -> tuple[list["Estimate"], "list[Advice] | None"]:
     """One estimate a cell, and advice for a single one."""
     with console(stderr=True).status(f"Predicting {model} …") as status:
-        from vramfit.estimate.advice import advise
-        from vramfit.estimate.predict import estimate
+        from vramfit.estimator.advice import advise
+        from vramfit.estimator.predict import estimate
 
         estimates = []
         for done, keywords in enumerate(cells):

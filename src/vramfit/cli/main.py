@@ -1,5 +1,6 @@
 """`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
 
+import logging
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -14,6 +15,8 @@ from vramfit.errors import VramfitError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+CHATTY = ("torch.utils._pytree", "torchao", "transformers")
+"""Libraries that warn while they are imported, of things a user of this command cannot change."""
 
 app = typer.Typer(
     name="vramfit",
@@ -50,6 +53,9 @@ for _verb in (estimate, max_batch, measure, gpus, models, doctor):
 def main() -> NoReturn:
     """Run the command line; the only place that catches errors."""
     debug = "--debug" in sys.argv[1:]
+    if not debug:
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.ERROR)
     # --debug may stand anywhere; typer knows it only before the verb
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:

@@ -75,6 +75,6 @@ def _predict(model: str, keywords: dict[str, Any], measurement: "Measurement") -
             hint="name the one that is nearest with --gpu; `vramfit gpus` lists them",
         )
     with console(stderr=True).status(f"Predicting {model} …"):
-        from vramfit.estimate.predict import estimate
+        from vramfit.estimator.predict import estimate
 
         return estimate(model, **{**keywords, "gpu": name})

@@ -137,7 +137,7 @@ class Autocast:
             return _cast_all(self.lower, args, kwargs)
         if name in UPPER:
             return _cast_all(upper, args, kwargs)
-        if name in UPPER_DTYPE and kwargs.get("dtype") is None and _is_half(args[0]):
+        if name in UPPER_DTYPE and kwargs.get("dtype") is None and _is_half((*args, kwargs.get("input"))[0]):
             return args, {**kwargs, "dtype": torch.float32}
         return args, kwargs
 

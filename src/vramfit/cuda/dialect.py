@@ -67,13 +67,13 @@ class Dialect(TorchFunctionMode):
         kept = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
         return F.nll_loss(torch.log_softmax(logits, dim, dtype=logits.dtype).float(), target, **kept)
 
-    def _softmax(self, name: str, x: torch.Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _softmax(self, name: str, input: torch.Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
         """SoftMax.cpp (2.11): only fp16 has a kernel from half to float; bf16 is copied to fp32 first."""
         dtype = kwargs.get("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
-        if x.dtype == torch.float16 and dtype == torch.float32:
-            return (torch._softmax if name == "softmax" else torch._log_softmax)(x, dim, True)
+        if input.dtype == torch.float16 and dtype == torch.float32:
+            return (torch._softmax if name == "softmax" else torch._log_softmax)(input, dim, True)
         function = torch.softmax if name == "softmax" else torch.log_softmax
-        return function(x, dim, dtype=None if dtype == x.dtype else dtype)
+        return function(input, dim, dtype=None if dtype == input.dtype else dtype)
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

@@ -141,7 +141,9 @@ class MaxBatch:
     """The largest batch that fits."""
 
     batch: int
-    """Effective batch; 0 when not even one sample fits."""
+    """Effective batch, in a process that has used cuBLAS before; 0 when not even one sample fits."""
+    cold_batch: int
+    """The same in a process whose first matrix product is the workload's; never above `batch`."""
     estimate: Estimate
     """At that batch; at one sample when nothing fits."""
     limited_by: str

@@ -25,7 +25,7 @@ FIGURES = (
     ("reserved", "in segments held"),
     ("process", "with the CUDA context"),
 )
-COLD = "Only if the process has multiplied matrices before: run one small product after loading PyTorch."
+COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
 BASIS = {
     "verified": "Verified: this torch on this architecture was compared with measurements.",
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
@@ -76,7 +76,7 @@ def render_headline(estimate: Estimate, *, batch: bool = True, seq: bool = True)
     return Group(first, Text(f"{NO_BREAK}· ".join(phrases), style="dim"))
 
 
-def render_verdict(estimate: Estimate, what: str = "Does not fit") -> RenderableType:
+def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold: bool = True) -> RenderableType:
     """Whether it fits, by how much, and in what; `what` words that it does not."""
     free, capacity = estimate.free_bytes, estimate.capacity_bytes
     if free is None or capacity is None or estimate.fits is None:
@@ -93,7 +93,7 @@ def render_verdict(estimate: Estimate, what: str = "Does not fit") -> Renderable
         times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
         warning = f"Tight: the allocator must empty its cache {times} to stay inside, which costs time."
         lines.append(marked("!", warning, "yellow"))
-    if estimate.fits_cold is False:
+    if says_cold and estimate.fits_cold is False:
         lines.append(marked("!", COLD, "yellow"))
     return Group(*lines)
 

@@ -25,7 +25,14 @@ def _answer(found: MaxBatch) -> Iterator[RenderableType]:
         yield render_verdict(found.estimate, "Not even one sample fits")
     else:
         yield Text(f"Largest batch: {found.batch:,}", style="bold green")
-        yield render_verdict(found.estimate)
+        yield render_verdict(found.estimate, says_cold=False)
+    if found.cold_batch < found.batch:
+        yield marked(
+            "!",
+            f"{found.cold_batch:,} where the workload's own first matrix product starts cuBLAS: run a small one before "
+            f"the model comes to the GPU to get {found.batch:,}.",
+            "yellow",
+        )
     if found.limited_by:
         yield marked("→", f"What limits it: {found.limited_by.rstrip('.')}.", "cyan")
     if found.not_fitting:

@@ -120,7 +120,7 @@ class _Run:
         model.to(DEVICE)
         self.phases["load"] = self._peaks()
         assert w.micro_batch is not None
-        batch = make_batch(w.task, w.mode, w.mask, w.micro_batch, w.seq, DEVICE)
+        batch = make_batch(model, w.task, w.mode, w.mask, w.micro_batch, w.seq, DEVICE)
         write_tokens(batch, model)
         self.phases["inputs"] = self._peaks()
         step = make_step(model, w, batch)

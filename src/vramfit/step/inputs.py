@@ -1,16 +1,22 @@
 """A batch of inputs for any task: the tensors a data loader would put on the device."""
 
+import inspect
+
 import torch
 
 from vramfit.workload import Task
 
 Batch = dict[str, torch.Tensor]
+SENTENCE_LABELS = ("next_sentence_label", "sentence_order_label")
 
 
-def make_batch(task: Task, mode: str, mask: str, batch: int, seq: int, device: torch.device | str) -> Batch:
+def make_batch(
+    model: torch.nn.Module, task: Task, mode: str, mask: str, batch: int, seq: int, device: torch.device | str
+) -> Batch:
     """Inputs of one forward pass, in the order they come to the device: ids, mask, labels.
 
     Args:
+        model: whose inputs; families name the second label of pretraining differently.
         task, mode, mask: as in `Workload`; labels are made for training only.
         batch: samples.
         seq: tokens a sequence.
@@ -22,11 +28,11 @@ def make_batch(task: Task, mode: str, mask: str, batch: int, seq: int, device: t
         if mask == "padded" and seq > 1 and inputs["attention_mask"].device.type != "meta":
             inputs["attention_mask"][batch // 2 :, (seq + 1) // 2 :] = 0
     if mode == "train":
-        inputs.update(_labels(task, batch, seq, device))
+        inputs.update(_labels(model, task, batch, seq, device))
     return inputs
 
 
-def _labels(task: Task, batch: int, seq: int, device: torch.device | str) -> Batch:
+def _labels(model: torch.nn.Module, task: Task, batch: int, seq: int, device: torch.device | str) -> Batch:
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.long, device=device)
 
@@ -38,5 +44,7 @@ def _labels(task: Task, batch: int, seq: int, device: torch.device | str) -> Bat
         positions = zeros(batch)
         return {"start_positions": positions, "end_positions": positions}
     if task == "pretraining":
-        return {"labels": zeros(batch, seq), "next_sentence_label": zeros(batch)}
+        accepted = inspect.signature(model.forward).parameters
+        sentence = [name for name in SENTENCE_LABELS if name in accepted]
+        return {"labels": zeros(batch, seq)} | {name: zeros(batch) for name in sentence}
     return {}

@@ -12,9 +12,11 @@ def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 
     """The optimizer over the parameters that learn.
 
     Raises:
-        WorkloadError: an optimizer that is not available yet.
+        WorkloadError: an optimizer that is not available yet, or no parameter that learns.
     """
     learned = [p for p in parameters if p.requires_grad]
+    if not learned:
+        raise WorkloadError(["nothing learns: every parameter of the model is frozen"])
     if name == "adamw":
         return torch.optim.AdamW(learned, lr=lr, foreach=True)
     if name == "adamw-fused":

@@ -42,7 +42,9 @@ def trace(
     model = prepare(resolved, workload)
     with tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session:
         session.tracer.begin("inputs", "inputs")
-        inputs = make_batch(workload.task, workload.mode, workload.mask, batch or PROBE_BATCH, workload.seq, "meta")
+        inputs = make_batch(
+            model, workload.task, workload.mode, workload.mask, batch or PROBE_BATCH, workload.seq, "meta"
+        )
         steps = _train_steps if workload.trains else _forward_steps
         steps(session, model, workload, inputs)
     return session.tracer.template

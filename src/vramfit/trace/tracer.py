@@ -358,7 +358,7 @@ def _key(value: Any) -> Any:
         return (value.shape, value.stride(), value.dtype, value.device.type)
     if isinstance(value, list | tuple):
         return tuple([_key(v) for v in value])
-    return value if value.__hash__ is not None else repr(value)
+    return type(value), value if value.__hash__ is not None else repr(value)  # 1, 1.0 and True are equal
 
 
 def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -109,7 +109,15 @@ def phase(peak: int) -> PhaseEstimate:
 
 def max_batch(batch: int = 14, **changes: Any) -> MaxBatch:
     limited_by = "the backward pass of the steady step runs out, 212 MiB short"
-    return MaxBatch(**{"batch": batch, "estimate": estimate(batch=max(batch, 1)), "limited_by": limited_by, **changes})
+    return MaxBatch(
+        **{
+            "batch": batch,
+            "cold_batch": batch,
+            "estimate": estimate(batch=max(batch, 1)),
+            "limited_by": limited_by,
+            **changes,
+        }
+    )
 
 
 ADVICE = [

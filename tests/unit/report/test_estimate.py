@@ -35,8 +35,8 @@ def test_a_fit_that_needs_retries_is_called_tight() -> None:
 
 
 def test_a_fit_that_needs_a_warm_process_says_how_to_warm_it() -> None:
-    assert "run one small product" in " ".join(drawn(render_estimate(estimate(fits_cold=False))).split())
-    assert "small product" not in drawn(render_estimate(estimate(batch=64, fits_cold=False)))
+    assert "run one small matrix product" in " ".join(drawn(render_estimate(estimate(fits_cold=False))).split())
+    assert "small matrix product" not in drawn(render_estimate(estimate(batch=64, fits_cold=False)))
 
 
 def test_the_four_numbers_stand_against_the_size_of_the_gpu() -> None:

@@ -40,3 +40,9 @@ def test_batches_are_listed_as_people_list_them(batches: list[int], named: str) 
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     lines = drawn(render_max_batch(max_batch(14, not_fitting=tuple(range(1, 14, 2)))), width).splitlines()
     assert max(map(len, lines)) <= width
+
+
+def test_a_smaller_batch_of_a_cold_process_is_named() -> None:
+    text = " ".join(drawn(render_max_batch(max_batch(229, cold_batch=220))).split())
+    assert "220 where the workload's own first matrix product starts cuBLAS" in text
+    assert "cuBLAS" not in drawn(render_max_batch(max_batch(229)))

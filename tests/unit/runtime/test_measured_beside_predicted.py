@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vramfit.cli.main import app
 from vramfit.errors import VramfitError
-from vramfit.estimate.predict import estimate
+from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_data
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import Comparison, Measurement, PhaseMeasurement, compare
@@ -108,7 +108,7 @@ def measure_verb(monkeypatch: pytest.MonkeyPatch, measurement: Measurement, *arg
         return replace(measurement, workload=workload)
 
     monkeypatch.setattr("vramfit.runtime.measurement.measure", measure)
-    monkeypatch.setattr("vramfit.estimate.target.version", lambda name: "2.11.0")
+    monkeypatch.setattr("vramfit.estimator.target.version", lambda name: "2.11.0")
     done = CliRunner().invoke(app, [*ARGUMENTS, *arguments])
     return done, asked
 

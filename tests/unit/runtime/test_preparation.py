@@ -50,7 +50,7 @@ def test_techniques_are_applied() -> None:
 def test_a_training_step_learns_from_tokens(keywords: dict[str, Any]) -> None:
     workload = Workload(model="bert-tiny", batch=4, seq=16, **keywords)
     model = prepare(resolve("bert-tiny"), workload)
-    batch = make_batch(workload.task, "train", "padded", workload.micro_batch or 0, 16, "cpu")
+    batch = make_batch(model, workload.task, "train", "padded", workload.micro_batch or 0, 16, "cpu")
     write_tokens(batch, model)
     before = [p.detach().clone() for p in model.parameters()]
     make_step(model, workload, batch)()
@@ -62,7 +62,7 @@ def test_a_training_step_learns_from_tokens(keywords: dict[str, Any]) -> None:
 def test_inference_leaves_no_gradients() -> None:
     workload = Workload(model="bert-tiny", mode="infer", batch=2, seq=16)
     model = prepare(resolve("bert-tiny"), workload)
-    make_step(model, workload, make_batch(workload.task, "infer", "none", 2, 16, "cpu"))()
+    make_step(model, workload, make_batch(model, workload.task, "infer", "none", 2, 16, "cpu"))()
     assert all(p.grad is None for p in model.parameters())
 
 

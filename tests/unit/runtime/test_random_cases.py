@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.estimate.predict import estimate
+from vramfit.estimator.predict import estimate
 from vramfit.models.catalogue import all_entries
 from vramfit.records.codec import to_data
 from vramfit.records.measurement import Measurement, PhaseMeasurement

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.estimate.target import Target, target_of
-from vramfit.estimate.traced import TracedWorkload
+from vramfit.estimator.target import Target, target_of
+from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention

@@ -3,12 +3,12 @@
 from typing import Any
 
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
-from vramfit.estimate.resolve import resolve_workload
-from vramfit.estimate.snapshot import make_snapshot
-from vramfit.estimate.target import Target
-from vramfit.estimate.traced import TracedWorkload
-from vramfit.estimate.walk import walk
-from vramfit.estimate.weighing import weigh
+from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.snapshot import make_snapshot
+from vramfit.estimator.target import Target
+from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.walk import walk
+from vramfit.estimator.weighing import weigh
 from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
 from vramfit.records.stream import Stream
 

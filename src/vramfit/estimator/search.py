@@ -3,12 +3,12 @@
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.estimate.predict import estimate_at
-from vramfit.estimate.resolve import resolve_workload
-from vramfit.estimate.states import warmed
-from vramfit.estimate.target import Target
-from vramfit.estimate.traced import TracedWorkload
-from vramfit.estimate.weighing import fails
+from vramfit.estimator.predict import estimate_at
+from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.states import warmed
+from vramfit.estimator.target import Target
+from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.weighing import fails
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream
 from vramfit.units import format_bytes
@@ -62,21 +62,25 @@ class _Search:
         limited_by = self._limit
         accumulate = self._traced.workload.accumulate or 1
         below = [b for b in range(max(1, found - NUM_LOOKED_BELOW), found) if not self.fits(b)]
+        cold = found
+        while cold > 0 and not self.fits(cold, warm=False):
+            cold -= max(1, cold // RESOLUTION)
         return MaxBatch(
             batch=found * accumulate,
+            cold_batch=cold * accumulate,
             estimate=estimate_at(self._traced, self._target, max(found, 1)),
             limited_by=limited_by,
             not_fitting=tuple(b * accumulate for b in below),
         )
 
-    def fits(self, micro_batch: int) -> bool:
-        """Whether it runs inside the capacity in a warm process under every placement."""
+    def fits(self, micro_batch: int, *, warm: bool = True) -> bool:
+        """Whether it runs inside the capacity under every placement."""
         if micro_batch > MAX_MICRO_BATCH:
             return False
         stream, marks = self._traced.stream(micro_batch)
-        events, marks = warmed(stream, marks)
+        events, marks = warmed(stream, marks) if warm else (stream.events, marks)
         failure = fails(events, marks, self._traced.options, self._capacity_bytes)
-        if failure is not None:
+        if failure is not None and warm:
             requests = [e for e in events[: failure.index + 1] if e > 0]
             self._limit = self._describe(micro_batch, stream, requests, failure.allocated_bytes)
         return failure is None

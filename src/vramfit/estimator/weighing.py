@@ -6,7 +6,7 @@ from vramfit.allocator.bounds import PLACEMENTS, bounds
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import UsedProcessPlacement
 from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, replay
-from vramfit.estimate.states import warmed
+from vramfit.estimator.states import warmed
 from vramfit.records.stream import Stream
 
 
@@ -33,13 +33,12 @@ def weigh(stream: Stream, marks: list[Mark], options: AllocatorOptions, capacity
         return Outcome(cold.likely, safe_bytes, True, True)
     if cold.likely.peak_requested_bytes > capacity_bytes:
         return Outcome(cold.likely, safe_bytes, False, False)  # not even without any waste
-    warm_failure = fails(*warmed(stream, marks), options, capacity_bytes)
-    capped = bounds(stream.events, marks, options=options, capacity_bytes=capacity_bytes)
-    if warm_failure is not None and not capped.fits:
-        return Outcome(cold.likely, safe_bytes, False, False)
-    likely = capped.likely if capped.likely.out_of_memory is None else cold.likely
-    safe_bytes = min(safe_bytes, capacity_bytes) if warm_failure is None else safe_bytes
-    return Outcome(likely, safe_bytes, warm_failure is None, capped.fits, capped.num_retries)
+    capped = bounds(*warmed(stream, marks), options=options, capacity_bytes=capacity_bytes)
+    capped_cold = bounds(stream.events, marks, options=options, capacity_bytes=capacity_bytes)
+    if not capped.fits:
+        return Outcome(cold.likely, safe_bytes, False, capped_cold.fits)
+    likely = capped_cold.likely if capped_cold.fits else capped.likely
+    return Outcome(likely, min(safe_bytes, capacity_bytes), True, capped_cold.fits, capped.num_retries)
 
 
 def fails(

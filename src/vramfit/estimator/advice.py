@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from vramfit.errors import VramfitError
-from vramfit.estimate.predict import estimate
+from vramfit.estimator.predict import estimate
 from vramfit.records.estimate import Advice, Estimate
 
 Kind = Literal["free", "numeric", "different training"]

@@ -1,0 +1,166 @@
+"""Which weight files a folder holds, which of them to take, and what to do about those nobody reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from vramfit.checkpoints.places import is_plain_name, plain_file, read_json_object
+from vramfit.checkpoints.wording import shown
+from vramfit.errors import CheckpointError
+
+Kind = Literal["safetensors", "bin"]
+MAX_SHARDS = 10_000
+
+_WANTED: tuple[tuple[str, Kind], ...] = (("model.safetensors", "safetensors"), ("pytorch_model.bin", "bin"))
+"""By preference, as in transformers: each as one file, then as shards with an index."""
+
+_CONVERT = (
+    "the installed transformers cannot read it; transformers 4.57 was the last that could: "
+    'pip install "transformers<5" {package} in another environment, then '
+    "AutoModel.from_pretrained(folder, from_{what}=True).save_pretrained(new_folder)"
+)
+_FOREIGN: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("tf_model.h5", "tf_model.*.h5", "*.h5"), "TensorFlow weights", _CONVERT.format(package="tensorflow", what="tf")),
+    (
+        ("*.ckpt", "*.ckpt.*", "checkpoint"),
+        "a TensorFlow 1 checkpoint",
+        "install tensorflow and transformers<5 in another environment, and run the family's own converter, such as "
+        "python -m transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch; "
+        "most published ones exist as model.safetensors on the hub: download that",
+    ),
+    (("flax_model.msgpack", "*.msgpack"), "Flax weights", _CONVERT.format(package="flax", what="flax")),
+    (
+        ("adapter_model.safetensors", "adapter_model.bin"),
+        "a LoRA adapter, not a model",
+        "merge it into its base model with peft: model.merge_and_unload().save_pretrained(new_folder)",
+    ),
+    (("*.onnx",), "an ONNX graph", "download model.safetensors of the same repository; ONNX holds no trainable model"),
+    (("*.gguf",), "GGUF weights of llama.cpp", "download model.safetensors of the same repository"),
+    (
+        ("*.safetensors",),
+        "safetensors of another name",
+        "rename the file to model.safetensors if it holds the weights of this config.json",
+    ),
+    (
+        ("*.pt", "*.pth", "*.bin"),
+        "PyTorch files of another name",
+        "if it is a state dict: rename it to pytorch_model.bin; if it is a training checkpoint: load it where you "
+        "trust it and save the model alone with model.save_pretrained(folder)",
+    ),
+)
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
+"""Saved beside a model by the Trainer; never weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFiles:
+    """The weight files of one checkpoint; every path exists, is a plain file and stays in its place."""
+
+    folder: Path
+    """The folder they were looked for in."""
+    kind: Kind
+    """How to read them."""
+    paths: tuple[Path, ...]
+    """The files with tensors, in the order of their names; one where the checkpoint is not sharded."""
+    index: Path | None = None
+    """The index file of a sharded checkpoint."""
+    shard_of: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Tensor → the shard that the index says it lies in."""
+    others: tuple[str, ...] = ()
+    """Names of further weight files in the folder that were not taken."""
+
+
+def find_checkpoint(folder: Path) -> CheckpointFiles:
+    """The weight files of a folder: safetensors before `.bin`, one file before shards, as transformers prefers.
+
+    Raises:
+        CheckpointError: no weights, weights of a kind that is not read (the hint says what to do), a link or
+            a shard name that leaves the folder, or a shard that is absent.
+    """
+    folder = Path(folder)
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointError(f"{folder} cannot be read: {reason}", file=str(folder)) from None
+    for name, kind in _WANTED:
+        path = plain_file(folder, name)
+        index = plain_file(folder, f"{name}.index.json")
+        if path is not None:
+            return CheckpointFiles(folder=folder, kind=kind, paths=(path,), others=_others(names, {name}))
+        if index is not None:
+            return _sharded(folder, index, kind, names)
+    raise _nothing_to_read(folder, names)
+
+
+def _sharded(folder: Path, index: Path, kind: Kind, names: list[str]) -> CheckpointFiles:
+    shard_of = _read_weight_map(index)
+    shards = sorted(set(shard_of.values()))
+    if len(shards) > MAX_SHARDS:
+        raise CheckpointError(f"{index} names {len(shards):,} shards; at most {MAX_SHARDS:,} are read", file=str(index))
+    paths = []
+    for shard in shards:
+        path = plain_file(folder, shard)
+        if path is None:
+            lost = [tensor for tensor, name in shard_of.items() if name == shard]
+            raise CheckpointError(
+                f"{shard} is named in {index.name} but is not in {folder}: {len(lost)} tensors are lost with it, "
+                f"such as {lost[0]}",
+                file=str(folder / shard),
+                tensor=lost[0],
+                hint="download the missing shard, or the whole checkpoint again",
+            )
+        paths.append(path)
+    others = _others(names, {*shards, index.name})
+    return CheckpointFiles(folder=folder, kind=kind, paths=tuple(paths), index=index, shard_of=shard_of, others=others)
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    where = str(index)
+    shard_of = read_json_object(index, what="shard index").get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise CheckpointError(
+            f"{where} has no weight_map, the object that says which shard holds which tensor",
+            file=where,
+            hint="download the index again, or save the model again with save_pretrained",
+        )
+    for tensor, shard in shard_of.items():
+        if not isinstance(shard, str) or not is_plain_name(shard):
+            raise CheckpointError(
+                f"{where} puts tensor {shown(tensor)} into {shown(shard)}, which is no name of a file in this folder",
+                file=where,
+                tensor=tensor,
+                hint="a path that leaves the folder is refused; put the shard beside its index",
+            )
+    return shard_of
+
+
+def _others(names: list[str], taken: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in taken and _describe(name) is not None)
+
+
+def _describe(name: str) -> tuple[str, str] | None:
+    """What a weight file of another kind is, and what to do about it; None for a file that is no weights."""
+    if any(fnmatchcase(name, pattern) for pattern in _NO_WEIGHTS):
+        return None
+    for patterns, what, fix in _FOREIGN:
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            return what, fix
+    return None
+
+
+def _nothing_to_read(folder: Path, names: list[str]) -> CheckpointError:
+    order = {what: place for place, (_, what, _) in enumerate(_FOREIGN)}
+    found = [(order[described[0]], name, *described) for name in names if (described := _describe(name)) is not None]
+    if not found:
+        return CheckpointError(
+            f"{folder} holds no weights: no model.safetensors and no pytorch_model.bin",
+            file=str(folder / "model.safetensors"),
+            hint="download model.safetensors of the model, or save it again with model.save_pretrained(folder)",
+        )
+    _, name, what, fix = min(found)
+    return CheckpointError(
+        f"{folder} holds {name}: {what}, and no model.safetensors", file=str(folder / name), hint=fix
+    )

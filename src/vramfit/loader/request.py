@@ -1,0 +1,57 @@
+"""What a load was asked for, checked as a workload is, before anything heavy is imported."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vramfit.errors import WorkloadError
+from vramfit.workload import Workload
+
+FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadRequest:
+    """One load: the model, how its weights are to lie, and where."""
+
+    model: Any
+    """A folder, a hub id, a catalogue name; a configuration where weights are to be random."""
+    workload: Workload
+    """Task, precision, quantize, attention, memory and num_labels, checked; its batch means nothing here."""
+    device: str
+    random_weights: bool
+    trust_remote_code: bool
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers that do not fit may stay on the host."""
+        return self.workload.offload == "weights"
+
+
+def make_request(
+    model: Any,
+    *,
+    plan: Any = None,
+    device: str = "cuda",
+    random_weights: bool = False,
+    trust_remote_code: bool = False,
+    **keywords: Any,
+) -> LoadRequest:
+    """A request from keywords; a plan's workload decides what it speaks of.
+
+    Raises:
+        WorkloadError: a value that is not one of a keyword's, with the nearest; an offload that is no load's.
+    """
+    if plan is not None:
+        keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
+        keywords["offload"] = "weights" if plan.workload.offload == "weights" else None
+    name = model if isinstance(model, str) and model else str(model)[:200] if model else ""
+    workload = Workload.from_keywords(model=name, mode="infer", **keywords)
+    if workload.offload == "activations":
+        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
+    return LoadRequest(
+        model=model,
+        workload=workload,
+        device=str(device),
+        random_weights=random_weights,
+        trust_remote_code=trust_remote_code,
+    )

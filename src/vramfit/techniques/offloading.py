@@ -1,0 +1,188 @@
+"""Offloading of weights: layers wait in host memory and come to the device for their turn, the next one ahead of it.
+
+Two slots on the device, each as large as the largest layer, take turns: while one layer computes, the next is
+copied into the other slot on a stream of its own. So the device never holds more than the resident layers and two
+others, and nothing is allocated while the model runs. For inference: offloaded weights do not learn.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from vramfit.errors import NoPlanFits
+from vramfit.models.anatomy import encoder_layers
+from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
+from vramfit.units import format_bytes
+
+BLOCK_BYTES = 512
+"""What CUDA's caching allocator rounds every request up to."""
+NUM_SLOTS = 2
+
+
+def device_bytes(tensors: "Iterator[torch.Tensor] | Sequence[torch.Tensor]") -> int:
+    """What tensors take on a device, block by block, each once."""
+    unique = {id(t): t for t in tensors}.values()
+    return sum(_rounded(part) for tensor in unique for _, part in inner_tensors(tensor))
+
+
+def model_bytes(model: torch.nn.Module) -> int:
+    """What a whole model takes on a device."""
+    return device_bytes([*model.parameters(), *model.buffers()])
+
+
+def num_resident_layers(model: torch.nn.Module, budget_bytes: int) -> int:
+    """How many layers stay on the device, lowest first; all of them where the model fits.
+
+    Args:
+        model: in its final types, on the meta device or a real one.
+        budget_bytes: what its weights may take on the device.
+
+    Raises:
+        NoPlanFits: not even without any resident layer.
+    """
+    layers = encoder_layers(model)
+    total = model_bytes(model)
+    if total <= budget_bytes:
+        return len(layers)
+    sizes = [device_bytes([*layer.parameters()]) for layer in layers]
+    largest = max(sizes, default=0)
+    least = total - sum(sizes) + min(NUM_SLOTS, len(layers)) * largest
+    if least > budget_bytes:
+        raise NoPlanFits(
+            f"{format_bytes(least)} is the least the device must hold (all but the layers, and two layers at a time), "
+            f"and the budget is {format_bytes(budget_bytes)}",
+            shortfall_bytes=least - budget_bytes,
+            hint="take precision bf16, quantize int8, or a smaller model",
+        )
+    num_resident, taken = 0, least
+    while num_resident < len(layers) - NUM_SLOTS and taken + sizes[num_resident] <= budget_bytes:
+        taken += sizes[num_resident]
+        num_resident += 1
+    return num_resident
+
+
+def apply(model: torch.nn.Module, num_resident: int, device: torch.device | str) -> "LayerSlots | None":
+    """Offload all layers but the lowest `num_resident`, in place; None where there is nothing to offload.
+
+    Args:
+        model: on the meta device (a prediction), or with the layers to offload on the host and the rest on `device`.
+        num_resident: layers left alone.
+        device: where the model computes; `cpu` copies too, so that results can be compared anywhere.
+    """
+    layers = encoder_layers(model)[num_resident:]
+    return LayerSlots(layers, torch.device(device)) if layers else None
+
+
+class LayerSlots:
+    """The slots of a model's offloaded layers, and the hooks that fill them."""
+
+    def __init__(self, layers: list[torch.nn.Module], device: torch.device) -> None:
+        self.device = device
+        self._on_host = [_pack(layer, device) for layer in layers]
+        size = max(buffer.numel() for buffer in self._on_host)
+        self.slots = [
+            torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(NUM_SLOTS, len(layers)))
+        ]
+        """What the offloaded layers take on the device, all of them together."""
+        self._held: list[int | None] = [None] * len(self.slots)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        for slot in self.slots if self._copies is not None else ():
+            slot.record_stream(self._copies)  # a copy may still be on its way when the model goes
+        self._filled: list[Any] = [self._event() for _ in self.slots]
+        self._free: list[Any] = [self._event() for _ in self.slots]
+        self._swaps = [
+            (_views(layer, buffer), _views(layer, self.slots[i % len(self.slots)]))
+            for i, (layer, buffer) in enumerate(zip(layers, self._on_host, strict=True))
+        ]
+        for index, layer in enumerate(layers):
+            _put(self._swaps[index][0])
+            layer.register_forward_pre_hook(lambda *_, index=index: self._bring(index))
+            layer.register_forward_hook(lambda *_, index=index: self._release(index), always_call=True)
+
+    def _event(self) -> Any:
+        return torch.cuda.Event() if self._copies is not None else None
+
+    def _bring(self, index: int) -> None:
+        """Before a layer computes: its weights are there, and the next one's are on their way."""
+        self._fill(index)
+        slot = index % len(self.slots)
+        if self._copies is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._filled[slot])
+        _put(self._swaps[index][1])
+        following = (index + 1) % len(self._on_host)
+        if following % len(self.slots) != slot:
+            self._fill(following)
+
+    def _release(self, index: int) -> None:
+        """After it has computed: its slot may be filled again, once the device gets there."""
+        _put(self._swaps[index][0])
+        slot = index % len(self.slots)
+        if self._copies is not None:
+            self._free[slot].record(torch.cuda.current_stream(self.device))
+        following = (index + 1) % len(self._on_host)
+        if following % len(self.slots) == slot:
+            self._fill(following)
+
+    def _fill(self, index: int) -> None:
+        slot = index % len(self.slots)
+        if self._held[slot] == index:
+            return
+        source = self._on_host[index]
+        target = self.slots[slot][: source.numel()]
+        if self._copies is None:
+            target.copy_(source)
+        else:
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(self._free[slot])
+                target.copy_(source, non_blocking=True)
+                self._filled[slot].record(self._copies)
+        self._held[slot] = index
+
+
+Swap = list[tuple[torch.nn.Module, str, torch.nn.Parameter]]
+
+
+def _put(swap: Swap) -> None:
+    for module, name, parameter in swap:
+        module._parameters[name] = parameter
+
+
+def _own_parameters(layer: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    for module in layer.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield module, name, parameter
+
+
+def _rounded(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _pack(layer: torch.nn.Module, device: torch.device) -> torch.Tensor:
+    """A layer's weights one after another in one host buffer, pinned where a GPU is to read it."""
+    parts = [part for _, _, parameter in _own_parameters(layer) for _, part in inner_tensors(parameter)]
+    buffer = torch.empty(sum(map(_rounded, parts)), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    begin = 0
+    for part in parts:
+        num_bytes = part.numel() * part.element_size()
+        if part.device.type != "meta":
+            flat = part.detach().contiguous().view(-1).view(torch.uint8)
+            buffer[begin : begin + num_bytes].copy_(flat)
+        begin += _rounded(part)
+    return buffer
+
+
+def _views(layer: torch.nn.Module, buffer: torch.Tensor) -> Swap:
+    """A layer's parameters as views of a buffer that is laid out as `_pack` does."""
+    swap: Swap = []
+    begin = 0
+    for module, name, parameter in _own_parameters(layer):
+        parts = {}
+        for key, part in inner_tensors(parameter):
+            num_bytes = part.numel() * part.element_size()
+            parts[key] = buffer[begin : begin + num_bytes].view(part.dtype).view(part.shape)
+            begin += _rounded(part)
+        made = with_inner_tensors(parameter, parts)
+        swap.append((module, name, made.requires_grad_(False)))
+    return swap

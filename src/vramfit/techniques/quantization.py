@@ -1,0 +1,174 @@
+"""Quantization: weights of linear layers in fewer bits, through torchao; embeddings and norms stay as they are."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from vramfit.errors import MissingExtra, WorkloadError
+from vramfit.workload import Precision, Quantize
+
+PIECE_BYTES = 2**20
+"""Rows quantized at once on a GPU, counted in fp32: what torchao needs beside them then comes out of the
+allocator's small pool, whose blocks are always cut to size, so that what stays is what was predicted."""
+INT4_GROUP = 128
+"""Weights that share one scale in int4; torchao's own default."""
+INT4_CAPABILITY = (8, 0)
+"""torch's int4 product (`_weight_int4pack_mm`) is built for sm_80 and newer, in bfloat16."""
+
+
+def check(quantize: Quantize | None, precision: Precision, device: torch.device) -> None:
+    """Refuse what the device or the precision cannot do, and a missing torchao.
+
+    Raises:
+        MissingExtra: torchao is not installed.
+        WorkloadError: int4 outside a GPU of sm_80 or newer, or beside another type than bf16.
+    """
+    if quantize is None:
+        return
+    _torchao()
+    if quantize != "int4":
+        return
+    problems = []
+    if device.type != "cuda":
+        problems.append(f"quantize int4 needs an NVIDIA GPU of sm_80 or newer, not {device.type}")
+    elif torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(device)
+        problems.append(f"quantize int4 needs a GPU of sm_80 or newer; this one is sm_{major}{minor}")
+    if precision != "bf16":
+        problems.append(f"quantize int4 multiplies in bfloat16: take precision bf16, not {precision}")
+    if problems:
+        raise WorkloadError(problems, hint="quantize int8 works everywhere, in every precision")
+
+
+def apply(model: torch.nn.Module, quantize: Quantize | None) -> None:
+    """Quantize every linear layer in place, on the meta device or on a real one.
+
+    The weights' type must be the one they are to be used in: precision comes first.
+
+    Raises:
+        MissingExtra: torchao is not installed.
+    """
+    if quantize is None:
+        return
+    for linear in quantizable(model, quantize):
+        quantize_linear(linear, quantize)
+
+
+def quantizable(model: torch.nn.Module, quantize: Quantize) -> list[torch.nn.Linear]:
+    """The linear layers to quantize, in the order of the modules.
+
+    Left out: weights that a lookup table shares, and sizes that the integer kernels do not take (an odd
+    number of labels; torchao would compute those on the host).
+    """
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    linears = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
+    columns = INT4_GROUP if quantize == "int4" else 8
+    return [
+        m
+        for m in linears
+        if id(m.weight) not in tables and m.out_features % 8 == 0 and m.in_features % columns == 0
+    ]
+
+
+def quantize_linear(linear: torch.nn.Linear, quantize: Quantize) -> None:
+    """Quantize one layer's weight in place, where it lies."""
+    linear.weight = quantize_weight(linear.weight, quantize)
+
+
+def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
+    """A matrix in fewer bits, on the device it lies on."""
+    ao = _torchao()
+    rows, columns = weight.shape
+    holder = torch.nn.Linear(columns, rows, bias=False, device="meta")
+    holder.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    ao.quantize_(holder, _config(ao, quantize))
+    return holder.weight
+
+
+def quantize_rows(
+    source: torch.Tensor,
+    quantize: Quantize,
+    dtype: torch.dtype,
+    device: torch.device,
+    bring: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.nn.Parameter:
+    """A host matrix quantized on a device, some rows at a time: it is never there as a whole.
+
+    Each row has a scale of its own, so the result is that of the whole matrix. int4 packs rows together and
+    is quantized at once.
+
+    Args:
+        source: the matrix on the host.
+        dtype: the type to quantize from.
+        device: where the result is to lie.
+        bring: gives rows in `dtype` on the device.
+    """
+    if quantize == "int4" or device.type == "cpu":
+        return quantize_weight(bring(source), quantize)
+    rows, columns = source.shape
+    empty = quantize_weight(torch.empty(rows, columns, dtype=dtype, device="meta"), quantize)
+    parts = {name: torch.empty_like(part, device=device) for name, part in inner_tensors(empty)}
+    step = max(1, PIECE_BYTES // (4 * columns))
+    for begin in range(0, rows, step):
+        piece = quantize_weight(bring(source[begin : begin + step]), quantize)
+        for name, part in inner_tensors(piece):
+            parts[name][begin : begin + step].copy_(part)
+    return with_inner_tensors(empty, parts)
+
+
+def inner_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that a quantized one is made of, by name; a plain tensor itself, without a name."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield "", tensor
+        return
+    for name in flatten()[0]:
+        yield name, getattr(tensor, name)
+
+
+def with_inner_tensors(like: torch.Tensor, parts: dict[str, torch.Tensor]) -> torch.nn.Parameter:
+    """A parameter like another one, made of other plain tensors."""
+    if "" in parts:
+        return torch.nn.Parameter(parts[""], requires_grad=like.requires_grad)
+    kind: Any = type(like)
+    context = like.__tensor_flatten__()[1]  # type: ignore[attr-defined]
+    made = kind.__tensor_unflatten__(parts, context, like.shape, like.stride())
+    return torch.nn.Parameter(made, requires_grad=False)
+
+
+def _config(ao: Any, quantize: Quantize) -> Any:
+    if quantize == "int8":
+        return ao.Int8WeightOnlyConfig(set_inductor_config=False)
+    if quantize == "int8-dynamic":
+        return ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+    return ao.Int4WeightOnlyConfig(
+        group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+    )
+
+
+@cache
+def _torchao() -> Any:
+    """torchao's quantization, imported without its remarks on extensions that this machine has no use for."""
+    try:
+        with _quiet("torchao", "torch.utils._pytree"):
+            import torchao.quantization
+    except ImportError:
+        raise MissingExtra("quantize", extra="train", package="torchao") from None
+    return torchao.quantization
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
