@@ -1,0 +1,134 @@
+"""`Calls`: what operators give, remembered: layers repeat, so most calls need not run a second time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramfit.cuda.kernels.registry import KERNELS
+from vramfit.trace.affine import Polynomial, product, split
+from vramfit.trace.template import CallTemplate, SpecTemplate
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, stride, type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor that an operator gives."""
+
+    layout: Layout
+    size: Polynomial
+    """Bytes of its storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What an operator gives for one kind of arguments."""
+
+    outputs: tuple[Any, ...] | None
+    """An `Output` for each new tensor, other values as they are; None: it must really run (views, host tensors)."""
+    single: bool
+    call: CallTemplate | None = None
+    """Set where the kernel has requests of its own."""
+
+    def make(self) -> Any:
+        """The result anew, without running anything."""
+        assert self.outputs is not None
+        made = [_empty(*o.layout) if isinstance(o, Output) else o for o in self.outputs]
+        return made[0] if self.single else made
+
+
+class Calls:
+    """Results by operator and kind of arguments; sizes as functions of the batch."""
+
+    def __init__(self, probe: int | None) -> None:
+        self._probe = probe
+        self._known: dict[Any, Remembered] = {}
+
+    def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Equal for calls that give like results."""
+        return (func, _key(args), _key(tuple(kwargs.items())))
+
+    def find(self, key: Any) -> Remembered | None:
+        return self._known.get(key)
+
+    def remember(self, key: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Remembered:
+        """Keep what a call gave; results that share storage with an argument are not kept."""
+        single = isinstance(result, torch.Tensor)
+        outputs = [result] if single else list(result) if isinstance(result, tuple | list) else None
+        inputs = {t.untyped_storage()._cdata for t in tensors_in((args, tuple(kwargs.values())))}
+        if outputs is None or not all(_is_new(o, inputs) for o in outputs):
+            known = Remembered(None, single)
+        else:
+            known = Remembered(
+                tuple(self._output(o) if isinstance(o, torch.Tensor) else o for o in outputs),
+                single,
+                self._call(name, args, kwargs, outputs),
+            )
+        self._known[key] = known
+        return known
+
+    def size(self, tensor: torch.Tensor) -> Polynomial:
+        """Bytes of the storage under a tensor that has just been made."""
+        nbytes = tensor.untyped_storage().nbytes()
+        if nbytes == tensor.numel() * tensor.element_size():
+            return product(tuple(split(n, self._probe) for n in tensor.shape), tensor.element_size())
+        k, c = split(nbytes, self._probe)  # padded or expanded: read off the total
+        return (c, k)
+
+    def _output(self, tensor: torch.Tensor) -> Output:
+        return Output((tuple(tensor.shape), tensor.stride(), tensor.dtype), self.size(tensor))
+
+    def _call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]
+    ) -> CallTemplate | None:
+        kernel = KERNELS.get(name)
+        if kernel is None:
+            return None
+        specs = tuple(self._abstract(o) if isinstance(o, torch.Tensor) else None for o in outputs)
+        sizes = tuple(self.size(o) if isinstance(o, torch.Tensor) else (0,) for o in outputs)
+        return CallTemplate(name, kernel, self._abstract(args), self._abstract(kwargs), specs, sizes)
+
+    def _abstract(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return SpecTemplate(
+                tuple(split(n, self._probe) for n in value.shape),
+                tuple(split(n, self._probe) for n in value.stride()),
+                str(value.dtype).removeprefix("torch."),
+                value.dtype.itemsize,
+            )
+        if isinstance(value, list | tuple):
+            return tuple(self._abstract(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._abstract(v) for k, v in value.items()}
+        return value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _is_new(output: Any, inputs: set[int]) -> bool:
+    if not isinstance(output, torch.Tensor):
+        return True
+    on_device = output.device.type == "meta" and output.storage_offset() == 0
+    return on_device and output.untyped_storage()._cdata not in inputs
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, value.device.type)
+    if isinstance(value, list | tuple):
+        return tuple([_key(v) for v in value])
+    return type(value), value if value.__hash__ is not None else repr(value)  # 1, 1.0 and True are equal
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
