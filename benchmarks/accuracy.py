@@ -72,7 +72,8 @@ def batch_edges() -> list[str]:
     s = newest("batch_edges_h200")["summary"]
     return [
         f"At the edge of a memory cap, where one sample more or less decides, {s['num_agree']} of {s['num_cases']} "
-        f"predictions of *runs* or *out of memory* were right, and {s['num_unsafe']} batches that were called safe ran out.",
+        f"predictions of *runs* or *out of memory* were right, and {s['num_unsafe']} batches that were called safe "
+        "ran out.",
     ]
 
 

@@ -128,17 +128,16 @@ def predict(case: dict[str, Any]) -> tuple[bool, bool]:
     from vramfit.allocator.bounds import PLACEMENTS
     from vramfit.allocator.replay import replay
     from vramfit.estimator.resolve import resolve_workload
-    from vramfit.estimator.states import warmed
+    from vramfit.estimator.states import marks_of, warm_stream
 
     keywords = {k: v for k, v in case["workload"].items() if k != "model"}
     keywords |= {"gpu": "h200", "torch_version": "2.11"}
     traced, target = resolve_workload(case["workload"]["model"], keywords)
-    stream, marks = traced.stream(case["workload"]["micro_batch"])
-    events = stream.events
-    if case["warm"]:
-        events, marks = warmed(stream, marks)
+    stream = traced.stream(case["workload"]["micro_batch"])
+    stream = warm_stream(stream) if case["warm"] else stream
     fits = [
-        replay(events, marks, capacity_bytes=target.capacity_bytes, placement=make()).out_of_memory is None
+        replay(stream.events, marks_of(stream), capacity_bytes=target.capacity_bytes, placement=make()).out_of_memory
+        is None
         for make in PLACEMENTS
     ]
     return fits[0], all(fits)

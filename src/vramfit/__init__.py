@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     )
     from vramfit.estimator.predict import estimate
     from vramfit.estimator.search import max_batch
+    from vramfit.loader.load import load
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
+    from vramfit.records.load_report import LoadReport
     from vramfit.workload import Workload
 
 _HOME = {
@@ -33,6 +35,7 @@ _HOME = {
     "CheckpointError": "vramfit.errors",
     "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
+    "LoadReport": "vramfit.records.load_report",
     "MaxBatch": "vramfit.records.estimate",
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",
@@ -44,6 +47,7 @@ _HOME = {
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
     "estimate": "vramfit.estimator.predict",
+    "load": "vramfit.loader.load",
     "max_batch": "vramfit.estimator.search",
 }
 
@@ -52,6 +56,7 @@ __all__ = [
     "CheckpointError",
     "Estimate",
     "Finding",
+    "LoadReport",
     "MaxBatch",
     "MissingExtra",
     "NoPlanFits",
@@ -64,6 +69,7 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "estimate",
+    "load",
     "max_batch",
 ]
 

@@ -136,10 +136,9 @@ class Workload:
         if -(-self.batch // micro_batch) != accumulate:
             return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}"]
         if self.loop == "plain" and micro_batch * accumulate != self.batch:
-            below = max(d for d in range(1, micro_batch + 1) if self.batch % d == 0)
             return [
                 f"batch {self.batch} does not divide into {accumulate} equal micro-batches "
-                f"(micro_batch {below} does; loop='stepper' splits unevenly)"
+                "(loop='stepper' splits unevenly)"
             ]
         object.__setattr__(self, "accumulate", accumulate)
         object.__setattr__(self, "micro_batch", micro_batch)

@@ -14,6 +14,7 @@ from vramfit.allocator.bounds import bounds
 from vramfit.allocator.replay import PhasePeaks
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.states import marks_of
 from vramfit.units import MIB
 
 CASES = [(name, case) for name in ("peaks_h200", "peaks_random_h200") for case in load(name)]
@@ -56,8 +57,8 @@ def row_of(name: str, recorded: dict[str, Any]) -> Row:
     workload = workload_of(case)
     keywords = {key: getattr(workload, key) for key in KEYWORDS}
     traced, _ = resolve_workload(model_of(case), keywords)
-    stream, marks = traced.stream(case["batch"])
-    likely = bounds(stream.events, marks).likely
+    stream = traced.stream(case["batch"])
+    likely = bounds(stream.events, marks_of(stream)).likely
     steps: list[PhasePeaks] = [p for p in likely.phases if "step" in p.name]
     true = result["steps"]
     return Row(

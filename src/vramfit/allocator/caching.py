@@ -79,6 +79,10 @@ class CachingAllocator:
     def capacity_bytes(self) -> int | None:
         return self._device.capacity_bytes
 
+    def set_capacity(self, capacity_bytes: int | None) -> None:
+        """Change what may be reserved from now on; what is reserved already stays."""
+        self._device.capacity_bytes = capacity_bytes
+
     @property
     def reserved_bytes(self) -> int:
         return self._device.reserved_bytes

@@ -50,7 +50,9 @@ def read_bin(path: Path) -> tuple[TensorEntry, ...]:
         raise bad_file(
             path,
             f"holds a pickle that asks for {shown(str(wanted))}: loading it would run code",
-            "do not load it; take model.safetensors of the model, or ask whoever made it for a plain state dict",
+            "save model.state_dict() instead of the model, where you trust it"
+            if str(wanted).startswith(("transformers.", "torch."))
+            else "do not load it; take model.safetensors of the model, or ask whoever made it for a plain state dict",
         ) from None
     except PickleDamaged as error:
         raise bad_file(path, f"holds a damaged pickle: {error}", DOWNLOAD_AGAIN) from None

@@ -22,7 +22,11 @@ _CONVERT = (
     "AutoModel.from_pretrained(folder, from_{what}=True).save_pretrained(new_folder)"
 )
 _FOREIGN: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("tf_model.h5", "tf_model.*.h5", "*.h5"), "TensorFlow weights", _CONVERT.format(package="tensorflow", what="tf")),
+    (
+        ("tf_model.h5", "tf_model.*.h5", "*.h5"),
+        "TensorFlow weights",
+        _CONVERT.format(package="tensorflow tf-keras", what="tf"),
+    ),
     (
         ("*.ckpt", "*.ckpt.*", "checkpoint"),
         "a TensorFlow 1 checkpoint",

@@ -14,7 +14,7 @@ from vramfit.checkpoints.entry import DTYPE_BITS
 from vramfit.checkpoints.wording import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, shown, sizes
 from vramfit.errors import nearest_names
 
-MAX_TENSORS = 200_000
+MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 2**62
 

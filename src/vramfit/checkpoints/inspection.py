@@ -3,24 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from vramfit.checkpoints.config_checks import check_config
 from vramfit.checkpoints.entry import TensorEntry
-from vramfit.checkpoints.files import CheckpointFiles
+from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
+from vramfit.checkpoints.matching import ShapeMismatch, match
+from vramfit.checkpoints.missing_keys import check_missing, fresh_names, refuse_absurd_depth
+from vramfit.checkpoints.reading import read_entries
+from vramfit.checkpoints.scan import check_values
+from vramfit.checkpoints.shapes import check_shapes
+from vramfit.checkpoints.subject import Subject
+from vramfit.checkpoints.tokenizer_checks import check_tokenizer
+from vramfit.checkpoints.unexpected_keys import check_family, check_unexpected
+from vramfit.checkpoints.weight_checks import check_dtypes, check_fit, check_names, summary, weights_against_gpu
 from vramfit.errors import CheckpointError
-from vramfit.models import ResolvedModel
-from vramfit.records.finding import Finding
+from vramfit.models import ResolvedModel, build_meta, resolve
+from vramfit.models.configuration import read_config_file
+from vramfit.records.finding import SEVERITIES, Finding
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShapeMismatch:
-    """A tensor that the checkpoint has in another shape than the model."""
-
-    name: str
-    """The model's name of it."""
-    entry: TensorEntry
-    """The tensor in the checkpoint."""
-    expected: tuple[int, ...]
-    """The model's shape."""
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +74,7 @@ def inspect_checkpoint(
     scan: bool = False,
     gpu_free_bytes: int | None = None,
     num_labels: int | None = None,
+    folder: Path | None = None,
 ) -> Inspection:
     """Inspect a folder's checkpoint against the model its configuration describes; loads no weights.
 
@@ -79,10 +83,111 @@ def inspect_checkpoint(
         task: the head wanted; ignored when `model` is already resolved.
         scan: also read the data, in bounded chunks, for NaN, infinite and all-zero tensors.
         gpu_free_bytes: free memory of the GPU at hand; None to leave that check out.
-        num_labels: size of the head wanted; None keeps the configuration's.
+        num_labels: size of the head that was asked for; None keeps the configuration's. Give it also with a
+            resolved model whose head was resized, so that another size in the checkpoint means a new head.
+        folder: where the weights lie, when that is not the folder of the configuration.
 
     Raises:
         CheckpointError: files that are damaged, unsafe or absent; names file and tensor.
         UnknownModel, WorkloadError: as `models.resolve` raises them.
     """
-    raise NotImplementedError
+    resolved = model if isinstance(model, ResolvedModel) else resolve(model, task=task, num_labels=num_labels)
+    place = folder or resolved.folder
+    if place is None:
+        raise CheckpointError(
+            f"{resolved.name} has no weights on this machine",
+            hint="give a folder with config.json and model.safetensors; `hf download` makes one",
+        )
+    early = check_config(resolved.config, _config_data(resolved))
+    subject = _gather(resolved, place, early, num_labels)
+    findings = [*early, *_judge(subject), *check_fit(subject, gpu_free_bytes)]
+    if scan:
+        findings += check_values(subject.entries)
+    return _inspection(subject, findings)
+
+
+def _gather(resolved: ResolvedModel, folder: Path, early: list[Finding], num_labels: int | None) -> Subject:
+    """The files, their tensors and the model, laid side by side."""
+    files = find_checkpoint(folder)
+    entries = read_entries(files)
+    refuse_absurd_depth(resolved, entries)
+    model = _build(resolved, early)
+    return Subject(
+        resolved=resolved,
+        config_data=_config_data(resolved),
+        model=model,
+        files=files,
+        entries=entries,
+        matching=match(entries, model),
+        num_labels_asked=num_labels,
+    )
+
+
+def inspect_config(resolved: ResolvedModel, *, gpu_free_bytes: int | None = None) -> tuple[Finding, ...]:
+    """What can be said of a model that has no weights here: its configuration, and whether it would fit.
+
+    Raises:
+        CheckpointError: no model can be built from the configuration.
+    """
+    early = check_config(resolved.config, _config_data(resolved))
+    meta = _build(resolved, early)
+    num_parameters = sum(p.numel() for p in meta.parameters())
+    findings = [*early, *weights_against_gpu(num_parameters, gpu_free_bytes)]
+    good = f"the configuration of {resolved.name} gives a {type(meta).__name__} of {num_parameters:,} parameters"
+    return _by_gravity([*findings, Finding(check="config", severity="ok", what=good)])
+
+
+def _judge(subject: Subject) -> list[Finding]:
+    """Every check of the weights; when they are of another architecture, only that."""
+    strange = check_family(subject)
+    if strange:
+        return strange
+    return [
+        *check_missing(subject),
+        *check_shapes(subject),
+        *check_unexpected(subject),
+        *check_names(subject),
+        *check_dtypes(subject),
+        *check_tokenizer(subject),
+        *summary(subject),
+    ]
+
+
+def _inspection(subject: Subject, findings: list[Finding]) -> Inspection:
+    matching = subject.matching
+    return Inspection(
+        name=subject.resolved.name,
+        files=subject.files,
+        findings=_by_gravity(findings),
+        entries=tuple(subject.entries),
+        num_bytes=sum(entry.num_bytes for entry in subject.entries),
+        targets=matching.targets,
+        missing=matching.missing,
+        unexpected=matching.unexpected,
+        fresh=fresh_names(subject),
+        renamed={old: new for old, new in matching.targets.items() if old != new},
+        mismatched=matching.mismatched,
+        converted=matching.converted,
+    )
+
+
+def _by_gravity(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda f: (not f.fatal, -SEVERITIES.index(f.severity))))
+
+
+def _config_data(resolved: ResolvedModel) -> Mapping[str, Any]:
+    """The configuration as its file has it; where there is no file, as transformers tells it."""
+    if resolved.folder is not None and (resolved.folder / "config.json").is_file():
+        return read_config_file(resolved.folder / "config.json")
+    return resolved.config.to_dict() if resolved.config is not None else {}
+
+
+def _build(resolved: ResolvedModel, early: list[Finding]) -> "nn.Module":
+    """The model on the meta device; where it cannot be built, what the checks already know explains it best."""
+    try:
+        return build_meta(resolved)
+    except CheckpointError as error:
+        known = next((f for f in early if f.fatal), None)
+        if known is None:
+            raise
+        raise CheckpointError(known.what, file=error.file, hint=known.fix) from None

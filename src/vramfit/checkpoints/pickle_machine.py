@@ -20,7 +20,7 @@ from vramfit.checkpoints.pickle_names import (
     allowed,
 )
 
-MAX_OPCODES = 1_500_000
+MAX_OPCODES = 500_000
 """A tensor takes about 40; each may leave an object of some 70 bytes."""
 MAX_TEXT_BYTES = 2**24
 
@@ -127,8 +127,9 @@ class PickleMachine:
         self._stack.append(Storage(values))
 
     def _refuse_instance(self, argument: Any) -> None:
-        path = ".".join(str(argument).split(" ", 1)) if argument else "an object"
-        raise PickleWantsCode(path)
+        if isinstance(argument, int):
+            raise PickleWantsCode(f"extension {argument} of copyreg")
+        raise PickleWantsCode(".".join(argument.split(" ", 1)) if argument else "an object")
 
     def _build(self, _: Any) -> None:
         """State of an object (`_metadata` of a state dict): of no interest."""

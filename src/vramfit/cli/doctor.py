@@ -1,4 +1,4 @@
-"""`vramfit doctor`: is this machine ready, and if not, what to change."""
+"""`vramfit doctor`: is this machine ready, is this model sound, and if not, what to change."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,12 +6,30 @@ from typing import Annotated
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
+from vramfit.workload import CHOICES
 
 NAME = "doctor"
-EXAMPLE = "vramfit doctor --lock requirements.lock.txt"
+EXAMPLE = "vramfit doctor ./my-model --task token-classification --scan"
 
 
 def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with config.json and weights, a catalogue name or a hub id; without one, the machine "
+            "itself is checked.",
+        ),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help=f"The head that is wanted. One of {', '.join(CHOICES['task'])}.")
+    ] = "sequence-classification",
+    num_labels: Annotated[
+        int | None, typer.Option("--num-labels", metavar="N", help="Size of the head that is wanted.")
+    ] = None,
+    scan: Annotated[
+        bool, typer.Option("--scan", help="Read the weights too: NaN, infinite and all-zero tensors.")
+    ] = False,
     lock: Annotated[
         Path | None,
         typer.Option(
@@ -21,16 +39,23 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check Python, torch, the driver, the GPU and the settings that change memory.
+    """Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.
 
     Leaves with 0 when nothing stands in the way, 1 when something will fail.
     """
-    from vramfit.doctor.checkup import check_environment
     from vramfit.doctor.lock import write_lock
-    from vramfit.records.finding import worst
+    from vramfit.records.finding import Finding, worst
     from vramfit.report.findings import render_findings, summarize
 
-    findings = check_environment()
+    findings: list[Finding]
+    if model is not None:
+        from vramfit.doctor.model import check_model
+
+        findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
+    else:
+        from vramfit.doctor.checkup import check_environment
+
+        findings = check_environment()
     if json:
         print_json(findings)
     else:

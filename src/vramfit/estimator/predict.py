@@ -36,12 +36,17 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
 
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
     """The estimate of a traced workload at a micro-batch."""
-    stream, marks = traced.stream(micro_batch)
-    outcome = weigh(stream, marks, traced.options, target.capacity_bytes)
-    likely = outcome.likely
+    outcome = weigh(traced.stream(micro_batch), traced.options, target.capacity_bytes)
+    stream, likely = outcome.stream, outcome.likely
     steady = [p for p in likely.phases if p.name.startswith("steady_step")]
     top = max(likely.phases, key=lambda p: p.peak_allocated_bytes)
-    seen = walk(stream, top.allocated_peak_index, _stretch(likely, steady[0], stream), traced.options)
+    seen = walk(
+        stream,
+        top.allocated_peak_index,
+        _stretch(likely, steady[0], stream),
+        traced.options,
+        outcome.replayed_capacity_bytes,
+    )
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
     profile = target.profile

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.errors import WorkloadError
+from vramfit.estimator.offload import settle_offload
 from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
@@ -38,7 +39,8 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         task=resolved.task,  # type: ignore[arg-type]
         attention=workload.attention or _own_attention(resolved),
     )
-    return TracedWorkload(workload, resolved, target.profile), target
+    traced = TracedWorkload(workload, resolved, target.profile)
+    return (settle_offload(traced, target) if workload.offload == "weights" else traced), target
 
 
 def _own_attention(resolved: ResolvedModel) -> Any:
@@ -67,11 +69,10 @@ def _not_yet(workload: Workload) -> list[str]:
     asked = {
         "attention packed": workload.attention == "packed",
         "compile": workload.compile,
-        "loop stepper": workload.loop == "stepper",
         "lora": workload.lora is not None,
         "num_gpus above 1": workload.num_gpus > 1,
-        "offload": workload.offload is not None,
+        "offload": workload.offload not in (None, "weights"),
         "optimizer adamw-8bit": workload.optimizer == "adamw-8bit" and workload.trains,
-        "quantize": workload.quantize is not None,
+        "quantize in training": workload.quantize is not None and workload.trains,
     }
     return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+from vramfit.allocator.replay import OutOfMemoryEvent
 from vramfit.errors import WorkloadError
+from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.states import warmed
+from vramfit.estimator.states import warm_stream
 from vramfit.estimator.target import Target
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import fails
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream
 from vramfit.units import format_bytes
+from vramfit.workload import MAX_COUNT
 
 MAX_MICRO_BATCH = 2**20
 """Beyond any use; the search stops here."""
@@ -53,7 +56,8 @@ class _Search:
         self._traced = traced
         self._target = target
         self._capacity_bytes = capacity_bytes
-        self._limit = f"nothing up to {MAX_MICRO_BATCH:,} samples"
+        self._most = min(MAX_MICRO_BATCH, MAX_COUNT // (traced.workload.accumulate or 1))
+        self._limit = f"nothing up to {self._most:,} samples"
 
     def run(self) -> MaxBatch:
         top = self._upper_bound()
@@ -75,14 +79,13 @@ class _Search:
 
     def fits(self, micro_batch: int, *, warm: bool = True) -> bool:
         """Whether it runs inside the capacity under every placement."""
-        if micro_batch > MAX_MICRO_BATCH:
+        if micro_batch > self._most:
             return False
-        stream, marks = self._traced.stream(micro_batch)
-        events, marks = warmed(stream, marks) if warm else (stream.events, marks)
-        failure = fails(events, marks, self._traced.options, self._capacity_bytes)
+        stream = self._traced.stream(micro_batch)
+        stream = warm_stream(stream) if warm else stream
+        failure = fails(stream, self._traced.options, self._capacity_bytes)
         if failure is not None and warm:
-            requests = [e for e in events[: failure.index + 1] if e > 0]
-            self._limit = self._describe(micro_batch, stream, requests, failure.allocated_bytes)
+            self._limit = self._describe(micro_batch, stream, failure)
         return failure is None
 
     def _largest_fitting(self, start: int) -> int:
@@ -94,39 +97,23 @@ class _Search:
     def _upper_bound(self) -> int:
         """The largest batch whose tensors alone would fit; these grow with the batch."""
         low, high = 0, 1
-        while high <= MAX_MICRO_BATCH and self._requested(high) <= self._capacity_bytes:
+        while high <= self._most and self._requested(high) <= self._capacity_bytes:
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._requested(middle) <= self._capacity_bytes else (low, middle)
-        return min(low, MAX_MICRO_BATCH)
+        return min(low, self._most)
 
     def _requested(self, micro_batch: int) -> int:
-        return peak_requested(self._traced.stream(micro_batch)[0])
+        return peak_requested(self._traced.stream(micro_batch))
 
-    def _describe(self, micro_batch: int, stream: Stream, requests: list[int], allocated_bytes: int) -> str:
+    def _describe(self, micro_batch: int, stream: Stream, failure: OutOfMemoryEvent) -> str:
         """In words: where a batch runs out."""
-        order = [i for i, o in enumerate(stream.request_origins) if stream.origins[o].operator.endswith("_workspace")]
-        order += [i for i in range(stream.num_requests) if i not in set(order)]
-        origin = stream.origins[stream.request_origins[order[len(requests) - 1]]]
+        num_requests = sum(1 for event in stream.events[: failure.index + 1] if event > 0)
+        origin = stream.origins[stream.request_origins[num_requests - 1]]
         where = f"{origin.operator} in {origin.module}" if origin.module else origin.operator
         return (
             f"{micro_batch} samples a forward pass run out in {origin.part} ({where}): "
-            f"{format_bytes(requests[-1])} more, with {format_bytes(allocated_bytes)} of "
+            f"{format_bytes(failure.requested_bytes)} more, with {format_bytes(failure.allocated_bytes)} of "
             f"{format_bytes(self._capacity_bytes)} in use"
         )
-
-
-def peak_requested(stream: Stream) -> int:
-    """The most that live requests add up to: no allocator can do with less."""
-    sizes: list[int] = []
-    live = peak = 0
-    for event in stream.events:
-        if event > 0:
-            sizes.append(event)
-            live += event
-            if live > peak:
-                peak = live
-        else:
-            live -= sizes[-event]
-    return peak

@@ -19,7 +19,10 @@ def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
     num_requests = 0
     for event in stream.events:
         if event > 0:
+            before_bytes = allocator.reserved_bytes
             block = allocator.malloc(event)
+            if options.expandable_segments and allocator.reserved_bytes > before_bytes:
+                entries.append(_entry("segment_map", block.address, allocator.reserved_bytes - before_bytes))
             origin = stream.origins[stream.request_origins[num_requests]]
             entries.append(_entry("alloc", block.address, event, _frames(origin)))
             live[num_requests] = (block, event)
@@ -29,7 +32,11 @@ def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
             entries.append(_entry("free_requested", block.address, size))
             entries.append(_entry("free_completed", block.address, size))
             allocator.free(block)
-    return {"segments": _segments(allocator), "device_traces": [entries], "allocator_settings": {}}
+    return {
+        "segments": _segments(allocator, options.expandable_segments),
+        "device_traces": [entries],
+        "allocator_settings": {},
+    }
 
 
 class _Watched(FreshPlacement):
@@ -67,7 +74,7 @@ def _frames(origin: Origin) -> list[dict[str, Any]]:
     return [{"filename": "", "line": 0, "name": name} for name in names if name]
 
 
-def _segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def _segments(allocator: CachingAllocator, expandable: bool) -> list[dict[str, Any]]:
     return [
         {
             "device": 0,
@@ -79,7 +86,7 @@ def _segments(allocator: CachingAllocator) -> list[dict[str, Any]]:
             "stream": segment.stream,
             "segment_type": "small" if segment.small else "large",
             "segment_pool_id": (0, 0),
-            "is_expandable": False,
+            "is_expandable": expandable,
             "frames": [],
             "blocks": [
                 {

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.allocator.replay import Mark
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
@@ -28,16 +27,17 @@ class TracedWorkload:
     workload: Workload
     resolved: ResolvedModel
     profile: CudaProfile
+    num_resident: int = 0
+    """Layers that stay on the device where weights are offloaded."""
 
     @property
     def options(self) -> AllocatorOptions:
         """How the allocator is set up for this workload."""
         return AllocatorOptions(expandable_segments=self.workload.allocator == "expandable")
 
-    def stream(self, micro_batch: int) -> tuple[Stream, list[Mark]]:
-        """Events and marks at a micro-batch."""
-        stream = self._template(micro_batch).instantiate(micro_batch, order_of(self.workload, NUM_STEADY_STEPS))
-        return stream, [Mark(index=m.index, kind=m.kind, name=m.name) for m in stream.marks]
+    def stream(self, micro_batch: int) -> Stream:
+        """The stream of a cold process at a micro-batch."""
+        return self._template(micro_batch).instantiate(micro_batch, order_of(self.workload, NUM_STEADY_STEPS))
 
     def _template(self, micro_batch: int) -> StreamTemplate:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
@@ -51,15 +51,16 @@ class TracedWorkload:
 
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
-            return trace(self.resolved, self.workload, self.profile, batch=batch)
-        any_batch = replace(
-            self.workload, batch=2 * (self.workload.accumulate or 1), micro_batch=None, gpu=None, memory=None
-        )
-        key = (self.resolved.config.to_json_string(), self.profile, batch, any_batch)
+            return self._trace(batch)
+        any_batch = replace(self.workload, batch=self.workload.accumulate or 1, micro_batch=None, gpu=None, memory=None)
+        key = (self.resolved.config.to_json_string(), self.profile, batch, any_batch, self.num_resident)
         template = _kept.pop(key, None)
         if template is None:
-            template = trace(self.resolved, self.workload, self.profile, batch=batch)
+            template = self._trace(batch)
         _kept[key] = template
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
         return template
+
+    def _trace(self, batch: int | None) -> StreamTemplate:
+        return trace(self.resolved, self.workload, self.profile, batch=batch, num_resident=self.num_resident)

@@ -65,20 +65,30 @@ class Walk:
         return tuple(sorted(groups, key=lambda g: -g.allocated_bytes))
 
 
-def walk(stream: Stream, peak_index: int, steady: tuple[int, int], options: AllocatorOptions) -> Walk:
+def walk(
+    stream: Stream,
+    peak_index: int,
+    steady: tuple[int, int],
+    options: AllocatorOptions,
+    capacity_bytes: int | None = None,
+) -> Walk:
     """Replay once more, looking.
 
     Args:
         peak_index: the event at which the allocated peak occurs.
         steady: first and last event of the steady step, for the timeline.
+        options, capacity_bytes: of the replay whose peak it is.
     """
-    allocator = CachingAllocator(options=options)
+    allocator = CachingAllocator(capacity_bytes, options)
+    events_of_driver = [m for m in stream.marks if m.kind == "driver"]
     held: list[Block] = []
     live: dict[int, Block] = {}
     sizes_at_peak: dict[int, int] = {}
     curve: list[int] = []
     begin, end = steady
     for index, event in enumerate(stream.events[: max(end, peak_index + 1)]):
+        while events_of_driver and events_of_driver[0].index == index:
+            allocator.placement.on_event(events_of_driver.pop(0).name)  # type: ignore[arg-type]
         if event > 0:
             block = allocator.malloc(event)
             live[len(held)] = block

@@ -4,41 +4,62 @@ import torch
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest
+from vramfit.loader.walk import tensor_slots
 from vramfit.models.anatomy import encoder_layers
-from vramfit.models.build import build_meta
-from vramfit.models.resolve import ResolvedModel
 from vramfit.techniques import offloading, precision, quantization
 from vramfit.units import format_bytes
+from vramfit.workload import Workload
 
 
-def resident_layers(request: LoadRequest, resolved: ResolvedModel, device: torch.device) -> int:
+def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.device) -> int:
     """How many layers are to stay on the device; all of them unless the request offloads.
+
+    Args:
+        model: on the meta device, as it was built.
 
     Raises:
         NoPlanFits: the weights do not fit; says by how much, and what would help.
         WorkloadError: an offload without anything to fit into.
     """
-    w = request.workload
-    model = build_meta(resolved, attention=w.attention)
-    num_layers = len(encoder_layers(model))
+    layers, w = encoder_layers(model), request.workload
     budget_bytes = w.memory if w.memory is not None else free_bytes(device)
     if budget_bytes is None:
         if request.offloads:
             raise WorkloadError(["offload weights needs memory on a device that does not say what is free"])
-        return num_layers
-    precision.apply(model, w.precision)
-    quantization.apply(model, w.quantize)
+        return len(layers)
+    sizes = tensor_bytes(model, w)
+    total = sum(sizes.values())
+    if total <= budget_bytes:
+        return len(layers)
     if request.offloads:
-        return offloading.num_resident_layers(model, budget_bytes)
-    needed_bytes = offloading.model_bytes(model)
-    if needed_bytes > budget_bytes:
-        raise NoPlanFits(
-            f"the weights of {resolved.name} take {format_bytes(needed_bytes)} in {_words(request)}, and "
-            f"{format_bytes(budget_bytes)} {'are allowed' if w.memory is not None else f'are free on {device}'}",
-            shortfall_bytes=needed_bytes - budget_bytes,
-            hint="offload weights keeps layers on the host; precision bf16 halves them, quantize int8 takes a quarter",
-        )
-    return num_layers
+        by_layer = [sum(sizes[id(p)] for p in layer.parameters()) for layer in layers]
+        return offloading.choose_resident(total, by_layer, budget_bytes)
+    raise NoPlanFits(
+        f"the weights of {w.model} take {format_bytes(total)} in {_words(w)}, and {format_bytes(budget_bytes)} "
+        f"{'are allowed' if w.memory is not None else f'are free on {device}'}",
+        shortfall_bytes=total - budget_bytes,
+        hint="offload weights keeps layers on the host; precision bf16 takes half, quantize int8 about a quarter",
+    )
+
+
+def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
+    """What each tensor of a model will take on the device, by identity, in the precision of a workload."""
+    dtype, quantize = precision.weight_dtype(workload.precision), workload.quantize
+    linears = quantization.quantizable(model, quantize) if quantize is not None else []
+    quantized = {id(linear.weight) for linear in linears}
+    by_shape: dict[tuple[int, ...], int] = {}
+    sizes = {}
+    for slot in tensor_slots(model):
+        casts = slot.tensor.is_floating_point() and not slot.is_computed
+        final = torch.empty_like(slot.tensor, dtype=dtype if casts else None)
+        shape = tuple(final.shape)
+        if quantize is None or id(slot.tensor) not in quantized:
+            sizes[id(slot.tensor)] = offloading.device_bytes([final])
+            continue
+        if shape not in by_shape:
+            by_shape[shape] = offloading.device_bytes([quantization.quantize_weight(final, quantize)])
+        sizes[id(slot.tensor)] = by_shape[shape]
+    return sizes
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -49,6 +70,5 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _words(request: LoadRequest) -> str:
-    w = request.workload
+def _words(w: Workload) -> str:
     return w.precision if w.quantize is None else f"{w.precision} with {w.quantize} linear layers"

@@ -24,6 +24,7 @@ def initialise(model: Any, fresh: set[str]) -> None:
     slots = list(tensor_slots(model))
     wanted = {id(slot.tensor) for slot in slots if slot.path in fresh or slot.is_computed}
     made: dict[int, torch.Tensor] = {}
+    settled = {id(module) for module in model.modules()} - _touched(model, wanted)
     for slot in slots:
         key = id(slot.tensor)
         if key not in wanted:
@@ -32,9 +33,27 @@ def initialise(model: Any, fresh: set[str]) -> None:
         if key not in made:
             made[key] = _on_host(slot)
         slot.put(made[key])
+    for module in model.modules():
+        if id(module) in settled:
+            module._is_hf_initialized = True
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         model.initialize_weights()
+
+
+def _touched(model: torch.nn.Module, wanted: set[int]) -> set[int]:
+    """Modules that hold a tensor to be initialised, anywhere below: a parent may draw for its children."""
+    touched: set[int] = set()
+
+    def visit(module: torch.nn.Module) -> bool:
+        below = [visit(child) for child in module.children()]
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(below) or any(id(tensor) in wanted for tensor in own if tensor is not None):
+            touched.add(id(module))
+        return id(module) in touched
+
+    visit(model)
+    return touched
 
 
 def _on_host(slot: Slot) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """`Gauge`: what a stretch of code takes, on the device and in the process's own memory."""
 
-import gc
 from pathlib import Path
 
 import torch
@@ -15,7 +14,6 @@ class Gauge:
         self._device = device if device.type == "cuda" else None
         self._allocated_before = 0
         if self._device is not None:
-            gc.collect()
             torch.cuda.reset_peak_memory_stats(self._device)
             self._allocated_before = torch.cuda.memory_allocated(self._device)
         self._anonymous_before = anonymous_bytes()

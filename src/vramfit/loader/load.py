@@ -1,26 +1,21 @@
-"""`load`: a checkpoint, inspected, then streamed to the device in the precision asked for; nothing half-loaded remains."""
+"""`load`: a checkpoint inspected, then streamed to its device in the precision asked for; all of it or nothing."""
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest, make_request
 from vramfit.records.load_report import LoadReport
-from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from vramfit.loader.gauge import Gauge
+    from vramfit.loader.making import Loaded
     from vramfit.loader.origin import Origin
-    from vramfit.loader.tensors import CheckpointTensors
 
 Progress = Callable[[int, int], None]
-SAMPLED_FROM_BYTES = 2**20
-"""Tensors after which the host's memory is looked at."""
 
 
 def load(
@@ -50,7 +45,8 @@ def load(
         task: the head; see `Workload`.
         precision: of the weights: bf16 and fp16 halve them; tf32 and amp-* keep fp32.
         quantize: int8, int8-dynamic or int4 for linear layers, through torchao; embeddings and norms stay.
-        plan: a `Plan`: what its workload says of task, precision, quantize, attention, labels, memory and offload counts.
+        plan: a `Plan`; what its workload says of task, precision, quantize, attention, labels, memory and offload
+            counts.
         device: cuda, cuda:1, cpu.
         random_weights: no checkpoint: every weight drawn, the same way every time.
         num_labels: size of a classification head; None takes the configuration's.
@@ -99,6 +95,7 @@ def load_request(
     import torch
 
     from vramfit.loader.gauge import Gauge
+    from vramfit.loader.making import make_model
     from vramfit.loader.origin import find_origin
     from vramfit.techniques import quantization
 
@@ -107,58 +104,65 @@ def load_request(
     origin = find_origin(request, scan=scan)
     gauge = Gauge(device)
     try:
-        model, facts = _make(request, origin, device, gauge, progress)
+        loaded = make_model(request, origin, device, progress=progress or _nobody, sample=gauge.sample)
     except torch.OutOfMemoryError as error:
         failure = NoPlanFits(
             f"{device} ran out of memory while {origin.resolved.name} was loaded: {str(error).splitlines()[0]}",
             hint="another process may hold it; offload weights, precision bf16 or quantize int8 need less",
         )
     else:
-        return model, _report(request, origin, model, gauge, facts, time.perf_counter() - started)
+        return loaded.model, _report(request, origin, loaded, gauge, device, time.perf_counter() - started)
     # beyond the handler, the failed tensors are no longer held by a traceback
     torch.cuda.empty_cache()
     raise failure
 
 
-def _make(
-    request: LoadRequest, origin: "Origin", device: "torch.device", gauge: "Gauge", progress: Progress | None
-) -> "tuple[torch.nn.Module, dict[str, Any]]":
-    """The model with its weights; emptied again if anything goes wrong on the way."""
-    from vramfit.loader.budget import resident_layers
-    from vramfit.loader.filling import Filling, empty
-    from vramfit.loader.fresh import initialise
-    from vramfit.loader.tensors import CheckpointTensors
-    from vramfit.loader.transfer import ToHost, make_transfer
-    from vramfit.models.anatomy import encoder_layers
-    from vramfit.models.build import build_meta
-    from vramfit.techniques import offloading, precision, quantization
+def _nobody(num_bytes_done: int, num_bytes: int) -> None:
+    """Progress that nobody follows."""
 
-    w, resolved, inspection = request.workload, origin.resolved, origin.inspection
-    num_resident = resident_layers(request, resolved, device)
-    model = build_meta(resolved, attention=w.attention)
-    layers = encoder_layers(model)
-    linears = [] if w.quantize is None else quantization.quantizable(model, w.quantize)
-    with ExitStack() as stack:
-        stack.callback(empty, model)
-        tensors = None if inspection is None else stack.enter_context(CheckpointTensors(inspection))
-        fresh = set(model.state_dict()) if inspection is None else set(inspection.fresh)
-        initialise(model, fresh)
-        transfer = make_transfer(device)
-        Filling(
-            tensors=tensors if tensors is not None else {},
-            dtype=precision.weight_dtype(w.precision),
-            transfer=transfer,
-            host=ToHost(_device("cpu")),
-            quantize=w.quantize,
-            quantized={id(linear) for linear in linears},
-            offloaded={id(module) for layer in layers[num_resident:] for module in layer.modules()},
-            on_tensor=_counter(tensors, gauge, progress),
-        ).fill(model)
-        slots = offloading.apply(model, num_resident, device)
-        transfer.finish()
-        _dress(model, request, origin)
-        stack.pop_all().callback(lambda: None)
-        if tensors is not None:
-            tensors.__exit__(None, None, None)
-    facts = {"num_quantized": len(linears), "num_layers": len(layers), "num_resident_layers": num_resident}
-    return model, facts | ({"slots": slots.slots} if slots is not None else {})
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu"]) from None
+    if device.type not in ("cuda", "cpu"):
+        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu"])
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise WorkloadError([f"device {name}: this machine has {count} CUDA devices"], hint="take device cpu")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    return device
+
+
+def _report(
+    request: LoadRequest, origin: "Origin", loaded: "Loaded", gauge: "Gauge", device: "torch.device", time_s: float
+) -> LoadReport:
+    inspection, w = origin.inspection, request.workload
+    gauge.sample()
+    return LoadReport(
+        model=origin.resolved.name,
+        model_class=type(loaded.model).__name__,
+        task=origin.resolved.task,
+        device=str(device),
+        precision=w.precision,
+        quantize=w.quantize,
+        num_quantized=loaded.num_quantized,
+        files=tuple(path.name for path in inspection.files.paths) if inspection is not None else (),
+        num_tensors=loaded.num_tensors,
+        num_bytes=loaded.num_bytes,
+        time_s=time_s,
+        final_device_bytes=gauge.device_bytes,
+        peak_device_bytes=gauge.peak_device_bytes,
+        largest_tensor_bytes=loaded.largest_tensor_bytes,
+        host_anonymous_bytes=gauge.host_anonymous_bytes,
+        num_layers=loaded.num_layers,
+        num_resident_layers=loaded.num_resident_layers,
+        fresh=tuple(inspection.fresh) if inspection is not None else loaded.names,
+        dropped=tuple(inspection.unexpected) if inspection is not None else (),
+        renamed=dict(inspection.renamed) if inspection is not None else {},
+        findings=tuple(inspection.findings) if inspection is not None else (),
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.loader.request import LoadRequest
+from vramfit.loader.undrawn import undrawn
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel, resolve
 
@@ -30,9 +31,7 @@ def find_origin(request: LoadRequest, *, scan: bool = False) -> Origin:
         UnknownModel, WorkloadError: as `models.resolve` raises them.
     """
     w = request.workload
-    resolved = resolve(
-        request.model, task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code
-    )
+    resolved = resolve(request.model, task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code)
     if resolved.module is not None:
         raise WorkloadError([f"{type(resolved.module).__name__} is a model already; load takes a folder or a name"])
     if request.random_weights:
@@ -44,12 +43,13 @@ def find_origin(request: LoadRequest, *, scan: bool = False) -> Origin:
         resolved = resolve(
             str(folder), task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code
         )
-    inspection = inspect_checkpoint(resolved, scan=scan)
-    _refuse_fatal(inspection)
+    with undrawn():
+        inspection = inspect_checkpoint(resolved, scan=scan, num_labels=w.num_labels)
+    _refuse(inspection)
     return Origin(resolved, inspection)
 
 
-def _refuse_fatal(inspection: Inspection) -> None:
+def _refuse(inspection: Inspection) -> None:
     """All fatal findings in one error; the hint is the first one's."""
     fatal = [finding for finding in inspection.findings if finding.fatal]
     if fatal:
@@ -57,6 +57,14 @@ def _refuse_fatal(inspection: Inspection) -> None:
             "; ".join(finding.what for finding in fatal),
             file=str(inspection.files.paths[0]),
             hint=next((finding.fix for finding in fatal if finding.fix), None),
+        )
+    if inspection.converted:
+        raise CheckpointError(
+            f"{len(inspection.converted)} tensors ({inspection.converted[0]}, …) are saved in a form that transformers "
+            "joins or splits on the way in, which a streaming load does not",
+            file=str(inspection.files.paths[0]),
+            tensor=inspection.converted[0],
+            hint="load it once with from_pretrained and write it with save_pretrained; that form loads",
         )
 
 

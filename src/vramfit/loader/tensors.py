@@ -15,14 +15,14 @@ from vramfit.errors import CheckpointError
 
 
 class CheckpointTensors(Mapping[str, torch.Tensor]):
-    """Model name → tensor on the host, in the type it was saved in; open within a `with`."""
+    """Model name → tensor on the host, in the type it was saved in; open within a `with`. None gives none."""
 
-    def __init__(self, inspection: Inspection) -> None:
-        entries = {entry.name: entry for entry in inspection.entries}
-        self._is_pickle = inspection.files.kind == "bin"
-        self._entries: dict[str, TensorEntry] = {
-            target: entries[name] for name, target in inspection.targets.items()
-        }
+    def __init__(self, inspection: Inspection | None) -> None:
+        self._entries: dict[str, TensorEntry] = {}
+        if inspection is not None:
+            entries = {entry.name: entry for entry in inspection.entries}
+            self._entries = {target: entries[name] for name, target in inspection.targets.items()}
+        self._is_pickle = inspection is not None and inspection.files.kind == "bin"
         self._opened: dict[Path, Any] = {}
         self._stack = ExitStack()
 
@@ -33,7 +33,10 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.clear()
-        self._stack.close()
+        self._stack.close()  # what has been read stays: a view keeps its mapping
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -46,7 +46,7 @@ class ToCuda:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._sent = [torch.cuda.Event() for _ in self._stages]
+        self._sent = [torch.cuda.Event() for _ in self._stages]  # type: ignore[no-untyped-call]
         self._next = 0
 
     def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

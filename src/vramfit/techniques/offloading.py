@@ -18,6 +18,8 @@ from vramfit.units import format_bytes
 BLOCK_BYTES = 512
 """What CUDA's caching allocator rounds every request up to."""
 NUM_SLOTS = 2
+ATTRIBUTE = "_vramfit_slots"
+"""Where an offloaded layer keeps its `LayerSlots`."""
 
 
 def device_bytes(tensors: "Iterator[torch.Tensor] | Sequence[torch.Tensor]") -> int:
@@ -41,13 +43,16 @@ def num_resident_layers(model: torch.nn.Module, budget_bytes: int) -> int:
     Raises:
         NoPlanFits: not even without any resident layer.
     """
-    layers = encoder_layers(model)
-    total = model_bytes(model)
-    if total <= budget_bytes:
-        return len(layers)
-    sizes = [device_bytes([*layer.parameters()]) for layer in layers]
-    largest = max(sizes, default=0)
-    least = total - sum(sizes) + min(NUM_SLOTS, len(layers)) * largest
+    sizes = [device_bytes([*layer.parameters()]) for layer in encoder_layers(model)]
+    return choose_resident(model_bytes(model), sizes, budget_bytes)
+
+
+def choose_resident(total_bytes: int, layer_bytes: Sequence[int], budget_bytes: int) -> int:
+    """`num_resident_layers` for sizes that are known: of the whole model and of each layer."""
+    if total_bytes <= budget_bytes:
+        return len(layer_bytes)
+    largest = max(layer_bytes, default=0)
+    least = total_bytes - sum(layer_bytes) + min(NUM_SLOTS, len(layer_bytes)) * largest
     if least > budget_bytes:
         raise NoPlanFits(
             f"{format_bytes(least)} is the least the device must hold (all but the layers, and two layers at a time), "
@@ -56,8 +61,8 @@ def num_resident_layers(model: torch.nn.Module, budget_bytes: int) -> int:
             hint="take precision bf16, quantize int8, or a smaller model",
         )
     num_resident, taken = 0, least
-    while num_resident < len(layers) - NUM_SLOTS and taken + sizes[num_resident] <= budget_bytes:
-        taken += sizes[num_resident]
+    while num_resident < len(layer_bytes) - NUM_SLOTS and taken + layer_bytes[num_resident] <= budget_bytes:
+        taken += layer_bytes[num_resident]
         num_resident += 1
     return num_resident
 
@@ -74,6 +79,13 @@ def apply(model: torch.nn.Module, num_resident: int, device: torch.device | str)
     return LayerSlots(layers, torch.device(device)) if layers else None
 
 
+def slots_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """What the offloaded layers of a model share on the device; nothing where none is offloaded."""
+    found = (module.__dict__.get(ATTRIBUTE) for module in model.modules())
+    slots: LayerSlots | None = next((s for s in found if s is not None), None)
+    return [] if slots is None else slots.slots
+
+
 class LayerSlots:
     """The slots of a model's offloaded layers, and the hooks that fill them."""
 
@@ -81,14 +93,13 @@ class LayerSlots:
         self.device = device
         self._on_host = [_pack(layer, device) for layer in layers]
         size = max(buffer.numel() for buffer in self._on_host)
-        self.slots = [
-            torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(NUM_SLOTS, len(layers)))
-        ]
+        self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(NUM_SLOTS, len(layers)))]
         """What the offloaded layers take on the device, all of them together."""
         self._held: list[int | None] = [None] * len(self.slots)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        for slot in self.slots if self._copies is not None else ():
-            slot.record_stream(self._copies)  # a copy may still be on its way when the model goes
+        self._copies: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self._copies is not None:
+            for slot in self.slots:  # a copy may still be on its way when the model goes
+                slot.record_stream(self._copies)
         self._filled: list[Any] = [self._event() for _ in self.slots]
         self._free: list[Any] = [self._event() for _ in self.slots]
         self._swaps = [
@@ -97,11 +108,12 @@ class LayerSlots:
         ]
         for index, layer in enumerate(layers):
             _put(self._swaps[index][0])
+            layer.__dict__[ATTRIBUTE] = self
             layer.register_forward_pre_hook(lambda *_, index=index: self._bring(index))
             layer.register_forward_hook(lambda *_, index=index: self._release(index), always_call=True)
 
     def _event(self) -> Any:
-        return torch.cuda.Event() if self._copies is not None else None
+        return torch.cuda.Event() if self._copies is not None else None  # type: ignore[no-untyped-call]
 
     def _bring(self, index: int) -> None:
         """Before a layer computes: its weights are there, and the next one's are on their way."""
@@ -184,5 +196,6 @@ def _views(layer: torch.nn.Module, buffer: torch.Tensor) -> Swap:
             parts[key] = buffer[begin : begin + num_bytes].view(part.dtype).view(part.shape)
             begin += _rounded(part)
         made = with_inner_tensors(parameter, parts)
-        swap.append((module, name, made.requires_grad_(False)))
+        made.requires_grad_(False)
+        swap.append((module, name, made))
     return swap

@@ -10,11 +10,15 @@ import torch
 from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
+from vramfit.errors import TraceError, VramfitError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
+from vramfit.step.commit import secure_state, take_step
+from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, make_batch
 from vramfit.step.plain import forward_step, train_step
-from vramfit.techniques import checkpointing, freezing, optimizers, precision
+from vramfit.step.window import accumulate, clip
+from vramfit.techniques import checkpointing, freezing, offloading, optimizers, precision, quantization
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.places import Places
 from vramfit.trace.stand_ins import autocast_context, stand_ins
@@ -24,40 +28,74 @@ from vramfit.workload import Workload
 
 TRACED_MICRO_BATCHES = 2
 """The first makes the gradients, the second adds to them; any further one repeats the second."""
+MAX_REPEATED = 16
+"""Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
 STEPS = ("first", "steady")
 
 
+@torch.inference_mode(False)  # gradients on, whatever the caller has switched off
 def trace(
-    resolved: ResolvedModel, workload: Workload, profile: CudaProfile, *, batch: int | None = None
+    resolved: ResolvedModel,
+    workload: Workload,
+    profile: CudaProfile,
+    *,
+    batch: int | None = None,
+    num_resident: int = 0,
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
     Args:
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
+        num_resident: layers that stay on the device where weights are offloaded.
 
     Raises:
         TraceError: the model's forward depends on data.
         WorkloadError: a technique that the model does not have.
     """
-    model = prepare(resolved, workload)
-    with tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session:
+    model = prepare(resolved, workload, num_resident)
+    with (
+        _worded(resolved.name),
+        tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
+    ):
         session.tracer.begin("inputs", "inputs")
         inputs = make_batch(
             model, workload.task, workload.mode, workload.mask, batch or PROBE_BATCH, workload.seq, "meta"
         )
-        steps = _train_steps if workload.trains else _forward_steps
-        steps(session, model, workload, inputs)
+        if not workload.trains:
+            _forward_steps(session, model, workload, inputs)
+        elif workload.loop == "plain":
+            _train_steps(session, model, workload, inputs)
+        else:
+            _stepper_steps(session, model, workload, inputs)
     return session.tracer.template
 
 
-def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
+@contextmanager
+def _worded(name: str) -> Iterator[None]:
+    """Whatever a model's own code raises on meta tensors, as one line."""
+    try:
+        yield
+    except VramfitError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise TraceError(
+            f"{name} does not run on tensors without data: {type(error).__name__}: {text}",
+            hint="its forward must take input_ids, attention_mask and labels, and must not look at values",
+        ) from error
+
+
+def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
     model = build_meta(resolved, attention=workload.attention)
     precision.apply(model, workload.precision)
+    quantization.apply(model, workload.quantize)
     model.train(workload.mode != "infer" and workload.dropout)
     if workload.mode != "infer":
         checkpointing.apply(model, workload.checkpointing)
     freezing.apply(model, workload.freeze)
+    if workload.offload == "weights":
+        offloading.apply(model, num_resident, "meta")
     return model
 
 
@@ -96,10 +134,13 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
         for name, child in module.named_children():
             bring(child, f"{path}.{name}" if path else name)
         for tensor in [*module._parameters.values(), *module._buffers.values()]:
-            if tensor is not None:
-                tracer.hold(tensor, "parameter", path)
+            for _, part in () if tensor is None else quantization.inner_tensors(tensor):
+                if part.device.type == "meta":  # offloaded weights wait on the host
+                    tracer.hold(part, "parameter", path)
 
     bring(model, "")
+    for slot in offloading.slots_of(model):
+        tracer.hold(slot, "offload_slot")
     tracer.notice("model_loaded")
 
 
@@ -126,6 +167,45 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
     session.tracer.begin("end", "end")  # before the optimizer goes
 
 
+def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+    """The step of `Stepper`: summed losses, clipped once, committed whole."""
+    optimizer = optimizers.make(workload.optimizer, model.parameters())
+    scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
+    learned = [p for group in optimizer.param_groups for p in group["params"]]
+    loss = head_loss(model, inputs)
+    totals = loss.counts(inputs)
+    assert workload.accumulate is not None
+    num_micro = min(workload.accumulate, TRACED_MICRO_BATCHES)
+    for step in STEPS:
+
+        def on_part(part: str, index: int, step: str = step) -> None:
+            session.tracer.begin(f"{step}.micro{index}", part)
+
+        scale = scaler.scale if scaler is not None else lambda value: value
+        mean = accumulate(
+            model,
+            [inputs] * num_micro,
+            loss,
+            totals,
+            bring=lambda batch: {name: value.clone() for name, value in batch.items()},
+            autocast=session.autocast,
+            scale=scale,
+            on_part=on_part,
+        )
+        session.tracer.begin(f"{step}.optimizer", "optimizer")
+        del mean
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clip(learned, workload.max_grad_norm)
+        secure_state(optimizer)
+        take_step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        session.tracer.places.clear()
+    session.tracer.begin("end", "end")  # before the optimizer goes
+
+
 def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     for step in STEPS:
 
@@ -145,6 +225,6 @@ def order_of(workload: Workload, num_steady: int = 1) -> list[tuple[str, str | N
         phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
         order.append((f"{step}.micro0", phase))
         if workload.trains:
-            order += [(f"{step}.micro1", None)] * ((workload.accumulate or 1) - 1)
+            order += [(f"{step}.micro1", None)] * min((workload.accumulate or 1) - 1, MAX_REPEATED)
             order.append((f"{step}.optimizer", None))
     return order

@@ -5,6 +5,7 @@ CUDA does otherwise than meta below autograd is decided here or in a kernel's de
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ SCATTERS = frozenset({"scatter_add", "index_put", "index_add", "_unsafe_index_pu
 """Backwards that write into a tensor of zeros of their own: in place, but for the presence of a mode."""
 HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 """Outputs that a CUDA run keeps on the host although meta shows them on the device: seed and offset."""
+TAKES_APART = frozenset({"unbind", "split", "split_with_sizes", "chunk", "tensor_split"})
+FACTORIES = frozenset({"arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace"})
+MAX_CALLS = 500_000
+"""Operators in one trace; BERT-large takes about 20,000."""
 
 
 class Tracer(TorchDispatchMode):
@@ -42,6 +47,7 @@ class Tracer(TorchDispatchMode):
         self._calls = Calls(template.probe)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
+        self._num_calls = 0
 
     def begin(self, segment: str, part: str) -> None:
         """What follows belongs to this segment of the stream and this part of the run."""
@@ -65,6 +71,9 @@ class Tracer(TorchDispatchMode):
         name = func._schema.name[6:]  # without "aten::"
         if func is aten._local_scalar_dense.default and args[0].device.type == "meta":
             return self._answer(args[0])
+        self._guard(name, args, kwargs)
+        if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
+            return self._index_by_truth(func, *args)
         if func._schema.is_mutable and not name.startswith(("set_", "resize_")):
             return _write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
@@ -91,6 +100,8 @@ class Tracer(TorchDispatchMode):
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "nonzero":  # which elements count depends on data: all of them is the dearest case
             return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.long, device="meta")
+        if name == "_weight_int4pack_mm":  # its meta function asks for a device that only fake tensors have
+            return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])
         try:
             return func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
@@ -101,6 +112,33 @@ class Tracer(TorchDispatchMode):
                 module_path=where,
                 hint="its shapes depend on values; describe the workload with a model that does not branch on data",
             ) from error
+
+    def _index_by_truth(self, func: Any, x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+        """CUDA turns a mask into positions first (TensorAdvancedIndexing.cpp, expandTensors)."""
+        positions: list[torch.Tensor | None] = []
+        with self:
+            for index in indices:
+                if index is not None and index.dtype == torch.bool:
+                    positions.extend(aten.nonzero.default(index).unbind(1))
+                else:
+                    positions.append(index)
+            return func(x, positions)
+
+    def _guard(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A model that goes through its samples one by one would not end at the probe batch."""
+        self._num_calls += 1
+        if self.template.probe is None:
+            return
+        takes_apart = name in TAKES_APART and max(args[0].shape, default=0) >= self.template.probe
+        on_host = name in FACTORIES and str(kwargs.get("device", "cpu")).startswith(("cpu", "None"))
+        makes_much = on_host and any(n >= self.template.probe for n in _numbers(args))
+        if takes_apart or makes_much or self._num_calls > MAX_CALLS:
+            where = self._module()
+            raise TraceError(
+                f"{where or 'the model'} goes through its batch sample by sample ({name})",
+                operator=name,
+                module_path=where,
+            )
 
     def _reuses_input(self, name: str, args: tuple[Any, ...]) -> bool:
         """Whether autograd, without a mode watching, would write into the first argument."""
@@ -180,6 +218,14 @@ class Tracer(TorchDispatchMode):
     def _origin(self, operator: str) -> Origin:
         recomputes = self.part == "backward" and self.places.in_module
         return Origin(operator, self._module(), "recompute" if recomputes else self.part)
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
 
 
 def _write_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,166 @@
+"""Which tensor of a checkpoint goes where in the model: by transformers' own renaming rules, and a few more.
+
+transformers renames old names, adds or takes off the base model's prefix, and treats tied weights as one; the
+verdict here is the same. Prefixes that wrappers leave (`module.` of DataParallel) it does not know: we take them off.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vramfit.checkpoints.entry import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WRAPPERS = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.", "model.", "encoder.", "net.", "backbone.")
+"""Prefixes that other code puts before all names: DataParallel, torch.compile, sentence-transformers, Lightning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeMismatch:
+    """A tensor that the checkpoint has in another shape than the model."""
+
+    name: str
+    """The model's name of it."""
+    entry: TensorEntry
+    """The tensor in the checkpoint."""
+    expected: tuple[int, ...]
+    """The model's shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matching:
+    """A checkpoint laid beside a model."""
+
+    targets: Mapping[str, str]
+    """Checkpoint name → model name, for tensors that fit."""
+    missing: tuple[str, ...]
+    """Model names that nothing is there for."""
+    unexpected: tuple[str, ...]
+    """Checkpoint names that have no place."""
+    mismatched: tuple[ShapeMismatch, ...]
+    """Tensors with a place but another shape."""
+    converted: tuple[str, ...]
+    """Checkpoint names that transformers splits or joins."""
+    collisions: tuple[tuple[str, str], ...]
+    """Pairs of checkpoint names that mean one place."""
+    wrapper: str
+    """The prefix that was taken off, or nothing."""
+
+
+def match(entries: Sequence[TensorEntry], model: "nn.Module") -> Matching:
+    """Lay a checkpoint beside a model that is on the meta device."""
+    rules = _Rules(model)
+    wrapper = _find_wrapper([entry.name for entry in entries], rules)
+    shapes = rules.shapes
+    taken: dict[str, str] = {}
+    present: set[str] = set()
+    targets, unexpected, mismatched, converted, collisions = {}, [], [], [], []
+    for entry in entries:
+        names, is_converted = rules.places(entry.name.removeprefix(wrapper))
+        if not names:
+            unexpected.append(entry.name)
+        elif is_converted:
+            converted.append(entry.name)
+            present.update(names)
+        elif names[0] in taken:
+            collisions.append((taken[names[0]], entry.name))
+        else:
+            taken[names[0]] = entry.name
+            present.add(names[0])
+            if entry.shape == shapes[names[0]]:
+                targets[entry.name] = names[0]
+            else:
+                mismatched.append(ShapeMismatch(name=names[0], entry=entry, expected=shapes[names[0]]))
+    return Matching(
+        targets=targets,
+        missing=tuple(rules.missing(present)),
+        unexpected=tuple(name for name in unexpected if not rules.ignores(name.removeprefix(wrapper))),
+        mismatched=tuple(mismatched),
+        converted=tuple(converted),
+        collisions=tuple(collisions),
+        wrapper=wrapper,
+    )
+
+
+def _find_wrapper(names: Sequence[str], rules: "_Rules") -> str:
+    """The prefix, of up to three wrappers, whose removal brings most names home; mostly there is none."""
+    best, prefix = rules.num_known(names), ""
+    for _ in range(3):
+        longer = {f"{prefix}{w}": rules.num_known(_without(names, f"{prefix}{w}")) for w in WRAPPERS}
+        winner = max(longer, key=lambda candidate: longer[candidate])
+        if longer[winner] > best:
+            best, prefix = longer[winner], winner
+            continue
+        # `module.model.`: one wrapper off may show nothing yet where most names carry it
+        shared = [p for p in longer if names and sum(n.startswith(p) for n in names) > 0.9 * len(names)]
+        if best > 0 or not shared:
+            break
+        prefix = shared[0]
+    return prefix if best > rules.num_known(names) else ""
+
+
+def _without(names: Iterable[str], prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
+class _Rules:
+    """What transformers does to names while it loads this model."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        self._state = model.state_dict()
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._state.items()}
+        self._base_prefix = getattr(model, "base_model_prefix", "") or None
+        transforms = get_model_conversion_mapping(model)
+        self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        self._tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+        self._may_miss = _any_of(getattr(model, "_keys_to_ignore_on_load_missing", None))
+        dropped = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+        # buffers that older versions saved; as `_adjust_missing_and_unexpected_keys` of transformers 5 does
+        dropped |= {r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"}
+        self._may_drop = _any_of(dropped)
+
+    def places(self, name: str) -> tuple[list[str], bool]:
+        """Model names that a checkpoint's tensor fills, and whether it is split or joined on the way."""
+        from transformers.core_model_loading import rename_source_key
+
+        renamed, pattern = rename_source_key(name, self._renamings, self._converters, self._base_prefix, self._state)
+        if renamed not in self._state and name in self._state:
+            renamed, pattern = name, None
+        if pattern is None:
+            return ([renamed] if renamed in self._state else []), False
+        converter = next(c for c in self._converters if pattern in c.source_patterns)
+        first, *_ = converter.target_patterns
+        found = [renamed.replace(first, target) for target in converter.target_patterns]
+        return [place for place in found if place in self._state], True
+
+    def num_known(self, names: Sequence[str]) -> int:
+        """How many of these names have a place."""
+        return sum(bool(self.places(name)[0]) for name in names)
+
+    def missing(self, present: set[str]) -> list[str]:
+        """Model names without a tensor; tied ones are there if any of them is."""
+        groups: dict[str, set[str]] = {}
+        for target, source in self._tied.items():
+            groups.setdefault(source, {source}).add(target)
+        there = set(present)
+        for group in groups.values():
+            if group & present:
+                there |= group
+        absent = [name for name in self.shapes if name not in there]
+        return [name for name in absent if self._may_miss is None or not self._may_miss.search(name)]
+
+    def ignores(self, name: str) -> bool:
+        """Whether transformers drops this name without a word."""
+        return self._may_drop is not None and self._may_drop.search(name) is not None
+
+
+def _any_of(patterns: "Iterable[str] | None") -> "re.Pattern[str] | None":
+    parts = [f"({pattern})" for pattern in patterns or ()]
+    return re.compile("|".join(parts)) if parts else None

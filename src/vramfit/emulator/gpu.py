@@ -1,0 +1,162 @@
+"""`EmulatedGPU`: inside it, every tensor's storage takes memory of a simulated GPU, which can run out."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
+from vramfit.allocator.options import AllocatorOptions
+from vramfit.errors import WorkloadError
+from vramfit.units import format_bytes, parse_bytes
+
+
+class EmulatedGPU:
+    """A GPU of any size, rehearsed on the CPU.
+
+    Arithmetic and autograd are real. Every storage that operators make or meet goes through a simulation of
+    PyTorch's caching allocator; beyond its capacity a real `torch.OutOfMemoryError` is raised, worded as CUDA
+    words it. Tensors made before it was entered count from the first operator that meets them.
+
+    Args:
+        memory: capacity, such as "2GiB".
+        fail_at: numbers of allocations that fail although there is room; the first is 1.
+        allocator: `default` or `expandable`.
+
+    >>> with EmulatedGPU(memory="64MiB") as gpu:
+    ...     x = torch.zeros(1024, 1024)
+    >>> gpu.allocated_bytes, gpu.num_allocations
+    (4194304, 1)
+    """
+
+    def __init__(self, memory: str | int, *, fail_at: Iterable[int] = (), allocator: str = "default") -> None:
+        self.memory_bytes = parse_bytes(memory, name="memory")
+        self.fail_at = set(fail_at)
+        if allocator not in ("default", "expandable"):
+            raise WorkloadError([f"allocator {allocator!r} is not default or expandable"])
+        options = AllocatorOptions(expandable_segments=allocator == "expandable")
+        self._allocator = CachingAllocator(self.memory_bytes, options, capacity_kind="physical")
+        self._held: dict[int, tuple[Any, Any]] = {}
+        self._taken_bytes = 0
+        self._mode = _Mode(self)
+        self.num_allocations = 0
+        """Allocations asked for so far, failed ones included."""
+        self.num_failures = 0
+        """Allocations that failed."""
+
+    def __enter__(self) -> "EmulatedGPU":
+        self._mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, value, trace)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """As `torch.cuda.memory_allocated`."""
+        return self._allocator.allocated_bytes
+
+    @property
+    def max_allocated_bytes(self) -> int:
+        """As `torch.cuda.max_memory_allocated`."""
+        return self._allocator.peak_allocated_bytes
+
+    @property
+    def max_reserved_bytes(self) -> int:
+        """As `torch.cuda.max_memory_reserved`."""
+        return self._allocator.peak_reserved_bytes
+
+    @property
+    def num_retries(self) -> int:
+        """How often the allocator freed its cache to make room."""
+        return self._allocator.num_retries
+
+    def reset_peaks(self) -> None:
+        """As `torch.cuda.reset_peak_memory_stats`."""
+        self._allocator.reset_peaks()
+
+    def empty_cache(self) -> None:
+        """As `torch.cuda.empty_cache`."""
+        self._allocator.empty_cache()
+
+    def take(self, memory: str | int) -> None:
+        """Another process takes this much; what is in use already stays."""
+        self._taken_bytes += parse_bytes(memory, name="memory")
+        self._limit()
+
+    def release(self) -> None:
+        """The other process gives back all that it took."""
+        self._taken_bytes = 0
+        self._limit()
+
+    def _limit(self) -> None:
+        self._allocator.set_capacity(max(self.memory_bytes - self._taken_bytes, 0))
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        """Give a storage its block, if it has none yet."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._held or storage.nbytes() == 0 or tensor.device.type != "cpu":
+            return
+        self.num_allocations += 1
+        block = self._malloc(storage.nbytes())
+        self._held[key] = (block, weakref.ref(storage, lambda _: self._free(key, block)))
+
+    def _malloc(self, num_bytes: int) -> Any:
+        if self.num_allocations in self.fail_at:
+            raise self._out_of_memory(num_bytes)
+        try:
+            return self._allocator.malloc(num_bytes)
+        except SimulatedOutOfMemory:
+            failure = self._out_of_memory(num_bytes)
+        raise failure
+
+    def _free(self, key: int, block: Any) -> None:
+        held = self._held.get(key)
+        if held is not None and held[0] is block:
+            del self._held[key]
+            self._allocator.free(block)
+
+    def _out_of_memory(self, num_bytes: int) -> torch.OutOfMemoryError:
+        """CUDACachingAllocator.cpp (2.11) words it so."""
+        self.num_failures += 1
+        free = max(self.memory_bytes - self._taken_bytes - self._allocator.reserved_bytes, 0)
+        cached = self._allocator.reserved_bytes - self._allocator.allocated_bytes
+        return torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {format_bytes(num_bytes)}. GPU 0 has a total capacity of "
+            f"{format_bytes(self.memory_bytes)} of which {format_bytes(free)} is free. Of the allocated memory "
+            f"{format_bytes(self._allocator.allocated_bytes)} is allocated by PyTorch, and {format_bytes(cached)} "
+            "is reserved by PyTorch but unallocated."
+        )
+
+
+class _Mode(TorchDispatchMode):
+    """Tells the GPU of every tensor that goes into or comes out of an operator."""
+
+    def __init__(self, gpu: EmulatedGPU) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _tensors((args, tuple(kwargs.values()))):
+            self._gpu._meet(tensor)
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            self._gpu._meet(tensor)
+        return result
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,96 @@
+"""`compare_logits`: what fewer bits do to the outputs, on sentences that are the same for every model."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vramfit.models.anatomy import vocab_size
+from vramfit.records.load_report import LogitComparison
+
+SENTENCES = (
+    "The film was a delight from the first minute to the last.",
+    "I want my money back; the battery died after two days.",
+    "Where is the nearest train station?",
+    "Shares of the company fell by nine percent on Monday.",
+    "No.",
+    "The patient was given 20 mg twice daily and recovered within a week.",
+    "It was fine, I suppose, though nothing I would see again.",
+    "Researchers found that the glacier had lost a third of its ice since 1990.",
+    "ok thanks, talk later",
+    "Paris is the capital of France, and Lima that of Peru.",
+    "The committee postponed its decision until the budget had been reviewed.",
+    "Heavy rain is expected in the north; roads may be closed.",
+    "She plays the violin, he the piano, and neither of them likes to practise.",
+    "Terrible service, wonderful food.",
+    "Water boils at 100 degrees Celsius at sea level.",
+    "The contract may be ended by either party with thirty days' notice.",
+)
+RANDOM_LENGTH = 32
+OUTPUTS = ("logits", "prediction_logits", "start_logits", "last_hidden_state")
+
+
+def sample_inputs(model: torch.nn.Module, folder: Path | None) -> tuple[dict[str, torch.Tensor], str]:
+    """A batch of sentences through the folder's tokenizer, or of random ids where there is none; and which it is."""
+    tokenizer = _tokenizer(folder)
+    if tokenizer is not None:
+        batch = tokenizer(list(SENTENCES), padding=True, truncation=True, max_length=128, return_tensors="pt")
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}, "sentences"
+    generator = torch.Generator().manual_seed(0)
+    words = vocab_size(model) or 2
+    shape = (len(SENTENCES), RANDOM_LENGTH)
+    ids = torch.randint(min(1000, words // 2), words, shape, generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "random ids"
+
+
+def _tokenizer(folder: Path | None) -> Any:
+    if folder is None or not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception:  # a tokenizer that needs a package of its own: random ids do as well
+        return None
+
+
+@torch.no_grad()
+def outputs_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The model's main output for a batch, in fp32 on the host."""
+    device = next(model.parameters()).device
+    answer = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+    found = next((value for name in OUTPUTS if (value := getattr(answer, name, None)) is not None), None)
+    if found is None:
+        found = answer[0]
+    logits: torch.Tensor = found
+    return logits.float().cpu()
+
+
+def compare_logits(
+    outputs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, *, inputs: str, labels: bool
+) -> LogitComparison:
+    """Outputs beside those of full precision; padding does not count.
+
+    Args:
+        outputs, reference: one row a sample; a second dimension of the mask's size is tokens.
+        mask: 1 where a token is real.
+        inputs: what the samples were.
+        labels: whether the highest output stands for something.
+    """
+    by_token = outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]
+    real = mask.bool() if by_token else torch.ones(outputs.shape[0], 1, dtype=torch.bool)
+    kept = real.view(*real.shape, *([1] * (outputs.dim() - 2))) if by_token else real
+    ours, theirs = outputs * kept, reference * kept
+    cosines = torch.nn.functional.cosine_similarity(ours.flatten(1), theirs.flatten(1))
+    agreement = None
+    if labels and outputs.shape[-1] > 1:
+        same = outputs.argmax(-1) == reference.argmax(-1)
+        agreement = float(same[real].float().mean() if by_token and same.dim() > 1 else same.float().mean())
+    return LogitComparison(
+        num_sentences=outputs.shape[0],
+        inputs=inputs,
+        max_abs_difference=float((ours - theirs).abs().max()),
+        max_abs_output=float(theirs.abs().max()),
+        cosine=float(cosines.min()),
+        label_agreement=agreement,
+    )

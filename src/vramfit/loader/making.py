@@ -1,0 +1,138 @@
+"""`make_model`: from a model without weights to one that has them, on its device; or to nothing at all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramfit.loader.budget import resident_layers
+from vramfit.loader.filling import Filling, empty
+from vramfit.loader.fresh import initialise
+from vramfit.loader.origin import Origin
+from vramfit.loader.request import LoadRequest
+from vramfit.loader.tensors import CheckpointTensors
+from vramfit.loader.transfer import ToHost, make_transfer
+from vramfit.loader.undrawn import undrawn
+from vramfit.models.anatomy import encoder_layers
+from vramfit.models.build import build_meta
+from vramfit.techniques import offloading, precision, quantization
+
+SAMPLED_FROM_BYTES = 2**20
+"""Tensors after which the host's memory is looked at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model with its weights, and what there is to say of them."""
+
+    model: torch.nn.Module
+    names: tuple[str, ...]
+    """Everything its state holds."""
+    num_tensors: int
+    num_bytes: int
+    largest_tensor_bytes: int
+    num_quantized: int
+    num_layers: int
+    num_resident_layers: int
+
+
+def make_model(
+    request: LoadRequest,
+    origin: Origin,
+    device: torch.device,
+    *,
+    progress: Callable[[int, int], None],
+    sample: Callable[[], None],
+) -> Loaded:
+    """The model asked for, on its device.
+
+    Args:
+        progress: called with bytes taken and bytes to take from the files.
+        sample: called where the host's memory may be highest.
+
+    Raises:
+        NoPlanFits: the weights do not fit.
+        CheckpointError: a file changed while it was read.
+    """
+    with undrawn():
+        model = build_meta(origin.resolved, attention=request.workload.attention)
+    num_resident = resident_layers(request, model, device)
+    names = tuple(model.state_dict())
+    try:
+        with CheckpointTensors(origin.inspection) as tensors:
+            fresh = names if origin.inspection is None else origin.inspection.fresh
+            initialise(model, set(fresh))
+            num_quantized = _fill(model, request, tensors, device, num_resident, progress, sample)
+            num_tensors, num_bytes = len(tensors), sum(map(tensors.num_bytes, tensors))
+    except BaseException:
+        empty(model)
+        raise
+    _dress(model, request, origin)
+    return Loaded(
+        model=model,
+        names=names,
+        num_tensors=num_tensors,
+        num_bytes=num_bytes,
+        largest_tensor_bytes=max(offloading.device_bytes([p]) for p in model.parameters()),
+        num_quantized=num_quantized,
+        num_layers=len(encoder_layers(model)),
+        num_resident_layers=num_resident,
+    )
+
+
+def _fill(
+    model: torch.nn.Module,
+    request: LoadRequest,
+    tensors: CheckpointTensors,
+    device: torch.device,
+    num_resident: int,
+    progress: Callable[[int, int], None],
+    sample: Callable[[], None],
+) -> int:
+    """Weights to their places; the number of quantized layers."""
+    w = request.workload
+    linears = [] if w.quantize is None else quantization.quantizable(model, w.quantize)
+    waiting = encoder_layers(model)[num_resident:]
+    transfer = make_transfer(device)
+    Filling(
+        tensors=tensors,
+        dtype=precision.weight_dtype(w.precision),
+        transfer=transfer,
+        host=ToHost(torch.device("cpu")),
+        quantize=w.quantize,
+        quantized={id(linear) for linear in linears},
+        offloaded={id(module) for layer in waiting for module in layer.modules()},
+        on_tensor=_count(tensors, progress, sample),
+    ).fill(model)
+    offloading.apply(model, num_resident, device)
+    transfer.finish()
+    if linears and device.type == "cuda":
+        torch.cuda.empty_cache()  # what quantizing needed for a moment
+    return len(linears)
+
+
+def _count(
+    tensors: CheckpointTensors, progress: Callable[[int, int], None], sample: Callable[[], None]
+) -> Callable[[str], None]:
+    """What to call after each tensor."""
+    total, done = sum(map(tensors.num_bytes, tensors)), 0
+    progress(0, total)
+
+    def count(name: str) -> None:
+        nonlocal done
+        num_bytes = tensors.num_bytes(name)
+        done += num_bytes
+        progress(done, total)
+        if num_bytes >= SAMPLED_FROM_BYTES:
+            sample()
+
+    return count
+
+
+def _dress(model: Any, request: LoadRequest, origin: Origin) -> None:
+    """As `from_pretrained` leaves a model: in evaluation mode, and its configuration knows where it came from."""
+    model.eval()
+    folder = origin.resolved.folder
+    model.config.name_or_path = str(folder) if folder is not None else origin.resolved.name
+    model.config.dtype = precision.weight_dtype(request.workload.precision)

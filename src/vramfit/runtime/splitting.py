@@ -1,0 +1,68 @@
+"""An effective batch split into micro-batches: by tokens, longest first, without the padding nobody needs."""
+
+from collections.abc import Iterator
+
+import torch
+
+from vramfit.step.heads import IGNORED
+from vramfit.step.inputs import Batch
+
+PER_TOKEN = 2
+"""Dimensions of a tensor that has a column for each token."""
+
+
+def split(batch: Batch, max_tokens: int) -> list[Batch]:
+    """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
+
+    Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
+    only on the lengths and the limit.
+    """
+    lengths = _lengths(batch)
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    if len(order) * max(lengths) <= max_tokens and max(lengths) == _width(batch):
+        return [batch]  # fits as it is: no copy
+    return [_take(batch, rows, lengths[rows[0]]) for rows in _group(order, lengths, max_tokens)]
+
+
+def _group(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
+    rows: list[int] = []
+    for i in order:
+        if rows and (len(rows) + 1) * lengths[rows[0]] > max_tokens:
+            yield rows
+            rows = []
+        rows.append(i)
+    if rows:
+        yield rows
+
+
+def _take(batch: Batch, rows: list[int], length: int) -> Batch:
+    width = _width(batch)
+    index = torch.tensor(rows, device=next(iter(batch.values())).device)
+    taken = {}
+    for name, value in batch.items():
+        chosen = value.index_select(0, index)
+        per_token = chosen.dim() >= PER_TOKEN and chosen.shape[1] == width
+        taken[name] = chosen[:, :length].contiguous() if per_token and length < width else chosen
+    return taken
+
+
+def _width(batch: Batch) -> int:
+    return int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
+
+
+def _lengths(batch: Batch) -> list[int]:
+    """Columns a sample needs: up to the last token that is attended to or has a label.
+
+    All of them where nothing is masked, and for question answering, whose softmax runs over padding too.
+    """
+    first = next(iter(batch.values()))
+    mask = batch.get("attention_mask")
+    width = _width(batch)
+    if mask is None or mask.dim() != PER_TOKEN or "start_positions" in batch:
+        return [width] * int(first.shape[0])
+    needed = mask.bool()
+    labels = batch.get("labels")
+    if labels is not None and labels.shape == mask.shape:
+        needed = needed | (labels != IGNORED)
+    positions = torch.arange(1, width + 1, device=mask.device)
+    return [max(int(n), 1) for n in (needed * positions).amax(dim=1).tolist()]

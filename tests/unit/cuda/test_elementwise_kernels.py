@@ -1,0 +1,57 @@
+"""Kernels with one hidden temporary, or an order of their own."""
+
+from tests.unit.cuda.profiles import left_over, script_of, spec, temporaries
+
+
+def test_dropout_asks_for_its_mask_before_its_output() -> None:
+    x = spec(8, 128, 768)
+    steps = script_of("native_dropout", x, 0.1, True, outputs=(x, spec(8, 128, 768, dtype="bool")))
+    assert steps == [("out", 1, 0), ("out", 0, 0)]
+
+
+def test_softmax_backward_makes_a_product_after_its_output() -> None:
+    grad, output = spec(8, 128, dtype="float32"), spec(8, 128, dtype="float16")
+    steps = script_of("_softmax_backward_data", grad, output, -1, outputs=(output,))
+    assert steps == [("out", 0, 0), ("temp", 0, 8 * 128 * 4), ("free", 0, 0)]
+
+
+def test_an_embedding_copies_expanded_indices_for_its_own_length_only() -> None:
+    table, out = spec(512, 768), spec(16, 128, 768)
+    expanded = script_of("embedding", table, spec(16, 128, dtype="int64", stride=(0, 1)), outputs=(out,))
+    assert expanded == [("temp", 0, 16 * 128 * 8), ("out", 0, 0), ("free", 0, 0)]
+
+
+def test_an_embedding_takes_indices_that_lie_flat_as_they_are() -> None:
+    table, out = spec(512, 768), spec(16, 128, 768)
+    for indices in (
+        spec(16, 128, dtype="int64"),
+        spec(1, 128, dtype="int64", stride=(0, 1)),
+        spec(128, dtype="int64", stride=(2,)),
+    ):
+        assert script_of("embedding", table, indices, outputs=(out,)) == [("out", 0, 0)]
+
+
+def test_indexing_copies_the_indices_that_are_broadcast() -> None:
+    x, rows, columns = spec(100, 200), spec(16, 1, dtype="int64"), spec(8, dtype="int64")
+    steps = script_of("index", x, (rows, columns), outputs=(spec(16, 8),))
+    assert temporaries(steps) == [16 * 8 * 8, 16 * 8 * 8]
+    assert left_over(steps) == set()
+
+
+def test_indexing_with_equal_or_missing_indices_copies_nothing() -> None:
+    x, rows = spec(100, 200), spec(16, dtype="int64")
+    assert script_of("index", x, (rows, rows), outputs=(spec(16),)) == [("out", 0, 0)]
+    assert script_of("index", x, (None, rows), outputs=(spec(100, 16),)) == [("out", 0, 0)]
+
+
+def test_nonzero_holds_its_count_until_the_end() -> None:
+    steps = script_of("nonzero", spec(64), outputs=(spec(64, 1, dtype="int64"),))
+    assert steps[0] == ("temp", 0, 4)
+    assert steps[-1] == ("free", 0, 0)
+    assert left_over(steps) == set()
+
+
+def test_a_running_sum_of_another_type_is_converted_after_the_output() -> None:
+    mask, out = spec(8, 128, dtype="bool"), spec(8, 128, dtype="int64")
+    assert script_of("cumsum", mask, 1, outputs=(out,)) == [("out", 0, 0), ("temp", 0, out.nbytes), ("free", 0, 0)]
+    assert script_of("cumsum", out, 1, outputs=(out,)) == [("out", 0, 0)]

@@ -1,0 +1,329 @@
+"""`vramfit.load` on checkpoints of every shape, beside transformers; and everything it refuses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.unit.loader.checkpoints import (
+    edit_config,
+    logits,
+    rewrite,
+    tiny_batch,
+    tiny_config,
+    to_pickle,
+    write,
+    write_encoder,
+    write_masked_lm,
+)
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertForSequenceClassification, BertModel
+
+import vramfit
+from vramfit.errors import CheckpointError, MissingExtra, NoPlanFits, WorkloadError
+from vramfit.loader.load import load
+from vramfit.workload import Workload
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "model"
+
+
+def test_a_single_file_loads_as_it_was_saved(folder: Path) -> None:
+    saved = write(folder)
+    ours, report = vramfit.load(folder, device="cpu")
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+    assert report.num_bytes == sum(p.numel() * 4 for p in saved.parameters())
+
+
+def test_shards_load_like_one_file(folder: Path) -> None:
+    saved = write(folder, max_shard_size="60KB")
+    ours, report = load(folder, device="cpu")
+    assert len(report.files) > 2
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_a_pickle_loads_without_running_anything(folder: Path) -> None:
+    saved = write(folder)
+    to_pickle(folder)
+    ours, report = load(folder, device="cpu")
+    assert report.files == ("pytorch_model.bin",)
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_a_pickle_of_old_torch_loads_too(folder: Path) -> None:
+    saved = write(folder)
+    to_pickle(folder)
+    file = folder / "pytorch_model.bin"
+    torch.save(torch.load(file, weights_only=True), file, _use_new_zipfile_serialization=False)
+    ours, _ = load(folder, device="cpu")
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_tied_weights_come_once_and_stay_tied(folder: Path) -> None:
+    saved = write_masked_lm(folder)
+    ours, _ = load(folder, task="masked-lm", device="cpu")
+    assert ours.cls.predictions.decoder.weight is ours.bert.embeddings.word_embeddings.weight
+    assert ours.cls.predictions.decoder.bias is ours.cls.predictions.bias
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_tied_weights_that_differ_in_the_checkpoint_are_left_apart_as_transformers_does(folder: Path) -> None:
+    write_masked_lm(folder)
+    other = torch.randn(200, 64, generator=torch.Generator().manual_seed(9))
+    rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": other})
+    ours, _ = load(folder, task="masked-lm", device="cpu")
+    theirs = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(ours.cls.predictions.decoder.weight, other)
+    assert torch.equal(logits(ours, tiny_batch()), logits(theirs, tiny_batch()))
+
+
+def test_a_pickle_with_both_names_of_a_tied_weight_stays_tied(folder: Path) -> None:
+    write_masked_lm(folder)
+    rewrite(
+        folder,
+        lambda t: t | {"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"].clone()},
+    )
+    to_pickle(folder)
+    ours, _ = load(folder, task="masked-lm", device="cpu")
+    assert ours.cls.predictions.decoder.weight is ours.bert.embeddings.word_embeddings.weight
+
+
+def test_old_names_of_norms_are_understood(folder: Path) -> None:
+    saved = write(folder)
+    rewrite(
+        folder,
+        lambda tensors: {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        },
+    )
+    ours, report = load(folder, device="cpu")
+    assert report.renamed["bert.embeddings.LayerNorm.gamma"] == "bert.embeddings.LayerNorm.weight"
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_an_encoder_loads_into_a_model_with_a_head(folder: Path) -> None:
+    saved = write_encoder(folder)
+    ours, report = load(folder, device="cpu")
+    assert set(report.fresh) == {"classifier.weight", "classifier.bias"}
+    assert torch.equal(logits(ours.bert, tiny_batch()), logits(saved, tiny_batch()))
+
+
+def test_a_model_with_a_head_loads_into_an_encoder(folder: Path) -> None:
+    saved = write(folder)
+    ours, report = load(folder, task="features", device="cpu")
+    assert isinstance(ours, BertModel)
+    assert set(report.dropped) == {"classifier.weight", "classifier.bias"}
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved.bert, tiny_batch()))
+
+
+def test_a_pretraining_head_is_dropped_for_another_task(folder: Path) -> None:
+    write_masked_lm(folder)
+    _, report = load(folder, device="cpu")
+    assert any(name.startswith("cls.predictions") for name in report.dropped)
+    assert "classifier.weight" in report.fresh
+
+
+def test_another_number_of_labels_means_a_new_head(folder: Path) -> None:
+    write(folder)
+    ours, report = load(folder, num_labels=5, device="cpu")
+    assert ours.classifier.out_features == 5
+    assert "classifier.weight" in report.fresh
+
+
+def test_half_precision_files_become_full_precision_when_asked(folder: Path) -> None:
+    saved = write(folder)
+    rewrite(folder, lambda tensors: {name: tensor.half() for name, tensor in tensors.items()})
+    ours, _ = load(folder, device="cpu")
+    assert ours.bert.pooler.dense.weight.dtype is torch.float32
+    assert torch.equal(ours.bert.pooler.dense.weight, saved.bert.pooler.dense.weight.half().float())
+
+
+@pytest.mark.parametrize("precision", ["tf32", "amp-bf16", "amp-fp16"])
+def test_precisions_that_compute_lower_keep_full_weights(folder: Path, precision: str) -> None:
+    write(folder)
+    assert load(folder, precision=precision, device="cpu")[0].dtype is torch.float32
+
+
+def test_attention_is_the_one_asked_for(folder: Path) -> None:
+    write(folder)
+    assert load(folder, attention="eager", device="cpu")[0].config._attn_implementation == "eager"
+    assert load(folder, device="cpu")[0].config._attn_implementation == "sdpa"
+
+
+def test_progress_counts_every_byte(folder: Path) -> None:
+    write(folder)
+    seen: list[tuple[int, int]] = []
+    _, report = load(folder, device="cpu", progress=lambda done, total: seen.append((done, total)))
+    assert seen[0] == (0, report.num_bytes)
+    assert seen[-1] == (report.num_bytes, report.num_bytes)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_random_weights_need_no_checkpoint_and_are_the_same_every_time() -> None:
+    first, report = load("bert-tiny", random_weights=True, device="cpu")
+    second, _ = load("bert-tiny", random_weights=True, device="cpu", precision="bf16")
+    assert isinstance(first, BertForSequenceClassification)
+    assert (report.files, report.num_bytes) == ((), 0)
+    weight = first.bert.encoder.layer[0].output.dense.weight
+    assert torch.equal(weight.bfloat16(), second.bert.encoder.layer[0].output.dense.weight)
+    assert 0.015 < weight.std() < 0.025
+    assert torch.equal(first.bert.embeddings.position_ids[0], torch.arange(512))
+
+
+def test_random_weights_of_a_configuration_keep_their_ties() -> None:
+    model, _ = load(tiny_config(), task="masked-lm", random_weights=True, device="cpu")
+    assert isinstance(model, BertForMaskedLM)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+
+
+def test_a_name_without_weights_says_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", _offline)
+    with pytest.raises(CheckpointError) as caught:
+        load("bert-base-uncased", device="cpu")
+    assert caught.value.hint is not None
+    assert "--random-weights" in caught.value.hint
+
+
+def _offline(*_: object, **__: object) -> str:
+    raise ConnectionError("no network")
+
+
+def test_a_hub_id_is_fetched_without_pickles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = write(folder)
+    asked: list[list[str]] = []
+
+    def snapshot(hub_id: str, *, allow_patterns: list[str]) -> str:
+        assert hub_id == "google-bert/bert-base-uncased"
+        asked.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    ours, _ = load("bert-base-uncased", device="cpu")
+    assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
+    assert len(asked) == 1
+    assert not any("bin" in pattern for pattern in asked[0])
+
+
+def test_a_model_object_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="a model already"):
+        load(BertModel(tiny_config()), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({"quantize": "fp16"}, "quantize 'fp16' is not one of int8, int8-dynamic, int4"),
+        ({"precision": "float16"}, "precision 'float16' is not one of .*nearest: "),
+        ({"task": "classify"}, "task 'classify' is not one of .*nearest: "),
+        ({"offload": "activations"}, "offload weights"),
+        ({"offload": "weights"}, "needs memory"),
+        ({"device": "gpu"}, "device 'gpu'"),
+        ({"device": "cuda:97"}, "cuda:97"),
+        ({"quantize": "int4"}, "int4 needs"),
+    ],
+)
+def test_what_cannot_be_followed_is_a_workload_error(keywords: dict[str, str], problem: str) -> None:
+    if keywords.get("quantize") == "int4":
+        pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    with pytest.raises(WorkloadError, match=problem):
+        load("bert-tiny", random_weights=True, **({"device": "cpu"} | keywords))
+
+
+def test_quantizing_without_torchao_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.techniques import quantization
+
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    quantization._torchao.cache_clear()
+    monkeypatch.setattr(quantization, "import_module", absent)
+    with pytest.raises(MissingExtra) as caught:
+        load("bert-tiny", random_weights=True, quantize="int8", device="cpu")
+    assert caught.value.hint == 'pip install "vramfit[train]"'
+
+
+def test_a_torchao_that_is_too_old_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.techniques import quantization
+
+    quantization._torchao.cache_clear()
+    monkeypatch.setattr(quantization, "import_module", lambda name: SimpleNamespace(__version__="0.17.0"))
+    with pytest.raises(MissingExtra, match=r"torchao 0\.18 or newer"):
+        load("bert-tiny", random_weights=True, quantize="int8", device="cpu")
+
+
+def test_weights_beyond_the_budget_are_refused_before_anything_moves() -> None:
+    with pytest.raises(NoPlanFits) as caught:
+        load("bert-tiny", random_weights=True, memory="4MiB", device="cpu")
+    assert caught.value.shortfall_bytes > 10**6
+    assert "4.00 MiB are allowed" in str(caught.value)
+
+
+def test_a_plan_decides_what_it_speaks_of(folder: Path) -> None:
+    @dataclass
+    class Plan:
+        workload: Workload
+
+    write(folder)
+    plan = Plan(Workload(model="m", task="features", precision="bf16", offload="optimizer"))
+    model, report = load(folder, plan=plan, device="cpu")
+    assert isinstance(model, BertModel)
+    assert report.precision == "bf16"
+
+
+def test_a_truncated_file_is_refused_by_name(folder: Path) -> None:
+    write(folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, device="cpu")
+    assert caught.value.file == str(file)
+
+
+def test_a_file_that_shrinks_after_its_inspection_is_a_checkpoint_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vramfit.loader import making
+
+    write(folder)
+    initialise = making.initialise
+
+    def cut_meanwhile(model: torch.nn.Module, fresh: set[str]) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1000])
+        initialise(model, fresh)
+
+    monkeypatch.setattr(making, "initialise", cut_meanwhile)
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        load(folder, device="cpu")
+    assert caught.value.tensor
+
+
+def test_a_failure_half_way_leaves_an_empty_model(folder: Path) -> None:
+    write(folder)
+    calls = 0
+
+    def interrupt(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        load(folder, device="cpu", progress=interrupt)
+    frames = [entry.frame.f_locals.get("model") for entry in caught.traceback]
+    held = [m for m in frames if isinstance(m, torch.nn.Module)]
+    assert calls > 1
+    assert held
+    assert not any(list(m.parameters()) or list(m.buffers()) for m in held)
+
+
+def test_everything_fatal_is_said_at_once(folder: Path) -> None:
+    write(folder)
+    edit_config(folder, hidden_size=32, num_hidden_layers=6)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, device="cpu")
+    assert caught.value.hint
