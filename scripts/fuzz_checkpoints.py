@@ -3,7 +3,7 @@
     python scripts/fuzz_checkpoints.py --count 100000 --seed 0
 
 Half of the cases mutate a header, half a config.json; a case is its number and the seed, so that any of them can be
-made again with `--only NUMBER`. Each is timed by the clock on the wall; the process's peak resident memory is read at the end.
+made again with `--only NUMBER`. Each is timed by the clock on the wall; peak resident memory is read at the end.
 """
 
 import argparse

@@ -92,7 +92,13 @@ def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parame
     holder.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     with _any_gpu() if weight.device.type == "meta" else nullcontext():
         ao.quantize_(holder, _config(ao, quantize, columns))
-    return holder.weight
+    # torchao hangs a bound method on the module: a cycle that would keep its weight until the next collection
+    holder.__dict__.pop("extra_repr", None)
+    if weight.device.type != "meta":
+        return holder.weight
+    # where a GPU is present torchao may make the scales there; a prediction holds no data
+    parts = {name: torch.empty_like(part, device="meta") for name, part in inner_tensors(holder.weight)}
+    return with_inner_tensors(holder.weight, parts)
 
 
 def quantize_rows(

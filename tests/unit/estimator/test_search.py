@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vramfit.errors import UnknownGPU, WorkloadError
-from vramfit.estimator.predict import estimate
 from vramfit.estimator.peak import peak_requested
+from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import MAX_MICRO_BATCH, max_batch
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import MaxBatch

@@ -16,9 +16,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     seen: list[int | None] = []
     real = traced_module.trace
 
-    def watched(*args: Any, batch: int | None = None) -> Any:
+    def watched(*args: Any, batch: int | None = None, **keywords: Any) -> Any:
         seen.append(batch)
-        return real(*args, batch=batch)
+        return real(*args, batch=batch, **keywords)
 
     monkeypatch.setattr(traced_module, "trace", watched)
     monkeypatch.setattr(traced_module, "_kept", type(traced_module._kept)())

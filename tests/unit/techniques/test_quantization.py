@@ -98,3 +98,19 @@ def test_int4_is_refused_where_it_cannot_run() -> None:
 def test_the_integer_product_is_not_asked_for_sizes_it_does_not_take() -> None:
     model = BertForSequenceClassification(small(hidden_size=36, intermediate_size=72))
     assert quantization.quantizable(model, "int8") == []
+
+
+def test_a_piece_that_was_quantized_is_freed_at_once() -> None:
+    """torchao ties a module to itself; a load that waits for the collector would hold every piece it brought."""
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        weight = quantization.quantize_weight(torch.randn(16, 64), "int8")
+        part = weakref.ref(next(t for _, t in inner_tensors(weight)).untyped_storage())
+        assert part() is not None
+        del weight
+        assert part() is None
+    finally:
+        gc.enable()
