@@ -54,7 +54,8 @@ def random_cases() -> list[str]:
     s = result["summary"]
     return [
         f"{s['num_compared']} workloads drawn at random (seed {result['seeds'][0]}: {result['gpu']}, torch "
-        f"{result['torch_version']}, transformers {result['transformers_version']}, {result['date']}), never seen before:",
+        f"{result['torch_version']}, transformers {result['transformers_version']}, {result['date']}), never seen "
+        "before:",
         "",
         "| figure | exact in both steps | worst error | under-predicted |",
         "|---|---|---|---|",
@@ -79,7 +80,18 @@ def batch_edges() -> list[str]:
 
 def speed() -> list[str]:
     r = newest("speed_of_prediction")
-    return ["```json", json.dumps(r.get("summary", r), indent=1), "```"]
+    f = r["figures"]
+    return [
+        f"Training of {r['case']['model']}, batch {r['case']['batch']}, on 2 CPU cores, after imports:",
+        "",
+        "| what | figure |",
+        "|---|---|",
+        f"| an estimate | {f['estimate_s']:.2f} s |",
+        f"| another batch of the same workload | {f['other_batch_s']:.2f} s |",
+        f"| the largest batch | {f['max_batch_s']:.2f} s |",
+        f"| memory of the process | {f['peak_rss_bytes'] / 2**20:.0f} MiB |",
+        f"| `MemTracker` of torch, the same two steps | {f['mem_tracker_two_steps_s']:.1f} s ({f['ratio']:.0f} times) |",
+    ]
 
 
 def main() -> None:

@@ -42,3 +42,25 @@ def test_repeated_micro_batches_are_those_of_a_longer_trace(monkeypatch: pytest.
         order += [(f"{step}.micro0", phase), *((f"{step}.micro{i}", None) for i in (1, 2, 3))]
         order.append((f"{step}.optimizer", None))
     assert template.instantiate(4, order).events == short.events
+
+
+FAMILY_MODELS = (
+    *("bert-tiny", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-discriminator"),
+    *(
+        "deberta-v3-xsmall",
+        "mpnet-base",
+        "camembert-base",
+        "modernbert-base",
+        "xlm-roberta-base",
+        "nomic-embed-text-v1.5",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_every_family_is_traced_once_for_all_batches(name: str) -> None:
+    resolved = resolve(name, task="features")
+    template = trace(resolved, Workload(model=name, task="features", batch=2, seq=16), H200)
+    assert template.probe is not None
+    few, many = (template.instantiate(batch, order_of(Workload(model=name, batch=batch), 1)) for batch in (2, 200))
+    assert few.num_requests <= many.num_requests

@@ -3,6 +3,7 @@
 from typing import Any
 
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
+from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
@@ -29,9 +30,10 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
     >>> estimate("bert-tiny", batch=8, seq=128, gpu="t4").fits
     True
     """
-    traced, target = resolve_workload(model, keywords)
-    assert traced.workload.micro_batch is not None
-    return estimate_at(traced, target, traced.workload.micro_batch)
+    with collection_paused():
+        traced, target = resolve_workload(model, keywords)
+        assert traced.workload.micro_batch is not None
+        return estimate_at(traced, target, traced.workload.micro_batch)
 
 
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:

@@ -4,6 +4,7 @@ from typing import Any
 
 from vramfit.allocator.replay import OutOfMemoryEvent
 from vramfit.errors import WorkloadError
+from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
@@ -45,10 +46,11 @@ def max_batch(model: Any, **keywords: Any) -> MaxBatch:
     accumulate = keywords.get("accumulate")
     keywords = {k: v for k, v in keywords.items() if k not in ("batch", "micro_batch")}
     keywords["batch"] = accumulate if isinstance(accumulate, int) and accumulate > 0 else 1
-    traced, target = resolve_workload(model, keywords)
-    if target.capacity_bytes is None:
-        raise WorkloadError(["max_batch needs a gpu or a memory size to fit into"])
-    return _Search(traced, target, target.capacity_bytes).run()
+    with collection_paused():
+        traced, target = resolve_workload(model, keywords)
+        if target.capacity_bytes is None:
+            raise WorkloadError(["max_batch needs a gpu or a memory size to fit into"])
+        return _Search(traced, target, target.capacity_bytes).run()
 
 
 class _Search:

@@ -27,7 +27,7 @@ SCATTERS = frozenset({"scatter_add", "index_put", "index_add", "_unsafe_index_pu
 """Backwards that write into a tensor of zeros of their own: in place, but for the presence of a mode."""
 HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 """Outputs that a CUDA run keeps on the host although meta shows them on the device: seed and offset."""
-TAKES_APART = frozenset({"unbind", "split", "split_with_sizes", "chunk", "tensor_split"})
+TAKES_APART = frozenset({"unbind", "split"})
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace"})
 MAX_CALLS = 500_000
 """Operators in one trace; BERT-large takes about 20,000."""
@@ -129,7 +129,7 @@ class Tracer(TorchDispatchMode):
         self._num_calls += 1
         if self.template.probe is None:
             return
-        takes_apart = name in TAKES_APART and max(args[0].shape, default=0) >= self.template.probe
+        takes_apart = name in TAKES_APART and _num_pieces(name, *args) >= self.template.probe
         on_host = name in FACTORIES and str(kwargs.get("device", "cpu")).startswith(("cpu", "None"))
         makes_much = on_host and any(n >= self.template.probe for n in _numbers(args))
         if takes_apart or makes_much or self._num_calls > MAX_CALLS:
@@ -218,6 +218,12 @@ class Tracer(TorchDispatchMode):
     def _origin(self, operator: str) -> Origin:
         recomputes = self.part == "backward" and self.places.in_module
         return Origin(operator, self._module(), "recompute" if recomputes else self.part)
+
+
+def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:
+    """How many tensors `unbind(x, dim)` or `split(x, size, dim)` gives."""
+    size, dim = (1, *arguments, 0)[:2] if name == "unbind" else (*arguments, 0)[:2]
+    return int(x.shape[dim]) // max(int(size), 1) if isinstance(size, int) else 0
 
 
 def _numbers(value: Any) -> Iterator[int]:
