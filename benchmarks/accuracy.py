@@ -90,7 +90,7 @@ def speed() -> list[str]:
         f"| another batch of the same workload | {f['other_batch_s']:.2f} s |",
         f"| the largest batch | {f['max_batch_s']:.2f} s |",
         f"| memory of the process | {f['peak_rss_bytes'] / 2**20:.0f} MiB |",
-        f"| `MemTracker` of torch, the same two steps | {f['mem_tracker_two_steps_s']:.1f} s ({f['ratio']:.0f} times) |",
+        f"| `MemTracker` of torch, two steps | {f['mem_tracker_two_steps_s']:.1f} s ({f['ratio']:.0f} times) |",
     ]
 
 
