@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from vramfit.cli.terminal import Json, console, print_json, table
+from vramfit.cli.terminal import Json, console, print_aligned, print_json, table
 from vramfit.devices.catalogue import GPU, all_gpus, all_instances, find_gpu
 from vramfit.units import format_bytes
 
@@ -33,9 +33,9 @@ def run(
 
 
 def _print_list(gpus: tuple[GPU, ...]) -> None:
-    rows = table("GPU", "memory", "arch", "SMs", "GB/s", *RATES, right=("memory", "SMs", "GB/s", *RATES))
-    for gpu in gpus:
-        rows.add_row(
+    numbers = ("memory", "SMs", "GB/s", *RATES)
+    rows = [
+        (
             gpu.name,
             _memory(gpu),
             gpu.sm,
@@ -43,9 +43,10 @@ def _print_list(gpus: tuple[GPU, ...]) -> None:
             _scaled(gpu.memory_bandwidth_bytes_per_s, 1e9),
             *(_scaled(getattr(gpu, f"peak_{rate}"), 1e12) for rate in RATES),
         )
-    out = console()
-    out.print(rows)
-    out.print(
+        for gpu in gpus
+    ]
+    print_aligned(("GPU", "memory", "arch", "SMs", "GB/s", *RATES), rows, right=numbers)
+    console().print(
         f"\n{len(gpus)} GPUs. Memory as CUDA reports it (~ where only the nominal size is known); "
         "rates in dense TFLOP/s; – where the GPU lacks it or no source is known.",
         style="dim",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from vramfit.cli.terminal import Json, console, print_json, table
+from vramfit.cli.terminal import Json, console, print_aligned, print_json, table
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.units import format_bytes
 from vramfit.workload import CHOICES
@@ -43,16 +43,17 @@ def _list(json: bool) -> None:
         print_json(entries)
         return
     numbers = ("layers", "hidden", "heads", "positions", "vocabulary", "parameters")
-    rows = table("model", "family", *numbers, right=numbers)
-    for e in entries:
-        rows.add_row(
+    rows = [
+        (
             e.name,
             e.family,
             *(f"{n:,}" for n in (e.num_layers, e.hidden_size, e.num_heads, e.max_positions, e.vocab_size)),
             f"{e.num_parameters / 1e6:,.1f} M",
         )
+        for e in entries
+    ]
+    print_aligned(("model", "family", *numbers), rows, right=numbers)
     out = console()
-    out.print(rows)
     out.print(f"\n{len(entries)} models, known without a network. Any folder or hub id works too.", style="dim")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -32,3 +33,18 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
     for column in columns:
         result.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return result
+
+
+def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """A long plain list in columns: Rich's tables measure every cell, which these do not need."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ).rstrip()
+        for row in [columns, *rows]
+    ]
+    out = console()
+    out.print(lines[0], style="bold", markup=False, soft_wrap=True)
+    sys.stdout.write("\n".join(lines[1:]) + "\n")
