@@ -13,6 +13,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
+IN_SAMPLE = (
+    "The rules were made looking at these cases: where segments lie was chosen among fourteen variants by how many of",
+    "the 159 it gets right, and how the largest batch is decided (a warm process, placements seen on hardware, no lone",
+    "size from 100 samples on) was settled knowing the 24 answers. Read this section as a fit, the next ones as a test.",
+)
 
 
 def newest(question: str) -> dict[str, Any]:
@@ -45,6 +50,8 @@ def recorded_peaks() -> list[str]:
         "",
         f"Largest batch under a cap, {len(found)} searches on the GPU: equal in {equal}, one below in "
         f"{sum(a == b - 1 for a, b in found)}, above in {sum(a > b for a, b in found)}.",
+        "",
+        *IN_SAMPLE,
     ]
     return lines
 

@@ -102,10 +102,8 @@ def test_quantized_on_the_gpu_row_by_row_equals_quantized_on_the_host() -> None:
     on_host, _ = load("bert-base-uncased", random_weights=True, quantize="int8", device="cpu")
     for name in ("attention.self.query", "output.dense"):
         a, b = (m.get_submodule(f"bert.encoder.layer.3.{name}").weight for m in (on_gpu, on_host))
-        steps = (a.qdata.cpu().int() - b.qdata.int()).abs()  # type: ignore[union-attr]
-        # a scale may differ in its last bit, which moves values that lie between two steps by one
-        assert int(steps.max()) <= 1, name
-        assert steps.float().mean() < 0.01, name
+        differing = (a.qdata.cpu() != b.qdata).float().mean()  # type: ignore[union-attr]
+        assert differing < 1e-4, name
         assert torch.allclose(a.scale.cpu(), b.scale)  # type: ignore[union-attr, arg-type]
 
 

@@ -14,7 +14,8 @@ from vramfit.allocator.placement import (
 from vramfit.allocator.replay import Mark, ReplayResult, replay
 
 PLACEMENTS: tuple[Callable[[], Placement], ...] = (FreshPlacement, UsedProcessPlacement, DescendingPlacement)
-"""The most likely one first; CUDA hands out descending addresses, so orders that climb are left out."""
+"""The most likely one first. Addresses that climb, or lie at random, were not seen on hardware and are left out; with
+them, one of 24 largest batches found on an H200 would be predicted two samples lower."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,5 @@
 """`.bin` files: tensors found without running anything, and nothing in them can make us run it."""
 
-import contextlib
 import io
 import os
 import pickle
@@ -247,6 +246,7 @@ def test_random_damage_ends_in_an_error_of_ours(tmp_path: Path) -> None:
     import random
 
     rng = random.Random(7)
+    num_refused = 0
     for zipped in (True, False):
         path = save(tmp_path / "x.bin", {"a": torch.ones(5, 3), "b": torch.ones(2)}, zipped=zipped)
         content = path.read_bytes()
@@ -255,5 +255,8 @@ def test_random_damage_ends_in_an_error_of_ours(tmp_path: Path) -> None:
             for _ in range(rng.randrange(1, 6)):
                 damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             path.write_bytes(damaged)
-            with contextlib.suppress(CheckpointError):
+            try:
                 read_bin(path)
+            except CheckpointError:
+                num_refused += 1
+    assert 0 < num_refused < 600  # any other error ends the test; damage to the numbers alone is not visible
