@@ -15,8 +15,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
 IN_SAMPLE = (
     "The rules were made looking at these cases: where segments lie was chosen among fourteen variants by how many of",
-    "the 159 it gets right, and how the largest batch is decided (a warm process, placements seen on hardware, no lone",
-    "size from 100 samples on) was settled knowing the 24 answers. Read this section as a fit, the next ones as a test.",
+    "the 159 it gets right, and how the largest batch is decided (warm process, placements seen on hardware, no lone",
+    "size from 100 samples on) was settled knowing the 24 answers. Read this section as a fit, the next as a test.",
 )
 
 
