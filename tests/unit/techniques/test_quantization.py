@@ -74,6 +74,19 @@ def test_rows_at_a_time_give_the_whole() -> None:
         assert torch.equal(part, torch.cat([dict(inner_tensors(p))[name] for p in parts])), name
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [64, 96, 40])
+def test_written_in_place_it_is_torchaos_to_the_bit(quantize: str, dtype: torch.dtype, columns: int) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(48, columns) * torch.rand(48, 1)).to(dtype)
+    weight[3] = 0
+    theirs = dict(inner_tensors(quantization.quantize_weight(weight, quantize)))  # type: ignore[arg-type]
+    ours = {name: torch.empty_like(part) for name, part in theirs.items()}
+    quantization.fill_int8(weight, ours)
+    assert all(torch.equal(ours[name], part) for name, part in theirs.items())
+
+
 def test_a_quantized_weight_can_be_taken_apart_and_put_together() -> None:
     whole = quantization.quantize_weight(torch.randn(16, 64), "int8")
     again = quantization.with_inner_tensors(whole, {n: p.clone() for n, p in inner_tensors(whole)})
