@@ -249,7 +249,16 @@ def _contradictions(w: Workload) -> list[str]:
             w.quantize is not None and w.trains and w.lora is None and w.freeze not in ("backbone", "encoder"),
             f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
         ),
+        (
+            w.quantize not in (None, "int8") and w.trains,
+            f"quantize {w.quantize} cannot train: no gradient passes its product (take int8)",
+        ),
         (w.lora is not None and w.mode != "train", f"lora is for mode train, not {w.mode}"),
+        (
+            w.lora is not None and (w.freeze in ("encoder", "backbone") or _is_count(w.freeze)),
+            f"lora {w.lora} adapts layers that freeze {w.freeze!r} takes out of training: drop freeze, "
+            "since LoRA freezes all but its adapters and the head",
+        ),
     ]
     return [text for broken, text in rules if broken]
 

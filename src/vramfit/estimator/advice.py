@@ -1,13 +1,13 @@
 """`advise`: which single change would save most, found by predicting each."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.records.estimate import Advice, Estimate
+from vramfit.techniques.catalogue import BF16_CAPABILITY, find
 
-Kind = Literal["free", "numeric", "different training"]
 MIN_SAVED_SHARE = 0.005
 """Changes that save less than this share of the peak are not worth a line."""
 
@@ -23,7 +23,9 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
     """
     now = estimate(model, **keywords)
     found = []
-    for change, kind, changed in _candidates(now):
+    for keyword, changed in _candidates(now):
+        technique = find(keyword, changed[keyword])
+        assert technique is not None, f"{keyword} {changed[keyword]} is not in the catalogue"
         try:
             then = estimate(model, **(keywords | changed))
         except VramfitError:
@@ -32,8 +34,8 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
         if saved >= MIN_SAVED_SHARE * now.peak_allocated_bytes:
             found.append(
                 Advice(
-                    change=change,
-                    kind=kind,
+                    change=f"{keyword} {changed[keyword]}",
+                    kind=technique.kind,
                     saved_bytes=saved,
                     peak_allocated_bytes=then.peak_allocated_bytes,
                     fits=then.fits,
@@ -42,20 +44,20 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
     return sorted(found, key=lambda a: -a.saved_bytes)
 
 
-def _candidates(now: Estimate) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+def _candidates(now: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keywords to change, the technique first; a second one follows from it."""
     w = now.workload
     if w.attention == "eager":
-        yield "attention sdpa", "free", {"attention": "sdpa"}
+        yield "attention", {"attention": "sdpa"}
     if w.trains and w.optimizer == "adamw":
-        yield "optimizer adamw-fused", "free", {"optimizer": "adamw-fused"}
+        yield "optimizer", {"optimizer": "adamw-fused"}
     if w.mode != "infer" and w.checkpointing != "full":
-        yield "checkpointing full", "free", {"checkpointing": "full"}
+        yield "checkpointing", {"checkpointing": "full"}
     if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
-        accumulate = 2 * (w.accumulate or 1)
-        yield f"accumulate {accumulate}", "free", {"accumulate": accumulate, "micro_batch": None}
+        yield "accumulate", {"accumulate": 2 * (w.accumulate or 1), "micro_batch": None}
     if w.precision in ("fp32", "tf32"):
-        bf16 = now.compute_capability >= (8, 0)
+        bf16 = now.compute_capability >= BF16_CAPABILITY
         lower = ("amp-bf16" if bf16 else "amp-fp16") if w.mode != "infer" else ("bf16" if bf16 else "fp16")
-        yield f"precision {lower}", "numeric", {"precision": lower}
-    if w.trains and w.freeze is None:
-        yield "freeze embeddings", "different training", {"freeze": "embeddings"}
+        yield "precision", {"precision": lower}
+    if w.trains and w.freeze is None and w.lora is None:
+        yield "freeze", {"freeze": "embeddings"}

@@ -7,11 +7,13 @@ from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
-from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.timing import time_workload
+from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload
 from vramfit.estimator.walk import walk
 from vramfit.estimator.weighing import weigh
 from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
 from vramfit.records.stream import Stream
+from vramfit.trace.run import order_of
 
 
 def estimate(model: Any, **keywords: Any) -> Estimate:
@@ -38,7 +40,9 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
 
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
     """The estimate of a traced workload at a micro-batch."""
-    outcome = weigh(traced.stream(micro_batch), traced.options, target.capacity_bytes)
+    template = traced._template(micro_batch)  # looked up once: a module of the user's is traced anew each time
+    cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS))
+    outcome = weigh(cold, traced.options, target.capacity_bytes)
     stream, likely = outcome.stream, outcome.likely
     steady = [p for p in likely.phases if p.name.startswith("steady_step")]
     top = max(likely.phases, key=lambda p: p.peak_allocated_bytes)
@@ -52,6 +56,7 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
     profile = target.profile
+    timed = time_workload(template, traced.workload, micro_batch, target)
     return Estimate(
         workload=traced.workload.with_batch(micro_batch * (traced.workload.accumulate or 1)),
         gpu=target.gpu.name if target.gpu is not None else None,
@@ -80,7 +85,10 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
         modules=seen.modules(),
         groups=seen.groups(),
         timeline=seen.timeline,
-        notes=target.notes,
+        notes=(*target.notes, *(timed.notes if timed else ())),
+        step_time_s=timed.step.seconds if timed else None,
+        time_basis=timed.basis if timed else None,
+        time_breakdown=timed.step.breakdown() if timed else {},
         snapshot=lambda: make_snapshot(stream, traced.options),
     )
 

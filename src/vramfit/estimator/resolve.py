@@ -10,6 +10,7 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
+from vramfit.techniques.catalogue import conflicts
 from vramfit.workload import CHOICES, Workload
 
 
@@ -29,9 +30,9 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     name = model if isinstance(model, str) and model else type(model).__name__
     workload = Workload.from_keywords(model=name, **given)
     resolved = resolve(model, task=workload.task, num_labels=workload.num_labels, trust_remote_code=trust)
-    target = target_of(workload)
     problems = _not_yet(workload) + _beyond_the_model(workload, resolved)
-    if problems:
+    target = _target(workload, problems)
+    if target is None or problems:
         raise WorkloadError(problems)
     workload = replace(
         workload,
@@ -41,6 +42,18 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     )
     traced = TracedWorkload(workload, resolved, target.profile)
     return (settle_offload(traced, target) if workload.offload == "weights" else traced), target
+
+
+def _target(workload: Workload, problems: list[str]) -> Target | None:
+    """Where the workload is to run; what it asks of a GPU that does not have it is added to the problems."""
+    try:
+        target = target_of(workload)
+    except WorkloadError as error:
+        problems += error.problems
+        return None
+    name = "the GPU" if target.gpu is None else target.gpu.name
+    problems += conflicts(workload, target.profile.compute_capability, name)
+    return target
 
 
 def _own_attention(resolved: ResolvedModel) -> Any:
@@ -69,10 +82,7 @@ def _not_yet(workload: Workload) -> list[str]:
     asked = {
         "attention packed": workload.attention == "packed",
         "compile": workload.compile,
-        "lora": workload.lora is not None,
         "num_gpus above 1": workload.num_gpus > 1,
         "offload": workload.offload not in (None, "weights"),
-        "optimizer adamw-8bit": workload.optimizer == "adamw-8bit" and workload.trains,
-        "quantize in training": workload.quantize is not None and workload.trains,
     }
     return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

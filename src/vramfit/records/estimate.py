@@ -11,6 +11,7 @@ from vramfit.records.saving import replace_file
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
+TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (
     "weights",
@@ -114,7 +115,12 @@ class Estimate:
     notes: tuple[str, ...] = ()
     """What a reader should know: carried-over rules, a GPU that this torch cannot run."""
     step_time_s: float | None = None
-    """Predicted seconds a step."""
+    """Seconds of one steady step, all micro-batches and the optimizer; None without a GPU whose rates are known."""
+    time_basis: TimeBasis | None = None
+    """`catalogue`: published rates and the efficiencies seen on an H200; `calibrated`: measured on such a GPU."""
+    time_breakdown: Mapping[str, float] = field(default_factory=dict)
+    """What device (matrix products, attention, elementwise, optimizer, transfers) and host are busy with → seconds;
+    they work side by side, so it adds up to more than the step."""
     snapshot: Callable[[], dict[str, Any]] | None = field(
         default=None, repr=False, compare=False, metadata={"saved": False}
     )

@@ -32,6 +32,9 @@ BASIS = {
 }
 
 
+TIME_BASIS = {"catalogue": " · catalogue roofline", "calibrated": " · calibrated"}
+
+
 @dataclass(frozen=True)
 class Sized:
     """Lines that are made for the width there is, up to `MAX_WIDTH`."""
@@ -61,6 +64,7 @@ def render_estimate(estimate: Estimate, advice: Sequence[Advice] | None = None) 
         Text(),
         *_step(estimate),
         _phases(estimate),
+        *_time(estimate),
         *([] if advice is None else [Text(), render_advice(advice, estimate)]),
         Text(),
         *render_remarks(estimate),
@@ -165,6 +169,27 @@ def _phases(estimate: Estimate) -> RenderableType:
         figures = (phase.peak_requested_bytes, phase.peak_allocated_bytes, phase.peak_reserved_bytes)
         grid.add_row(phase_name(name, estimate.workload), *map(size, figures))
     return grid
+
+
+def _time(estimate: Estimate) -> Iterator[RenderableType]:
+    """How long a step takes, what limits it, and how that was found."""
+    if estimate.step_time_s is None:
+        return
+    name = "step" if estimate.workload.trains else "batch"
+    host_s = estimate.time_breakdown.get("host", 0.0)
+    gpu_s = sum(estimate.time_breakdown.values()) - host_s
+    busy = f" (GPU busy {duration(gpu_s)}, host {duration(host_s)})" if estimate.time_breakdown else ""
+    basis = TIME_BASIS.get(estimate.time_basis or "", "")
+    yield Text()
+    yield Text.assemble(
+        ("Step time", "bold"), f"  about {duration(estimate.step_time_s)} a {name}{busy}", (basis, "dim")
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    text = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    return text.replace(" ", NO_BREAK)
 
 
 def render_remarks(estimate: Estimate) -> Iterator[RenderableType]:

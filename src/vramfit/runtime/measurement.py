@@ -22,6 +22,7 @@ from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime.preparation import check, make_step, prepare, write_tokens
 from vramfit.step.inputs import make_batch
+from vramfit.techniques.catalogue import conflicts
 from vramfit.workload import Workload
 
 DEVICE = torch.device("cuda", 0)
@@ -171,7 +172,7 @@ def _highest(steps: list[PhaseMeasurement]) -> PhaseMeasurement:
 
 
 def _check_cuda(workload: Workload) -> None:
-    """A GPU is there, and the allocator is as the workload wants it."""
+    """A GPU is there, it has what the workload asks for, and the allocator is as the workload wants it."""
     if not torch.cuda.is_available():
         built = (
             f"torch {torch.__version__} sees none" if torch.version.cuda else f"torch {torch.__version__} is for CPU"
@@ -186,9 +187,12 @@ def _check_cuda(workload: Workload) -> None:
             f"allocator {workload.allocator}: torch was started with another one",
             hint=f"start Python with{'out' if expandable else ''} PYTORCH_ALLOC_CONF={EXPANDABLE}",
         )
+    properties = torch.cuda.get_device_properties(DEVICE)
+    problems = conflicts(workload, (properties.major, properties.minor), properties.name)
+    if problems:
+        raise WorkloadError(problems)
     if workload.memory is not None:
-        total_bytes = torch.cuda.get_device_properties(DEVICE).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, workload.memory / total_bytes), DEVICE)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, workload.memory / properties.total_memory), DEVICE)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -15,7 +15,8 @@ from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention
 from vramfit.step.inputs import Batch
 from vramfit.step.plain import forward_step, train_step
-from vramfit.techniques import checkpointing, freezing, optimizers, precision, quantization
+from vramfit.techniques import optimizers, precision
+from vramfit.techniques.application import apply_techniques
 from vramfit.workload import Workload
 
 INITIAL_SCALE = 1024.0
@@ -33,9 +34,6 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
     w, longest = workload, max_positions(resolved.config) if resolved.config is not None else None
     asked = {
         "attention packed cannot be measured yet": w.attention == "packed",
-        "optimizer adamw-8bit cannot be measured yet": w.optimizer == "adamw-8bit" and w.trains,
-        "lora cannot be measured yet": w.lora is not None,
-        "quantize cannot be measured in training yet": w.quantize is not None and w.mode == "train",
         "offload cannot be measured yet": w.offload is not None,
         "compile cannot be measured yet": w.compile,
         "num_gpus above 1 cannot be measured yet": w.num_gpus > 1,
@@ -51,12 +49,7 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
 def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """The model on the CPU with small random weights and its techniques, in the order a prediction applies them."""
     model = _build(resolved, workload.attention)
-    precision.apply(model, workload.precision)
-    quantization.apply(model, workload.quantize)
-    model.train(workload.mode != "infer" and workload.dropout)
-    if workload.mode != "infer":
-        checkpointing.apply(model, workload.checkpointing)
-    freezing.apply(model, workload.freeze)
+    apply_techniques(model, workload)
     return model
 
 

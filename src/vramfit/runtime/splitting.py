@@ -19,7 +19,7 @@ def split(batch: Batch, max_tokens: int) -> list[Batch]:
     """
     lengths = _lengths(batch)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    if len(order) * max(lengths) <= max_tokens and max(lengths) == _width(batch):
+    if len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
     return [_take(batch, rows, lengths[rows[0]]) for rows in _group(order, lengths, max_tokens)]
 
@@ -36,7 +36,7 @@ def _group(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[li
 
 
 def _take(batch: Batch, rows: list[int], length: int) -> Batch:
-    width = _width(batch)
+    width = width_of(batch)
     index = torch.tensor(rows, device=next(iter(batch.values())).device)
     taken = {}
     for name, value in batch.items():
@@ -46,7 +46,8 @@ def _take(batch: Batch, rows: list[int], length: int) -> Batch:
     return taken
 
 
-def _width(batch: Batch) -> int:
+def width_of(batch: Batch) -> int:
+    """Tokens a sequence, padding included."""
     return int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
 
 
@@ -57,7 +58,7 @@ def _lengths(batch: Batch) -> list[int]:
     """
     first = next(iter(batch.values()))
     mask = batch.get("attention_mask")
-    width = _width(batch)
+    width = width_of(batch)
     if mask is None or mask.dim() != PER_TOKEN or "start_positions" in batch:
         return [width] * int(first.shape[0])
     needed = mask.bool()

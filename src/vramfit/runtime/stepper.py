@@ -1,29 +1,39 @@
 """`Stepper`: whole effective batches in, optimizer steps out; memory that runs out costs nothing.
 
 A window is a transaction. Whatever fails before the optimizer's step is dropped, the random generators are turned
-back, and the window is done again: first as it was, then in smaller micro-batches. The step itself is taken whole.
+back, and the window is done again: first as it was, then in smaller micro-batches, at last with checkpointing. The
+step itself is taken whole.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.records.plan import Plan
+from vramfit.runtime.budget import enforce
+from vramfit.runtime.interruption import uninterrupted
+from vramfit.runtime.invariance import across_samples, check_loss, warn_of_names
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.splitting import split
+from vramfit.runtime.rehearsal import dearest_like
+from vramfit.runtime.splitting import split, width_of
 from vramfit.step.commit import secure_state, take_step
 from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
+from vramfit.techniques import checkpointing
 from vramfit.techniques import precision as precisions
+from vramfit.workload import Precision
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
+REHEARSED_MICRO_BATCHES = 2
+"""The first makes gradients, the second adds to them: all that a window does."""
 
 
 class Stepper:
@@ -32,9 +42,11 @@ class Stepper:
     Args:
         model: any module that takes a batch's tensors as keywords and gives logits.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        micro_batch: samples of full length that one forward pass may see; longer batches of shorter ones are allowed
-            as long as their tokens, padding included, are no more.
+        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given.
+        micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
+            as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
+        memory: on a GPU, what PyTorch may reserve from now on.
         max_grad_norm: clip the gradient of the whole window to this norm.
         scheduler: stepped once for each optimizer step that was taken.
         precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
@@ -43,6 +55,7 @@ class Stepper:
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
+        BudgetExceeded: the process holds more than the budget already.
     """
 
     def __init__(
@@ -50,15 +63,24 @@ class Stepper:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        micro_batch: int,
+        plan: Plan | None = None,
+        micro_batch: int | None = None,
         seq: int | None = None,
+        memory: str | int | None = None,
         max_grad_norm: float | None = None,
         scheduler: Any = None,
-        precision: str = "fp32",
+        precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
     ) -> None:
-        _check(model, micro_batch, precision, loss_fn, count_fn)
+        if plan is not None:
+            micro_batch = micro_batch or plan.micro_batch
+            seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
+            max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
+            memory = memory if memory is not None else plan.budget_bytes
+        precision = precision or "fp32"
+        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn)
+        assert micro_batch is not None
         self.model = model
         self.optimizer = optimizer
         self.micro_batch = micro_batch
@@ -74,12 +96,17 @@ class Stepper:
         self._max_grad_norm = max_grad_norm
         self._scheduler = scheduler
         self._device = next(model.parameters()).device
-        self._autocast_dtype = precisions.autocast_dtype(precision)  # type: ignore[arg-type]
-        self._scaler = torch.amp.GradScaler(self._device.type) if precision == "amp-fp16" else None
+        self._autocast_dtype = precisions.autocast_dtype(precision)
+        self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
+        self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._patience = FIRST_PATIENCE
         self._num_quiet = 0
+        if precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+        if memory is not None:
+            enforce(memory, self._device)
 
     def step(self, batch: Batch) -> float:
         """Learn from one effective batch; gives its mean loss.
@@ -88,19 +115,60 @@ class Stepper:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
         """
         self._grow()
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._gradients(batch)
+        with uninterrupted():
+            self._commit()
+        self._num_quiet += 1
+        return loss
+
+    def rehearse(self, batch: Batch) -> None:
+        """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
+
+        Samples of `batch` are repeated to full length and full micro-batches; optimizer state is made, and the random
+        generators are as before. What was cached on the way serves all later windows.
+
+        Raises:
+            RecoveryExhausted: not even one sample of full length fits.
+        """
+        self._seq = self._seq or width_of(batch)
+        start = RandomState.now()
+        self._gradients(dearest_like(batch, REHEARSED_MICRO_BATCHES * self.micro_batch, self._seq))
+        self._forget()
+        start.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside model, optimizer and scheduler."""
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
+        window = {"micro_batch": self.micro_batch, "patience": self._patience, "num_quiet": self._num_quiet}
+        return {"scaler": scaler, "seq": self._seq} | counts | window
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken."""
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+        self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
+        self.num_skipped, self.micro_batch = state["num_skipped"], state["micro_batch"]
+        self._patience, self._num_quiet, self._seq = state["patience"], state["num_quiet"], state["seq"]
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The GradScaler's scale; None without one."""
+        return None if self._scaler is None else float(self._scaler.get_scale())
+
+    def _gradients(self, batch: Batch) -> float:
+        """The window's gradients, however often it has to be begun again; gives its loss."""
+        self._drop_gradients()
         start = RandomState.now()
         attempts: list[str] = []
         while (loss := self._try(batch, attempts)) is None:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget()
             free_memory()
             start.restore()
             self.num_recoveries += 1
             self._num_quiet = 0
             if len(attempts) > SAME_SIZE_RETRIES:
                 self._shrink(attempts)
-        self._commit()
-        self._num_quiet += 1
         return loss
 
     def _try(self, batch: Batch, attempts: list[str]) -> float | None:
@@ -113,52 +181,70 @@ class Stepper:
             secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):
+                self._forget()
                 raise
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
-            if self._scaler is not None:
-                self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
             return None
         return loss
 
     def _window(self, batch: Batch) -> float:
-        width = int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
-        self._seq = self._seq or width
+        self._seq = self._seq or width_of(batch)
         loss = self._loss or head_loss(self.model, batch)
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        micro_batches = [b for b in split(batch, self.micro_batch * self._seq) if any(loss.counts(b))]
-        scale = self._scaler.scale if self._scaler is not None else lambda value: value
         mean = accumulate(
             self.model,
-            micro_batches,
+            [b for b in split(batch, self.micro_batch * self._seq) if any(loss.counts(b))],
             loss,
             totals,
             bring=self._bring,
             autocast=self._autocast,
-            scale=scale,
+            scale=self._scaler.scale if self._scaler is not None else lambda value: value,
+            on_output=self._see,
         )
         return float(mean)
 
     def _bring(self, batch: Batch) -> Batch:
         return {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
 
+    def _see(self, output: Any, batch: Batch) -> None:
+        """Once: whether a loss of the user's is a sum over samples."""
+        if self._loss_to_check is not None:
+            check_loss(self._loss_to_check, output, batch)
+            self._loss_to_check = None
+
     def _commit(self) -> None:
         """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""
+        taken = True
         if self._scaler is not None:
             found = self._scaler._found_inf_per_device(self.optimizer)
             taken = not any(float(value) for value in found.values())
-            if taken:
-                take_step(self.optimizer)
+        if taken:
+            take_step(self.optimizer, room_bytes=self._room_bytes())
+        if self._scaler is not None:
             self._scaler.update()
-        else:
-            taken = True
-            take_step(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.num_steps += taken
         self.num_skipped += not taken
         if taken and self._scheduler is not None:
             self._scheduler.step()
+
+    def _room_bytes(self) -> int:
+        """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
+        if self._device.type != "cuda":
+            return 0
+        return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
+
+    def _drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
+
+    def _forget(self) -> None:
+        """As if the window had not begun."""
+        self._drop_gradients()
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype is None:
@@ -166,16 +252,26 @@ class Stepper:
         return torch.autocast(self._device.type, dtype=self._autocast_dtype)
 
     def _shrink(self, attempts: list[str]) -> None:
-        if self.micro_batch == 1:
+        """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
+        if self.micro_batch == 1 and not self._checkpoint():
             raise RecoveryExhausted(
                 f"one sample of {self._seq} tokens does not fit, after {len(attempts)} tries",
                 attempts=attempts,
-                hint="free the GPU, shorten the sequences, or plan with checkpointing",
+                hint="free the GPU, shorten the sequences, or plan for what is there: vramfit plan",
             )
         if self.micro_batch < self._allowed_micro_batch:
             self._patience *= 2
-        self.micro_batch //= 2
+        self.micro_batch = max(1, self.micro_batch // 2)
         del attempts[SAME_SIZE_RETRIES:]
+
+    def _checkpoint(self) -> bool:
+        """Turn checkpointing on, if there is any to turn on."""
+        model: Any = self.model
+        able = model.training and getattr(model, "supports_gradient_checkpointing", False)
+        if not able or getattr(model, "is_gradient_checkpointing", False):
+            return False
+        checkpointing.apply(model, "full")
+        return True
 
     def _grow(self) -> None:
         """After a quiet time, try the next larger micro-batch."""
@@ -184,20 +280,24 @@ class Stepper:
             self._num_quiet = 0
 
 
-def _check(model: torch.nn.Module, micro_batch: int, precision: str, loss_fn: Any, count_fn: Any) -> None:
-    problems = []
-    if not isinstance(micro_batch, int) or micro_batch < 1:
-        problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1")
+def _check(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    micro_batch: int | None,
+    precision: str,
+    loss_fn: Any,
+    count_fn: Any,
+) -> None:
+    problems = across_samples(model)
+    if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
+        problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    if precision not in ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"):
-        problems.append(f"precision {precision!r} is not fp32, tf32, amp-fp16, amp-bf16 or bf16")
-    across = [
-        name for name, m in model.named_modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.training
-    ]
-    if across:
-        problems.append(
-            f"{across[0]} is a BatchNorm: its result depends on the micro-batch, so no split gives the same training"
-        )
+    trainable = [p for p in get_args(Precision) if p != "fp16"]
+    if precision not in trainable:
+        problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
     if problems:
         raise WorkloadError(problems)
+    warn_of_names(model, loss_fn)

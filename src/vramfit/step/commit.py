@@ -5,12 +5,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.errors import RecoveryExhausted
+from vramfit.step.backup import Backup
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 
-MAX_BACKUP_BYTES = 32 * 2**20
-"""Parameters are stepped in portions of this size, each backed up first, where a step needs temporaries."""
+PORTION_BYTES = 32 * 2**20
+"""Parameters are stepped in portions of at least this size, each backed up first, where a step needs temporaries."""
 NUM_ATTEMPTS = 3
+"""Tries of a portion as it is, memory freed in between, before it is halved."""
+PER_PARAMETER = ("torch.optim.", "torchao.optim.")
+"""Optimizers whose step looks at one parameter at a time, so that portions are the same as the whole. Others may
+keep count of their steps in a group, and are stepped at once."""
+
+Parameters = list[torch.nn.Parameter]
 
 
 def secure_state(optimizer: torch.optim.Optimizer) -> None:
@@ -43,20 +52,48 @@ def needs_temporaries(optimizer: torch.optim.Optimizer) -> bool:
     return not all(group.get("fused") for group in optimizer.param_groups)
 
 
-def take_step(optimizer: torch.optim.Optimizer) -> None:
+def goes_in_portions(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether stepping some parameters and then the others is the same as stepping all."""
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return f"{type(optimizer).__module__}.".startswith(PER_PARAMETER) and not hooked
+
+
+def take_step(optimizer: torch.optim.Optimizer, *, room_bytes: int = 0) -> None:
     """One optimizer step, whole: out of memory inside it is undone, and done again in smaller portions.
 
     A fused step needs no temporaries and cannot fail so. Any other goes portion by portion, each backed up first;
     a single parameter that still finds no room is stepped in host memory.
+
+    Args:
+        room_bytes: memory known to be there beside what is in use: portions are as large as it allows.
+
+    Raises:
+        RecoveryExhausted: an optimizer that only steps as a whole found no room; everything is as before.
     """
     if not needs_temporaries(optimizer):
         optimizer.step()
         return
-    for portion in list(_portions(optimizer)):
+    if not goes_in_portions(optimizer):
+        _step_at_once(optimizer)
+        return
+    for portion in list(_portions(optimizer, room_bytes)):
         _step_portion(optimizer, portion)
 
 
-def _step_portion(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> None:
+def _step_at_once(optimizer: torch.optim.Optimizer) -> None:
+    everything = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for _ in range(NUM_ATTEMPTS):
+        if _try(optimizer, everything):
+            return
+        free_memory()
+    raise RecoveryExhausted(
+        f"the step of {type(optimizer).__name__} found no memory in {NUM_ATTEMPTS} tries; the weights are as before it",
+        attempts=["the whole step"] * NUM_ATTEMPTS,
+        hint="take an optimizer of torch.optim with fused=True, whose step needs no memory of its own",
+    )
+
+
+def _step_portion(optimizer: torch.optim.Optimizer, portion: Parameters) -> None:
     for _ in range(NUM_ATTEMPTS):
         if _try(optimizer, portion):
             return
@@ -64,15 +101,16 @@ def _step_portion(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Param
     if len(portion) == 1:
         _step_on_host(optimizer, portion[0])
         return
-    for parameter in portion:
-        _step_portion(optimizer, [parameter])
+    middle = len(portion) // 2
+    _step_portion(optimizer, portion[:middle])
+    _step_portion(optimizer, portion[middle:])
 
 
-def _try(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> bool:
+def _try(optimizer: torch.optim.Optimizer, portion: Parameters) -> bool:
     """Step some parameters; where memory runs out they are as before, and the answer is False."""
-    backup: _Backup | None = None
+    backup: Backup | None = None
     try:
-        backup = _Backup(optimizer, portion)
+        backup = Backup(optimizer, portion)
         with _only(optimizer, portion):
             optimizer.step()
     except BaseException as error:
@@ -85,25 +123,24 @@ def _try(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) ->
 
 
 def _step_on_host(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> None:
-    """The last resort: weight, gradient and state go to host memory, are stepped there, and come back in place."""
+    """The last resort: weight, gradient and state go to host memory, are stepped there, and come back in place.
+
+    Out of sight of dispatch modes: an emulated GPU would take what is on the host for its own.
+    """
     assert parameter.grad is not None
     state = optimizer.state[parameter]
-    twin = torch.nn.Parameter(parameter.detach().cpu().clone())
-    twin.grad = parameter.grad.detach().cpu()
-    optimizer.state[twin] = {
-        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-        for name, value in state.items()
-    }
-    all_params = [group["params"] for group in optimizer.param_groups]
-    try:
-        for group in optimizer.param_groups:
-            group["params"] = [twin] if any(p is parameter for p in group["params"]) else []
-        optimizer.step()
-    finally:
-        for group, params in zip(optimizer.param_groups, all_params, strict=True):
-            group["params"] = params
-        stepped = optimizer.state.pop(twin)
-    with torch.no_grad():
+    with _disable_current_modes(), torch.no_grad():
+        twin = torch.nn.Parameter(parameter.detach().cpu().clone())
+        twin.grad = parameter.grad.detach().cpu()
+        optimizer.state[twin] = {
+            name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
+        try:
+            with _only(optimizer, [parameter], stand_in=twin):
+                optimizer.step()
+        finally:
+            stepped = optimizer.state.pop(twin)
         parameter.copy_(twin)
         for name, value in stepped.items():
             if isinstance(value, torch.Tensor):
@@ -112,35 +149,14 @@ def _step_on_host(optimizer: torch.optim.Optimizer, parameter: torch.nn.Paramete
                 state[name] = value
 
 
-class _Backup:
-    """Weights and state of a few parameters, to go back to."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> None:
-        with torch.no_grad():
-            self._copies = [(t, t.detach().clone()) for t in _tensors(optimizer, portion)]
-
-    def restore(self) -> None:
-        with torch.no_grad():
-            for tensor, copy in self._copies:
-                tensor.copy_(copy)
-
-
-def _tensors(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
-    for parameter in portion:
-        yield parameter
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor):
-                yield value
-
-
-def _portions(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.nn.Parameter]]:
-    portion: list[torch.nn.Parameter] = []
+def _portions(optimizer: torch.optim.Optimizer, room_bytes: int) -> Iterator[Parameters]:
+    portion: Parameters = []
     size = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            if portion and size + parameter.nbytes > MAX_BACKUP_BYTES:
+            if portion and size + parameter.nbytes > max(PORTION_BYTES, room_bytes // _copies(optimizer, parameter)):
                 yield portion
                 portion, size = [], 0
             portion.append(parameter)
@@ -149,13 +165,20 @@ def _portions(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.nn.Parame
         yield portion
 
 
+def _copies(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> int:
+    """How many times a parameter's size a step takes: itself and its state backed up, and two temporaries."""
+    return 3 + sum(isinstance(value, torch.Tensor) for value in optimizer.state.get(parameter, {}).values())
+
+
 @contextmanager
-def _only(optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> Iterator[None]:
-    """For a moment the optimizer has only these parameters."""
+def _only(
+    optimizer: torch.optim.Optimizer, portion: Parameters, stand_in: torch.nn.Parameter | None = None
+) -> Iterator[None]:
+    """For a moment the optimizer has only these parameters, or something in their place."""
     chosen = {id(p) for p in portion}
     all_params = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in chosen]
+        group["params"] = [p if stand_in is None else stand_in for p in group["params"] if id(p) in chosen]
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ def accumulate(
     autocast: Autocast = nullcontext,
     scale: Callable[[torch.Tensor], torch.Tensor] = lambda value: value,
     on_part: OnPart = lambda part, index: None,
+    on_output: Callable[[Any, Batch], None] = lambda output, batch: None,
 ) -> torch.Tensor:
     """Forward and backward over the micro-batches; gradients of the mean loss of all of them are left.
 
@@ -34,6 +35,7 @@ def accumulate(
         bring: puts one on the device when its turn comes.
         totals: the counts of the whole effective batch, one for each term of the loss.
         scale: of a GradScaler.
+        on_output: sees what the model gave for each micro-batch.
 
     Returns:
         The loss of the effective batch, detached.
@@ -44,6 +46,7 @@ def accumulate(
         batch = bring(waiting)
         with autocast():
             output = model(**model_inputs(batch))
+            on_output(output, batch)
             terms = [s / n for s, n in zip(loss.sums(output, batch), totals, strict=True) if n]
             value = torch.stack(terms).sum() if len(terms) > 1 else terms[0]
         del output, terms

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.techniques import adamw_8bit
 from vramfit.workload import Optimizer
 
 
@@ -12,7 +13,8 @@ def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 
     """The optimizer over the parameters that learn.
 
     Raises:
-        WorkloadError: an optimizer that is not available yet, or no parameter that learns.
+        WorkloadError: an unknown name, no parameter that learns, or no compiler for adamw-8bit on a GPU.
+        MissingExtra: adamw-8bit without torchao.
     """
     learned = [p for p in parameters if p.requires_grad]
     if not learned:
@@ -27,4 +29,6 @@ def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 
         return torch.optim.SGD(learned, lr=lr, foreach=True)
     if name == "adafactor":
         return torch.optim.Adafactor(learned, lr=lr, foreach=False)
-    raise WorkloadError([f"optimizer {name} is not available yet"])
+    if name == "adamw-8bit":
+        return adamw_8bit.make(learned, lr)
+    raise WorkloadError([f"optimizer {name} is not available"])

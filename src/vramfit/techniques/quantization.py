@@ -1,6 +1,5 @@
 """Quantization: weights of linear layers in fewer bits, through torchao; embeddings and norms stay as they are."""
 
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +11,8 @@ from unittest.mock import patch
 import torch
 
 from vramfit.errors import MissingExtra, WorkloadError
+from vramfit.techniques.frozen_linear import FrozenLinear
+from vramfit.techniques.quiet import quiet
 from vramfit.workload import Precision, Quantize
 
 OLDEST_TORCHAO = (0, 18)
@@ -51,31 +52,45 @@ def check(quantize: Quantize | None, precision: Precision, device: torch.device)
         raise WorkloadError(problems, hint="quantize int8 works everywhere, in every precision")
 
 
-def apply(model: torch.nn.Module, quantize: Quantize | None) -> None:
-    """Quantize every linear layer in place, on the meta device or on a real one.
+def apply(model: torch.nn.Module, quantize: Quantize | None, *, trains: bool = False) -> None:
+    """Quantize linear layers in place, on the meta device or on a real one.
 
-    The weights' type must be the one they are to be used in: precision comes first.
+    The weights' type must be the one they are to be used in, and what learns must be settled: precision, freezing
+    and LoRA come first.
+
+    Args:
+        trains: leave out layers that learn, and let gradients pass through the others (`FrozenLinear`).
 
     Raises:
         MissingExtra: torchao is not installed.
+        WorkloadError: training through another form than int8.
     """
     if quantize is None:
         return
-    for linear in quantizable(model, quantize):
+    if trains and quantize != "int8":
+        raise WorkloadError([f"quantize {quantize} has no gradient: take int8 to train"])
+    for linear in quantizable(model, quantize, frozen_only=trains):
         quantize_linear(linear, quantize)
+        if trains:
+            linear.__class__ = FrozenLinear
 
 
-def quantizable(model: torch.nn.Module, quantize: Quantize) -> list[torch.nn.Linear]:
+def quantizable(model: torch.nn.Module, quantize: Quantize, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
     """The linear layers to quantize, in the order of the modules.
 
     Left out: weights that a lookup table shares, and sizes that the integer kernels do not take (an odd
-    number of labels; torchao would compute those on the host).
+    number of labels; torchao would compute those on the host). With `frozen_only`, layers that learn too.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     linears = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
     columns = INT4_GROUP if quantize == "int4" else 8
     return [
-        m for m in linears if id(m.weight) not in tables and m.out_features % 8 == 0 and m.in_features % columns == 0
+        m
+        for m in linears
+        if id(m.weight) not in tables
+        and m.out_features % 8 == 0
+        and m.in_features % columns == 0
+        and not (frozen_only and any(p.requires_grad for p in m.parameters()))
     ]
 
 
@@ -229,23 +244,10 @@ def _torchao() -> Any:
     """torchao's quantization, imported without its remarks on extensions that this machine has no use for."""
     needed = MissingExtra("quantize", extra="train", package=f"torchao {'.'.join(map(str, OLDEST_TORCHAO))} or newer")
     try:
-        with _quiet("torchao", "torch.utils._pytree"):
+        with quiet("torchao", "torch.utils._pytree"):
             module, version = import_module("torchao.quantization"), import_module("torchao").__version__
     except ImportError:
         raise needed from None
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCHAO:
         raise needed
     return module
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -9,6 +9,7 @@ import torch
 from vramfit.cuda.kernels.registry import KERNELS
 from vramfit.trace.affine import Polynomial, product, split
 from vramfit.trace.template import CallTemplate, SpecTemplate
+from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, stride, type."""
@@ -30,6 +31,7 @@ class Remembered:
     outputs: tuple[Any, ...] | None
     """An `Output` for each new tensor, other values as they are; None: it must really run (views, host tensors)."""
     single: bool
+    work: WorkTemplate
     call: CallTemplate | None = None
     """Set where the kernel has requests of its own."""
 
@@ -46,6 +48,7 @@ class Calls:
     def __init__(self, probe: int | None) -> None:
         self._probe = probe
         self._known: dict[Any, Remembered] = {}
+        self._in_place: dict[Any, WorkTemplate] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Equal for calls that give like results."""
@@ -60,15 +63,28 @@ class Calls:
         outputs = [result] if single else list(result) if isinstance(result, tuple | list) else None
         inputs = {t.untyped_storage()._cdata for t in tensors_in((args, tuple(kwargs.values())))}
         if outputs is None or not all(_is_new(o, inputs) for o in outputs):
-            known = Remembered(None, single)
+            known = Remembered(None, single, view_work(name))
         else:
             known = Remembered(
                 tuple(self._output(o) if isinstance(o, torch.Tensor) else o for o in outputs),
                 single,
+                work_of(name, (*args, *kwargs.values()), outputs, self._probe),
                 self._call(name, args, kwargs, outputs),
             )
         self._known[key] = known
         return known
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Any]) -> WorkTemplate:
+        """The work of an operator that writes into its arguments."""
+        name = func._schema.name[6:]
+        given = (*args, *kwargs.values())
+        if any(isinstance(value, list) for value in given):  # long lists: a key costs more than the answer
+            return work_in_place(name, given, written, self._probe)
+        key = self.key(func, args, kwargs)
+        work = self._in_place.get(key)
+        if work is None:
+            work = self._in_place[key] = work_in_place(name, given, written, self._probe)
+        return work
 
     def size(self, tensor: torch.Tensor) -> Polynomial:
         """Bytes of the storage under a tensor that has just been made."""
@@ -113,6 +129,24 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+
+
+def numbers_in(value: Any) -> Iterator[int]:
+    """Every whole number in nested lists and tuples."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from numbers_in(item)
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    return [
+        kwargs[a.name] if a.name in kwargs else args[i]
+        for i, a in enumerate(func._schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write and (a.name in kwargs or i < len(args))
+    ]
 
 
 def _is_new(output: Any, inputs: set[int]) -> bool:

@@ -6,8 +6,13 @@ from typing import Any
 import torch
 
 from vramfit.records.stream import Origin
+from vramfit.records.work import Phase
 from vramfit.trace.affine import Polynomial
 from vramfit.trace.template import CallTemplate, Entry, Launch, Notice, Part, Release, Request, StreamTemplate
+from vramfit.trace.work import StretchTemplate, WorkTemplate
+
+TIMED = "steady."
+"""Segments whose work is written down: a first step is never timed."""
 
 
 class Ledger:
@@ -20,11 +25,31 @@ class Ledger:
         self._on_host: dict[int, Any] = {}
         self._origins: dict[Origin, int] = {}
         self._next_id = 1
+        self._stretches: list[StretchTemplate] | None = None
 
     def begin(self, segment: str, part: str) -> None:
         """What follows belongs to this segment of the stream and this part of the run."""
         self._entries = self.template.segments.setdefault(segment, [])
         self._entries.append(Part(part))
+        self._stretches = self.template.work.setdefault(segment, []) if segment.startswith(TIMED) else None
+        if self._stretches is not None:
+            self._stretches.append(StretchTemplate())
+
+    @property
+    def counts_work(self) -> bool:
+        """Whether what runs now is part of a timed step."""
+        return self._stretches is not None
+
+    def work(self, work: WorkTemplate, phase: Phase) -> None:
+        """An operator runs."""
+        if self._stretches is not None:
+            self._stretches[-1].count(work, phase)
+
+    def wait(self) -> None:
+        """The program waits for the device before it goes on."""
+        if self._stretches is not None:
+            self._stretches[-1].waits = True
+            self._stretches.append(StretchTemplate())
 
     def notice(self, name: str) -> None:
         """The driver is told of a library that is loaded."""

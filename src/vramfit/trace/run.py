@@ -18,7 +18,8 @@ from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, make_batch
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, freezing, offloading, optimizers, precision, quantization
+from vramfit.techniques import offloading, optimizers, precision, quantization
+from vramfit.techniques.application import apply_techniques
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.places import Places
 from vramfit.trace.stand_ins import autocast_context, stand_ins
@@ -88,12 +89,7 @@ def _worded(name: str) -> Iterator[None]:
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
     model = build_meta(resolved, attention=workload.attention)
-    precision.apply(model, workload.precision)
-    quantization.apply(model, workload.quantize)
-    model.train(workload.mode != "infer" and workload.dropout)
-    if workload.mode != "infer":
-        checkpointing.apply(model, workload.checkpointing)
-    freezing.apply(model, workload.freeze)
+    apply_techniques(model, workload)
     if workload.offload == "weights":
         offloading.apply(model, num_resident, "meta")
     return model

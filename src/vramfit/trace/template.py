@@ -7,7 +7,9 @@ from typing import Any
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark
+from vramfit.records.work import Work, WorkSegment
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
+from vramfit.trace.work import StretchTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,25 @@ class StreamTemplate:
     """The batch it was traced at, when sizes are functions of it; None when traced at a real batch."""
     segments: dict[str, list[Entry]] = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
+    work: dict[str, list[StretchTemplate]] = field(default_factory=dict)
+    """What the steady step's segments do on the device, stretch by stretch."""
+
+    def work_at(self, batch: int, order: Iterable[tuple[str, int]], *, tf32: bool = False) -> Work:
+        """The work of a step at a real batch.
+
+        Args:
+            batch: samples a forward pass sees.
+            order: segments in the order they run, each with how often.
+            tf32: whether products of float32 may run on TF32 tensor cores.
+        """
+        return Work(
+            segments=tuple(
+                WorkSegment(stretches=tuple(s.at(batch) for s in self.work[name]), num_repeats=num_repeats)
+                for name, num_repeats in order
+                if num_repeats
+            ),
+            tf32=tf32,
+        )
 
     def instantiate(self, batch: int, order: Iterable[tuple[str, str | None]]) -> Stream:
         """The stream at a real batch.

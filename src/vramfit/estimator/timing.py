@@ -1,0 +1,48 @@
+"""What a step of a traced workload does, and how long it takes on the target."""
+
+from dataclasses import dataclass
+
+from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.target import Target
+from vramfit.records.calibration import REFERENCE
+from vramfit.records.estimate import TimeBasis
+from vramfit.records.work import Work
+from vramfit.timing.model import StepTime, time_step
+from vramfit.timing.profile import speed_of
+from vramfit.trace.template import StreamTemplate
+from vramfit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A step's time and how it was found."""
+
+    step: StepTime
+    basis: TimeBasis
+    notes: tuple[str, ...]
+
+
+def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> Work:
+    """The work of one steady step: every micro-batch, and the optimizer."""
+    order = [("steady.micro0", 1)]
+    if workload.trains:
+        num_more = (workload.accumulate or 1) - 1
+        order += [("steady.micro1", num_more), ("steady.optimizer", 1)]
+    return template.work_at(micro_batch, order, tf32=workload.precision == "tf32")
+
+
+def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int, target: Target) -> Timed | None:
+    """Seconds of a steady step; None without a GPU, or for one whose rates are not known."""
+    if target.gpu is None:
+        return None
+    speed, notes = speed_of(target.gpu)
+    if speed is None:
+        return None
+    return Timed(time_step(work_of(template, workload, micro_batch), speed), speed.basis, notes)
+
+
+def reference_work(gpu: str | None) -> Work:
+    """What the reference step of a calibration does on a GPU of the catalogue."""
+    given = {name: getattr(REFERENCE, name) for name in ("batch", "seq", "mask", "optimizer")}
+    traced, _ = resolve_workload(REFERENCE.model, {**given, "gpu": gpu})
+    return work_of(traced._template(REFERENCE.batch), traced.workload, REFERENCE.batch)

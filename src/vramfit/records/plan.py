@@ -1,0 +1,147 @@
+"""`Plan`: the settings chosen for a job, why, and what else was possible."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vramfit.errors import VramfitError
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.estimate import Estimate
+from vramfit.records.saving import replace_file
+from vramfit.workload import Workload
+
+Kind = Literal["free", "numeric", "different training"]
+"""Same maths; same training in another precision; something else is learned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One setting of a plan that is not the plainest one, and why it is there."""
+
+    setting: str
+    """Keyword and value, as on the command line."""
+    kind: Kind
+    why: str
+    cost: str = ""
+    """What it costs in quality, in words; empty for same maths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """Other settings that were predicted."""
+
+    settings: str
+    """What differs from the plainest run, in words."""
+    kind: Kind
+    """Of the strongest change in it."""
+    micro_batch: int
+    accumulate: int
+    step_time_s: float
+    safe_reserved_bytes: int
+    fits: bool
+    allowed: bool = True
+    """Whether the request allows it; others show what allowing more would bring."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthSummary:
+    """The real lengths a plan was made for."""
+
+    num_samples: int
+    mean: float
+    median: int
+    longest: int
+    num_truncated: int
+    """Samples longer than the model or the request allows: they are cut."""
+    source: str
+    """Where the lengths come from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The fastest settings found that fit, certified by prediction."""
+
+    workload: Workload
+    """The training step: settings, effective batch, micro-batch, GPU and budget."""
+    estimate: Estimate
+    """Of that step."""
+    evaluation: Estimate
+    """Of an evaluation batch beside the training state; its workload has the batch."""
+    step_time_s: float
+    """Predicted seconds of an optimizer step at full length, or on the real lengths where they were given."""
+    budget_bytes: int
+    """What the allocator may reserve."""
+    margin_bytes: int
+    """Left free of the budget on purpose."""
+    margin_reason: str
+    reasons: tuple[Reason, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    """Fastest first."""
+    num_predicted: int = 0
+    """Settings whose memory was predicted on the way."""
+    lengths: LengthSummary | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of full length that one forward pass sees."""
+        assert self.workload.micro_batch is not None
+        return self.workload.micro_batch
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches a step."""
+        assert self.workload.accumulate is not None
+        return self.workload.accumulate
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of an evaluation batch."""
+        return self.evaluation.workload.batch
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON.
+
+        Raises:
+            VramfitError: the path cannot be written.
+        """
+        replace_file(Path(path), (to_json(self) + "\n").encode())
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """A plan that was saved.
+
+        Raises:
+            VramfitError: the file is not there, or is not a plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise VramfitError(f"cannot read {path}: {error}", hint="give the file that plan.save wrote") from None
+        return from_json(Plan, text)
+
+    def training_arguments(self) -> dict[str, Any]:
+        """Keywords for `transformers.TrainingArguments` with these settings."""
+        w = self.workload
+        optimizers = {
+            "adamw": "adamw_torch",
+            "adamw-fused": "adamw_torch_fused",
+            "adamw-single": "adamw_torch",
+            "adamw-8bit": "adamw_torch_8bit",
+            "sgd": "sgd",
+            "adafactor": "adafactor",
+        }
+        made: dict[str, Any] = {
+            "per_device_train_batch_size": self.micro_batch,
+            "gradient_accumulation_steps": self.accumulate,
+            "per_device_eval_batch_size": self.evaluation_batch,
+            "eval_accumulation_steps": 1,
+            "optim": optimizers[w.optimizer],
+            "bf16": w.precision == "amp-bf16",
+            "fp16": w.precision == "amp-fp16",
+            "tf32": w.precision in ("tf32", "amp-bf16") or None,
+            "max_grad_norm": w.max_grad_norm or 0.0,
+        }
+        if w.checkpointing is not None:
+            made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        return made

@@ -1,0 +1,27 @@
+"""The dearest batch that a `Stepper` may meet, made out of any batch at hand."""
+
+import torch
+
+from vramfit.runtime.splitting import PER_TOKEN, width_of
+from vramfit.step.inputs import Batch
+
+
+def dearest_like(batch: Batch, num_samples: int, seq: int) -> Batch:
+    """A batch of `num_samples` sequences of `seq` tokens, its samples and tokens repeated.
+
+    A mask hides one token of each sequence, so that it is not taken for a mask that hides nothing.
+    """
+    width = width_of(batch)
+    device = next(iter(batch.values())).device
+    rows = torch.arange(num_samples, device=device)
+    columns = torch.arange(seq, device=device) % width
+    made = {}
+    for name, value in batch.items():
+        chosen = value.index_select(0, rows % value.shape[0])
+        per_token = chosen.dim() >= PER_TOKEN and chosen.shape[1] == width
+        made[name] = chosen.index_select(1, columns) if per_token else chosen
+    if "attention_mask" in made and made["attention_mask"].dim() == PER_TOKEN:
+        made["attention_mask"] = torch.ones_like(made["attention_mask"])
+        if seq > PER_TOKEN:
+            made["attention_mask"][:, 1] = 0
+    return made

@@ -1,0 +1,94 @@
+"""`time_step`: the work of a step and a device's speed → seconds.
+
+The host puts kernels in a queue and runs ahead; the device works it off. A stretch of a step is over for the device
+when both are through, but the host goes on to the next as soon as it is: a forward that the host limits and a
+backward that the device limits overlap as in a real run. Where the program asks for a value, it waits.
+"""
+
+from dataclasses import dataclass
+
+from vramfit.records.work import Stretch, Work, WorkItem
+from vramfit.timing.products import product_share
+from vramfit.timing.speed import DeviceSpeed, HostSpeed
+
+GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": "transfers"}
+"""Kinds of kernels as they are shown; all others read and write tensors and do little else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one steady step."""
+
+    seconds: float
+    host_s: float
+    """Seconds the host is busy."""
+    device_s: dict[str, float]
+    """Group of kernels → seconds the device is busy with it."""
+
+    def breakdown(self) -> dict[str, float]:
+        """What device and host are busy with; they work side by side, so this adds up to more than the step."""
+        return {**self.device_s, "host": self.host_s}
+
+
+def step_seconds(work: Work, speed: DeviceSpeed) -> float:
+    """Seconds of one steady step."""
+    return time_step(work, speed).seconds
+
+
+def time_step(work: Work, speed: DeviceSpeed) -> StepTime:
+    """Seconds of one steady step, and what they are spent on."""
+    learns = any(item.phase == "optimizer" for item, _ in work.items())
+    host_end = device_end = host_s = speed.host.step_s if learns else 0.0
+    device_s: dict[str, float] = {}
+    for segment in work.segments:
+        stretches = [(s.waits, _host(s, speed.host), _device(s, work, speed)) for s in segment.stretches]
+        for _ in range(segment.num_repeats):
+            for waits, host, kernels in stretches:
+                begin, host_end = host_end, host_end + host
+                device_end = max(host_end, max(device_end, begin) + sum(kernels.values()))
+                host_end = device_end if waits else host_end
+        for _, host, kernels in stretches:
+            host_s += host * segment.num_repeats
+            for group, seconds in kernels.items():
+                device_s[group] = device_s.get(group, 0.0) + seconds * segment.num_repeats
+    return StepTime(seconds=max(host_end, device_end), host_s=host_s, device_s=device_s)
+
+
+def host_seconds(item: WorkItem, host: HostSpeed) -> float:
+    """Seconds of the host for one call."""
+    if item.num_tensors > 1:
+        return host.operator_s * host.light_share + item.num_tensors * host.tensor_s
+    share = host.recompute_share if item.phase == "recompute" else 1.0
+    if item.phase == "optimizer" or not item.num_launches:
+        share *= host.light_share
+    return host.operator_s * share
+
+
+def kernel_seconds(item: WorkItem, speed: DeviceSpeed, *, tf32: bool = False) -> float:
+    """Seconds of the device for one call: arithmetic, bytes or the shortest kernel, whichever takes longest."""
+    rate = speed.transfer_bytes_per_s if item.kind == "transfer" else speed.bytes_per_s
+    seconds = max(item.num_bytes / rate, item.num_launches * speed.min_kernel_s)
+    if not item.flops:
+        return seconds
+    dtype = "tf32" if tf32 and item.dtype == "float32" else item.dtype
+    flops_per_s = speed.product_flops_per_s.get(dtype, speed.product_flops_per_s["float32"])
+    if item.product is None:
+        flops_per_s *= speed.attention_share
+    else:
+        flops_per_s *= product_share(item.product, speed.num_multiprocessors)
+    return max(seconds, item.flops / flops_per_s)
+
+
+def _host(stretch: Stretch, host: HostSpeed) -> float:
+    return sum(item.num_calls * host_seconds(item, host) for item in stretch.items)
+
+
+def _device(stretch: Stretch, work: Work, speed: DeviceSpeed) -> dict[str, float]:
+    """Group of kernels → seconds."""
+    kernels: dict[str, float] = {}
+    for item in stretch.items:
+        if item.num_launches:
+            group = "optimizer" if item.phase == "optimizer" else GROUPS.get(item.kind, "elementwise")
+            seconds = item.num_calls * kernel_seconds(item, speed, tf32=work.tf32)
+            kernels[group] = kernels.get(group, 0.0) + seconds
+    return kernels

@@ -1,0 +1,98 @@
+"""`DeviceSpeed`: how fast a GPU and its host are, from the catalogue or from a calibration.
+
+Constants marked *fitted* come from the step times of 75 training workloads and six large jobs on one H200
+(torch 2.11; `tests/truth/step_times_h200.json`). `benchmarks/step_time_fit.py` fits them again, and says how well
+they hold on workloads that were left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from vramfit.devices.catalogue import GPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Efficiency:
+    """What of a GPU's peak figures kernels reach inside a step; carried over from the H200 to every GPU."""
+
+    fp32_product: float = 0.75
+    """Large products on CUDA cores; *fitted*."""
+    tensor_core_product: float = 0.60
+    """Large products on tensor cores, half precision; *fitted*; TF32 has no measurement and is taken to be alike."""
+    bandwidth: float = 0.60
+    """Kernels that stream tensors: a plain copy reaches more, dropout and normalisation less; *fitted*."""
+    attention: float = 0.5
+    """Fused attention, of what a large product reaches; FlashAttention-2 and cuDNN publish 0.4 to 0.75. Not fitted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostSpeed:
+    """What eager PyTorch costs on the host: a property of the machine and of Python, not of the GPU.
+
+    The defaults are those of the machine that the H200 stood in; `vramfit calibrate` finds the factor of another.
+    """
+
+    operator_s: float = 24e-6
+    """An operator of a forward or a backward pass: Python, dispatch, autograd, the launch; *fitted*."""
+    light_share: float = 0.5
+    """A view, which launches nothing, and an optimizer's operator, which autograd does not record, as a share of
+    `operator_s`; *fitted* for views, rounded. The 75 hold no optimizer that goes tensor by tensor: that it is about
+    half there too was seen in `benchmarks/results/random_cases_h200_2026-11-15.json`."""
+    recompute_share: float = 2.0
+    """The same for a forward that checkpointing repeats: every saved tensor goes through Python; *fitted*, rounded."""
+    tensor_s: float = 0.5e-6
+    """A tensor in the list of a foreach or fused operator. Not fitted: the 75 workloads do not tell it from zero."""
+    step_s: float = 2.8e-3
+    """What an optimizer step costs in Python beside its operators, `zero_grad` with it; *fitted*."""
+
+    def scaled(self, factor: float) -> "HostSpeed":
+        """The host of a machine that is so many times slower."""
+        return replace(
+            self,
+            operator_s=self.operator_s * factor,
+            tensor_s=self.tensor_s * factor,
+            step_s=self.step_s * factor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpeed:
+    """A GPU in its machine, as far as time depends on them."""
+
+    basis: Literal["catalogue", "calibrated"]
+    num_multiprocessors: int
+    product_flops_per_s: Mapping[str, float]
+    """What a large product reaches: float32, tf32, float16, bfloat16."""
+    bytes_per_s: float
+    """What kernels that stream tensors reach."""
+    attention_share: float = Efficiency().attention
+    """Fused attention's rate, of a large product's."""
+    min_kernel_s: float = 3e-6
+    """The shortest kernel with the gap before it; about the same on every GPU since Volta."""
+    transfer_bytes_per_s: float = 20e9
+    """From host memory: what PCIe 4.0 × 16 gives in practice."""
+    host: HostSpeed = field(default_factory=HostSpeed)
+
+
+def catalogue_speed(
+    gpu: GPU, efficiency: Efficiency | None = None, host: HostSpeed | None = None
+) -> DeviceSpeed | None:
+    """The speed of a GPU by its published figures; None where they are not known.
+
+    A type that the GPU has no tensor cores for runs at the float32 rate.
+    """
+    if gpu.peak_fp32 is None or gpu.memory_bandwidth_bytes_per_s is None:
+        return None
+    reached = efficiency or Efficiency()
+    plain = gpu.peak_fp32 * reached.fp32_product
+    peaks = {"tf32": gpu.peak_tf32, "float16": gpu.peak_fp16, "bfloat16": gpu.peak_bf16}
+    rates = {name: max(plain, (peak or 0.0) * reached.tensor_core_product) for name, peak in peaks.items()}
+    return DeviceSpeed(
+        basis="catalogue",
+        num_multiprocessors=gpu.num_multiprocessors,
+        product_flops_per_s={"float32": plain, **rates},
+        bytes_per_s=gpu.memory_bandwidth_bytes_per_s * reached.bandwidth,
+        attention_share=reached.attention,
+        host=host or HostSpeed(),
+    )

@@ -1,0 +1,208 @@
+"""What an operator does on the device: arithmetic, bytes, launches, as functions of the batch."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from vramfit.records.work import Kind, Phase, Stretch, WorkItem
+from vramfit.trace.affine import Affine, Polynomial, at, evaluate, product, split
+
+PRODUCTS = {
+    "mm": 0,
+    "bmm": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "_int_mm": 0,
+    "_weight_int8pack_mm": 0,
+    "_weight_int4pack_mm": 0,
+}
+"""Matrix products, and where the left operand stands among their arguments."""
+REDUCTIONS = frozenset(
+    [
+        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm"),
+        *("native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm"),
+        *("sum", "mean", "var_mean", "linalg_vector_norm", "cumsum", "all", "any", "max", "amax", "argmax"),
+        *("nll_loss_forward", "nll_loss_backward"),
+    ]
+)
+EMBEDDINGS = frozenset(
+    [
+        *("embedding", "embedding_dense_backward", "index", "index_select", "gather", "scatter_add"),
+        *("index_put", "_unsafe_index_put", "index_add", "nonzero"),
+    ]
+)
+TAKES_ROWS = frozenset(["embedding", "index", "index_select", "gather"])
+"""They read what they give, not all of their first argument."""
+COPIES = frozenset(["_to_copy", "clone", "copy_", "cat", "stack", "contiguous"])
+MAKES_NOTHING = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
+LAUNCHES = {"native_layer_norm_backward": 2, "embedding_dense_backward": 10}
+"""Kernels of operators that take several; torch 2.11's sources, the embedding's sort counted roughly."""
+ATTENTION_PREFIX = "_scaled_dot_product_"
+ATTENTION_BACKWARD_LAUNCHES = 3
+LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
+FOREACH_TENSORS = (110, 64, 48, 36, 30)
+FOREACH_ELEMENTS = 65536 * 320
+"""Most tensors and elements a launch, by number of lists: MultiTensorApply.cuh (2.11)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkTemplate:
+    """The work of a call before the batch is known; compared by identity, since equal calls share one."""
+
+    operator: str
+    kind: Kind
+    num_launches: int
+    num_bytes: Polynomial = ()
+    flops: Polynomial = ()
+    dtype: str = ""
+    product: tuple[Affine, ...] | None = None
+    num_tensors: int = 1
+
+    def at(self, batch: int, phase: Phase, num_calls: int) -> WorkItem:
+        """So many of these calls at a real batch."""
+        count, m, n, k = (at(d, batch) for d in self.product) if self.product else (0, 0, 0, 0)
+        return WorkItem(
+            operator=self.operator,
+            kind=self.kind,
+            phase=phase,
+            num_calls=num_calls,
+            num_launches=self.num_launches,
+            num_bytes=evaluate(self.num_bytes, batch),
+            flops=2 * count * m * n * k if self.product else evaluate(self.flops, batch),
+            dtype=self.dtype,
+            product=(count, m, n, k) if self.product else None,
+            num_tensors=self.num_tensors,
+        )
+
+
+class StretchTemplate:
+    """How often each call came in a stretch of a step; see `records.work.Stretch`."""
+
+    __slots__ = ("calls", "waits")
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[WorkTemplate, Phase], int] = {}
+        self.waits = False
+
+    def count(self, work: WorkTemplate, phase: Phase) -> None:
+        self.calls[work, phase] = self.calls.get((work, phase), 0) + 1
+
+    def at(self, batch: int) -> Stretch:
+        """The stretch at a real batch."""
+        items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
+        return Stretch(items=items, waits=self.waits)
+
+
+def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int | None) -> WorkTemplate:
+    """The work of an operator that gives new tensors.
+
+    Args:
+        name: the operator, without its namespace.
+        args: its arguments, keywords included.
+        results: what it gave.
+        probe: the batch of the trace, where sizes are functions of it.
+    """
+    made = [t for t in results if isinstance(t, torch.Tensor)]
+    if name.startswith(LISTS):
+        return list_work(name, args, made)
+    if name in MAKES_NOTHING or not any(t.device.type == "meta" for t in made):
+        return WorkTemplate(name, "none", 0)
+    taken = list(_tensors(args))
+    if name in TAKES_ROWS:
+        taken = [*made, *taken[1:]]
+    elif name == "embedding_dense_backward":  # rows are read, added and written; the rest is only cleared
+        taken = [taken[0], *taken]
+    num_bytes = _sum(_bytes(t, probe) for t in (*taken, *made))
+    dtype = _dtype(taken or made)
+    if name in PRODUCTS:
+        dims = _dims(args[PRODUCTS[name]], made[0], probe)
+        return WorkTemplate(name, "gemm", 1, num_bytes, dtype=dtype, product=dims)
+    if name.startswith(ATTENTION_PREFIX):
+        return _attention(name, taken, num_bytes, probe)
+    if any(t.device.type == "cpu" and t.dim() for t in taken):
+        return WorkTemplate(name, "transfer", 1, _sum(_bytes(t, probe) for t in made))
+    return WorkTemplate(name, _kind(name), LAUNCHES.get(name, 1), num_bytes, dtype=dtype)
+
+
+def work_in_place(name: str, args: tuple[Any, ...], written: list[Any], probe: int | None) -> WorkTemplate:
+    """The work of an operator that writes into its arguments; of lists, each tensor counts."""
+    taken = list(_tensors(args))
+    if not any(t.device.type == "meta" for t in taken):
+        return WorkTemplate(name, "none", 0, num_tensors=len(taken))
+    if not name.startswith(LISTS):
+        num_bytes = _sum(_bytes(t, probe) for t in _tensors(written))
+        if any(t.device.type == "cpu" and t.dim() for t in taken):
+            return WorkTemplate(name, "transfer", 1, num_bytes)
+        num_bytes = _sum([num_bytes, *(_bytes(t, probe) for t in taken)])
+        return WorkTemplate(name, _kind(name), 1, num_bytes, dtype=_dtype(taken))
+    return list_work(name, args, written)
+
+
+def list_work(name: str, args: tuple[Any, ...], written: Iterable[Any]) -> WorkTemplate:
+    """The work of an operator over lists of tensors; their sizes do not depend on the batch."""
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
+    num_tensors = len(lists[0]) if lists else 1
+    num_elements = sum(t.numel() for t in lists[0]) if lists else 0
+    num_bytes = sum(t.nbytes for t in _tensors(args)) + sum(t.nbytes for t in _tensors(tuple(written)))
+    most = FOREACH_TENSORS[min(len(lists), len(FOREACH_TENSORS)) - 1]
+    num_launches = max(-(-num_tensors // most), -(-num_elements // FOREACH_ELEMENTS))
+    return WorkTemplate(name, "optimizer", num_launches, (num_bytes,), num_tensors=num_tensors)
+
+
+@cache
+def view_work(name: str) -> WorkTemplate:
+    """An operator that runs nothing on the device."""
+    return WorkTemplate(name, "none", 0)
+
+
+def _kind(name: str) -> Kind:
+    if name in REDUCTIONS:
+        return "reduction"
+    if name in EMBEDDINGS:
+        return "embedding"
+    return "copy" if name in COPIES else "elementwise"
+
+
+def _attention(name: str, taken: list[torch.Tensor], num_bytes: Polynomial, probe: int | None) -> WorkTemplate:
+    """Scores and weighted values: two products forward; five backward, which makes the scores anew."""
+    backward = name.endswith("_backward")
+    query, key = taken[1:3] if backward else taken[:2]
+    dims = [*query.shape, key.shape[-2]]
+    flops = product(tuple(split(n, probe) for n in dims), 10 if backward else 4)
+    launches = ATTENTION_BACKWARD_LAUNCHES if backward else 1
+    return WorkTemplate(name, "attention", launches, num_bytes, flops, _dtype([query]))
+
+
+def _dims(left: torch.Tensor, out: torch.Tensor, probe: int | None) -> tuple[Affine, ...]:
+    count = left.shape[0] if left.dim() == 3 else 1
+    return tuple(split(n, probe) for n in (count, out.shape[-2], out.shape[-1], left.shape[-1]))
+
+
+def _dtype(tensors: list[torch.Tensor]) -> str:
+    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+
+
+def _bytes(tensor: torch.Tensor, probe: int | None) -> Polynomial:
+    """What is touched of a tensor: repeated dimensions once."""
+    dims = tuple(split(n, probe) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return product(dims, tensor.element_size())
+
+
+def _sum(polynomials: Iterable[Polynomial]) -> Polynomial:
+    total: list[int] = []
+    for polynomial in polynomials:
+        total += [0] * (len(polynomial) - len(total))
+        for i, coefficient in enumerate(polynomial):
+            total[i] += coefficient
+    return tuple(total)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,137 @@
+"""Memory runs out, anywhere: five steps end as if it had not."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.unit.runtime.failures import DROPOUT, KINDS, MAX_DIFFERENCE, TASK, Trained, train
+from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
+
+from vramfit.emulator.gpu import EmulatedGPU
+from vramfit.errors import RecoveryExhausted
+from vramfit.runtime.stepper import FIRST_PATIENCE, Stepper
+
+STRIDE = 29
+"""`scripts/fail_everywhere.py` goes through every allocation of every kind; here, one kind in full."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Small tensors on one thread; garbage collection does not walk through all of transformers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(KINDS["plain"])
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[str, Trained]:
+    return {name: train(kind) for name, kind in KINDS.items()}
+
+
+def test_a_failure_at_every_allocation_of_the_first_two_steps_leaves_no_trace(clean: dict[str, Trained]) -> None:
+    kind, expected = KINDS["dropout"], clean["dropout"]
+    for n in range(1, expected.last_allocations[1] + 1):
+        assert train(kind, [n]).equals(expected), n
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_failure_anywhere_in_five_steps_leaves_no_trace(name: str, clean: dict[str, Trained]) -> None:
+    expected = clean[name]
+    for n in range(3, expected.last_allocations[-1] + 1, STRIDE):
+        assert train(KINDS[name], [n]).equals(expected), n
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_where_the_micro_batch_shrinks_the_weights_are_the_same_within_rounding(name: str) -> None:
+    kind = replace(KINDS[name], changes={})
+    expected = train(kind)
+    limit = MAX_DIFFERENCE
+    if kind.precision == "amp-fp16":  # products are rounded to fp16 by micro-batch: two clean runs differ as much
+        limit = 2 * max(train(kind, micro_batch=3).distance(expected))
+    shrunk = 0
+    for n in range(5, expected.last_allocations[-1] + 1, 3 * STRIDE):
+        made = train(kind, [n, n + 1])
+        shrunk += made.micro_batch < expected.micro_batch
+        assert max(made.distance(expected)) <= limit, n
+    assert shrunk >= 5
+
+
+def test_a_step_that_fails_over_and_over_goes_to_the_host(clean: dict[str, Trained]) -> None:
+    """Twelve failures in a row inside the optimizer's step: portions are halved down to single parameters."""
+    expected = clean["dropout"]
+    begin = expected.last_allocations[0] - 60
+    for n in range(begin, begin + 60, 7):
+        assert train(KINDS["dropout"], range(n, n + 12)).equals(expected), n
+
+
+def test_the_same_window_is_tried_again_before_it_is_cut(clean: dict[str, Trained]) -> None:
+    once = train(KINDS["plain"], [40])
+    assert (once.num_recoveries, once.micro_batch) == (1, clean["plain"].micro_batch)
+    twice = train(KINDS["plain"], [40, 41])
+    assert (twice.num_recoveries, twice.micro_batch) == (2, clean["plain"].micro_batch // 2)
+
+
+def test_memory_taken_by_another_process_shrinks_the_micro_batch_and_its_return_lets_it_grow() -> None:
+    model = make_model("bert", TASK, hidden_size=128, intermediate_size=512)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=12)
+    batches = [make_batch(TASK, seed=seed) for seed in range(4)]
+    with EmulatedGPU(memory="64MiB") as gpu:
+        for batch in batches:
+            stepper.step(batch)
+        kept, peak = gpu.allocated_bytes, gpu.max_allocated_bytes
+        gpu.empty_cache()
+        gpu.take(64 * 2**20 - kept - (peak - kept) * 3 // 4)
+        stepper.step(batches[0])
+        assert stepper.micro_batch < 12
+        assert stepper.num_recoveries >= 2
+        smaller = stepper.micro_batch
+        gpu.release()
+        for index in range(FIRST_PATIENCE + 1):
+            stepper.step(batches[index % 4])
+    assert stepper.micro_batch > smaller
+    assert stepper.num_steps == 4 + 1 + FIRST_PATIENCE + 1
+
+
+def test_when_nothing_helps_the_weights_are_as_before_and_the_error_says_what_was_tried() -> None:
+    model = make_model("bert", TASK)
+    before = flat_weights(model)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters()), micro_batch=4)
+    batch = make_batch(TASK)
+    with EmulatedGPU(memory="20MiB") as gpu:
+        stepper.rehearse(batch)
+        gpu.take("19MiB")
+        gpu.empty_cache()
+        with pytest.raises(RecoveryExhausted) as caught:
+            stepper.step(batch)
+    assert torch.equal(before, flat_weights(model))
+    assert "micro-batch 1" in caught.value.attempts[-1]
+    assert "out of memory" in caught.value.attempts[-1]
+    assert caught.value.hint
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_checkpointing_is_the_last_technique_of_the_same_maths() -> None:
+    model = make_model("bert", TASK, **DROPOUT)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=1)
+    with EmulatedGPU(memory="1GiB", fail_at=[200, 201]):
+        stepper.step(make_batch(TASK))
+    assert model.is_gradient_checkpointing  # type: ignore[truthy-function]
+    assert stepper.num_steps == 1
+
+
+def test_other_errors_pass_and_leave_no_gradients() -> None:
+    model = make_model("bert", TASK)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters()), micro_batch=4)
+    batch = make_batch(TASK)
+    batch["labels"] = batch["labels"] + 100
+    with pytest.raises((IndexError, RuntimeError)):
+        stepper.step(batch)
+    assert stepper.num_recoveries == 0
+    assert all(p.grad is None for p in model.parameters())

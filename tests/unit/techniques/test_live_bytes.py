@@ -1,0 +1,36 @@
+"""For each technique: weights, gradients and optimizer state as predicted are those of a real model, to the byte."""
+
+from typing import Any
+
+import pytest
+from tests.unit.techniques.live_bytes import predicted, real
+
+from vramfit.techniques import adamw_8bit
+
+pytest.importorskip("torchao", reason='pip install "vramfit[train]"')
+pytest.importorskip("peft", reason='pip install "vramfit[train]"')
+
+TECHNIQUES: list[dict[str, Any]] = [
+    {},
+    {"lora": 4},
+    {"lora": 4, "precision": "bf16"},
+    {"lora": 4, "checkpointing": "full"},
+    {"lora": 4, "quantize": "int8"},
+    {"lora": 4, "quantize": "int8", "precision": "bf16", "optimizer": "adafactor"},
+    {"freeze": "backbone", "quantize": "int8"},
+    {"freeze": "encoder", "quantize": "int8"},
+    {"optimizer": "sgd"},
+    {"optimizer": "adafactor"},
+    {"optimizer": "adamw-single", "freeze": "embeddings"},
+]
+
+
+@pytest.mark.parametrize("keywords", TECHNIQUES, ids=str)
+def test_what_stays_is_predicted_to_the_byte(keywords: dict[str, Any]) -> None:
+    assert predicted(**keywords) == real(**keywords)
+
+
+def test_eight_bit_state_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw_8bit, "has_compiler", lambda: False)
+    keywords: dict[str, Any] = {"optimizer": "adamw-8bit", "lora": 32}
+    assert predicted(**keywords) == real(**keywords)
