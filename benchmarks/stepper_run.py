@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 GIB = 2**30
-MODEL, SEQ, BATCH, MEMORY = "bert-large-uncased", 512, 16, int(11.17 * GIB)
-LENGTHS_MARGIN = 0.02
+MODEL, SEQ, BATCH, MEMORY = "bert-large-uncased", 512, 8, int(11.17 * GIB)
+LENGTHS_MARGIN = 0.03
 """Left free for windows of varied lengths, whose blocks do not fit into each other's places."""
 LEFT_BY_OTHERS = int(11.9 * GIB)
 TAKEN, TAKEN_AT = 3 * GIB, 100
@@ -108,7 +108,7 @@ def _choose() -> dict[str, Any]:
     for micro_batch in range(BATCH, 0, -1):
         e = vramfit.estimate(
             MODEL, seq=SEQ, batch=BATCH, micro_batch=micro_batch, precision="fp32", optimizer="adamw-fused",
-            max_grad_norm=1.0, dropout=False, loop="stepper", gpu="h200", memory=MEMORY,
+            max_grad_norm=1.0, dropout=False, loop="stepper", allocator="expandable", gpu="h200", memory=MEMORY,
         )  # fmt: skip
         if e.fits and e.safe_reserved_bytes <= (1 - LENGTHS_MARGIN) * MEMORY:
             break
@@ -125,9 +125,11 @@ def _train(micro_batch: int, num_steps: int, folder: str | None = None) -> dict[
     import torch
 
     import vramfit
+    from vramfit.runtime.budget import use_expandable_segments
     from vramfit.runtime.stepper import Stepper
 
     torch.manual_seed(0)
+    use_expandable_segments(torch.device("cuda"))
     model, _ = vramfit.load(MODEL, random_weights=True, device="cuda")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -255,7 +257,7 @@ def _compare(case: list[Any], fused: bool) -> dict[str, Any]:
 
 def options_repeats() -> int:
     """Steps of each loop, the first five not counted."""
-    return 45
+    return 30
 
 
 def _child(kind: str, settings: dict[str, Any]) -> dict[str, Any]:

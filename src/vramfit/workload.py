@@ -85,7 +85,8 @@ class Workload:
     checkpointing: Literal["full"] | int | None = None
     """Recompute all layers in backward, or the first k."""
     freeze: str | int | tuple[str, ...] | None = None
-    """`embeddings`, `encoder`, `backbone`, the k lowest layers (embeddings included), or name patterns."""
+    """`embeddings`, `encoder`, `backbone`, the k lowest layers (embeddings included), or name patterns; several of
+    these as a tuple or with commas between them, a number of layers as text then."""
     optimizer: Optimizer = "adamw"
     """`adamw` is torch's default (foreach)."""
     max_grad_norm: float | None = None
@@ -118,6 +119,7 @@ class Workload:
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "freeze", _freeze_parts(self.freeze))
         problems += _wrong_choices(self) + _wrong_counts(self)
         if not problems:
             problems += self._split_batch() + _contradictions(self)
@@ -177,6 +179,14 @@ def _size(value: Any, problems: list[str]) -> int | None:
         return None
 
 
+def _freeze_parts(freeze: Any) -> Any:
+    """Several things to freeze as a tuple of texts; one thing, or what is wrong anyway, as it is."""
+    parts = freeze.split(",") if isinstance(freeze, str) and "," in freeze else freeze
+    if not isinstance(parts, tuple | list):
+        return freeze
+    return tuple(part.strip() if isinstance(part, str) else str(part) if _is_count(part) else part for part in parts)
+
+
 def _wrong_choices(w: Workload) -> list[str]:
     problems = []
     for name, allowed in CHOICES.items():
@@ -184,8 +194,7 @@ def _wrong_choices(w: Workload) -> list[str]:
         optional = name in ("attention", "quantize", "offload")
         if value in allowed or (value is None and optional):
             continue
-        near = nearest_names(str(value), allowed, 1)[0]
-        problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} (nearest: {near})")
+        problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} ({_meant(name, value, allowed)})")
     if not isinstance(w.model, str) or not w.model:
         problems.append("model must be a name, a folder or a hub id")
     if w.checkpointing is not None and w.checkpointing != "full" and not _is_count(w.checkpointing):
@@ -198,16 +207,26 @@ def _wrong_choices(w: Workload) -> list[str]:
     return problems + _wrong_freeze(w.freeze)
 
 
+def _meant(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """What was meant by a wrong value: another keyword's, or the nearest of its own."""
+    if name == "quantize" and value in CHOICES["precision"]:
+        return f"{value} is a precision: take --precision {value}, precision={value!r}"
+    if name == "precision" and value in CHOICES["quantize"]:
+        return f"{value} is a quantization: take --quantize {value}, quantize={value!r}"
+    return f"nearest: {nearest_names(str(value), allowed, 1)[0]}"
+
+
 def _wrong_freeze(freeze: object) -> list[str]:
     if freeze is None or freeze in FREEZE_NAMES or _is_count(freeze):
         return []
     if isinstance(freeze, tuple) and freeze and all(isinstance(p, str) and p for p in freeze):
-        return []
+        wrong = [p for p in freeze if p.isdecimal() and not _is_count(int(p[:20]))]
+        return [f"freeze {p!r}: {p} is not a number of layers" for p in wrong]
     if isinstance(freeze, str) and any(c in freeze for c in ".*?["):
         return []
     return [
         f"freeze {freeze!r} is not {', '.join(FREEZE_NAMES)}, a number of layers, "
-        "or patterns of parameter names such as 'bert.encoder.layer.0.*'"
+        "patterns of parameter names such as 'bert.encoder.layer.0.*', or several of these"
     ]
 
 
@@ -230,6 +249,8 @@ def _wrong_counts(w: Workload) -> list[str]:
 
 def _contradictions(w: Workload) -> list[str]:
     """Pairs of settings that cannot go together, whatever the model and the GPU."""
+    frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)
+    freezes_layers = bool({"encoder", "backbone"} & set(frozen))
     rules = [
         (
             w.precision == "fp16" and w.trains,
@@ -246,7 +267,7 @@ def _contradictions(w: Workload) -> list[str]:
         (w.max_grad_norm is not None and not w.trains, f"max_grad_norm is for mode train, not {w.mode}"),
         (w.offload == "optimizer" and not w.trains, f"offload optimizer is for mode train, not {w.mode}"),
         (
-            w.quantize is not None and w.trains and w.lora is None and w.freeze not in ("backbone", "encoder"),
+            w.quantize is not None and w.trains and w.lora is None and not freezes_layers,
             f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
         ),
         (
@@ -255,7 +276,7 @@ def _contradictions(w: Workload) -> list[str]:
         ),
         (w.lora is not None and w.mode != "train", f"lora is for mode train, not {w.mode}"),
         (
-            w.lora is not None and (w.freeze in ("encoder", "backbone") or _is_count(w.freeze)),
+            w.lora is not None and (freezes_layers or any(str(f).isdecimal() for f in frozen)),
             f"lora {w.lora} adapts layers that freeze {w.freeze!r} takes out of training: drop freeze, "
             "since LoRA freezes all but its adapters and the head",
         ),

@@ -74,7 +74,7 @@ class WorkloadOptions:
         str | None,
         _option(
             "freeze",
-            "What does not learn: embeddings, encoder, backbone, the K lowest layers, or patterns of names.",
+            "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several.",
             panel=_HOW,
             metavar="NAME|K|PATTERN,…",
         ),
@@ -194,6 +194,6 @@ def _number_or_text(text: str) -> int | str:
 
 
 def _freeze(text: str) -> int | str | tuple[str, ...]:
-    """A number of layers, a name, or several patterns."""
-    patterns = tuple(part.strip() for part in text.split(","))
-    return patterns if len(patterns) > 1 else _number_or_text(patterns[0])
+    """A number of layers, a name or a pattern; or several of them."""
+    parts = tuple(part.strip() for part in text.split(","))
+    return parts if len(parts) > 1 else _number_or_text(parts[0])

@@ -77,7 +77,7 @@ def check_torch(env: Environment) -> list[Finding]:
                 severity="error",
                 what=f"{build}, but this machine has {env.gpus[0].name}",
                 why="the GPU cannot be used",
-                fix=f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])} or older",
+                fix=f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
             )
         ]
     findings = [Finding(check="torch.build", severity="ok", what=build)]
@@ -102,7 +102,7 @@ def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
             f"runs CUDA {gpu.cuda_version} at most",
             why="torch.cuda.is_available() is False: everything would run on the CPU",
             fix=f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
-            f"install a build for CUDA {gpu.cuda_version} or older",
+            f"install a build for CUDA {_usable_cuda(gpu)}",
         )
     ]
 
@@ -151,4 +151,5 @@ def _pair(text: str | None) -> tuple[int, int] | None:
 
 
 def _usable_cuda(gpu: PresentGPU) -> str:
-    return gpu.cuda_version or "12.6"
+    """The major version of the CUDA builds that the driver runs: within it, minor versions do not matter."""
+    return (gpu.cuda_version or "12").partition(".")[0]

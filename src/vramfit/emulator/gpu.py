@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
 from vramfit.allocator.options import AllocatorOptions
@@ -146,6 +146,8 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # a quantized tensor goes first; its plain parts come here
         for tensor in _tensors((args, tuple(kwargs.values()))):
             self._gpu._meet(tensor)
         result = func(*args, **kwargs)

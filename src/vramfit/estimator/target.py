@@ -31,7 +31,7 @@ def target_of(workload: Workload) -> Target:
 
     Raises:
         UnknownGPU: no such GPU in the catalogue.
-        WorkloadError: a torch release that is not supported, or a precision the GPU does not have.
+        WorkloadError: a torch release that is not supported.
     """
     torch_version = workload.torch_version or version("torch")
     gpu = find_gpu(workload.gpu) if workload.gpu is not None else None
@@ -42,7 +42,6 @@ def target_of(workload: Workload) -> Target:
         max_threads_per_multiprocessor=shape.max_threads_per_multiprocessor,
         torch_version=_release(torch_version),
     )
-    _check_precision(workload, profile, shape)
     return Target(
         gpu=gpu,
         profile=profile,
@@ -73,11 +72,6 @@ def _release(text: str) -> tuple[int, int]:
     return release
 
 
-def _check_precision(workload: Workload, profile: CudaProfile, shape: GPU) -> None:
-    if workload.precision == "tf32" and profile.compute_capability < (8, 0):
-        raise WorkloadError([f"precision tf32 needs sm_80 or newer; {shape.name} is {shape.sm}"])
-
-
 def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile) -> tuple[str, ...]:
     notes = []
     if gpu is None:
@@ -92,8 +86,6 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
             f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "
             "(CUDA 13 builds start at sm_75): this is what it would take"
         )
-    if workload.precision in ("amp-bf16", "bf16") and not profile.has_bf16:
-        notes.append(f"{shape.name} has no native bfloat16: it is emulated, slowly; amp-fp16 is the better choice")
     if workload.precision == "amp-fp16" and workload.trains:
         notes.append(
             "amp-fp16 may skip its first steps while the loss scale settles; predicted is the step that is taken"

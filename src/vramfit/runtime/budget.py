@@ -1,9 +1,21 @@
 """The budget held: the allocator of a GPU refuses what was not announced."""
 
+import os
+
 import torch
 
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.units import format_bytes, parse_bytes
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def use_expandable_segments(device: torch.device) -> bool:
+    """Let segments made from now on grow in place; not where the user has set the allocator up. Says whether it did."""
+    if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        return False
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    return True
 
 
 def enforce(memory: str | int, device: torch.device) -> int:

@@ -13,9 +13,10 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
-from vramfit.runtime.budget import enforce
+from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import across_samples, check_loss, warn_of_names
+from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
@@ -30,10 +31,10 @@ from vramfit.workload import Precision
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
-FIRST_PATIENCE = 50
-"""Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
 REHEARSED_MICRO_BATCHES = 2
 """The first makes gradients, the second adds to them: all that a window does."""
+NUM_REHEARSALS = 2
+"""The first ends by making optimizer state, the second runs beside it."""
 
 
 class Stepper:
@@ -46,7 +47,8 @@ class Stepper:
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
-        memory: on a GPU, what PyTorch may reserve from now on.
+        memory: on a GPU, what PyTorch may reserve from now on. Segments made from now on can grow: those of fixed
+            size are soon in pieces when lengths vary.
         max_grad_norm: clip the gradient of the whole window to this norm.
         scheduler: stepped once for each optimizer step that was taken.
         precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
@@ -83,15 +85,13 @@ class Stepper:
         assert micro_batch is not None
         self.model = model
         self.optimizer = optimizer
-        self.micro_batch = micro_batch
-        """Samples of full length in a forward pass now; smaller after memory ran out."""
         self.num_recoveries = 0
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
-        self._allowed_micro_batch = micro_batch
+        self._size = MicroBatchSize(micro_batch)
         self._seq = seq
         self._max_grad_norm = max_grad_norm
         self._scheduler = scheduler
@@ -101,11 +101,10 @@ class Stepper:
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._patience = FIRST_PATIENCE
-        self._num_quiet = 0
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
         if memory is not None:
+            use_expandable_segments(self._device)
             enforce(memory, self._device)
 
     def step(self, batch: Batch) -> float:
@@ -114,12 +113,12 @@ class Stepper:
         Raises:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
         """
-        self._grow()
+        self._size.grow()
         loss = self._gradients(batch)
         with uninterrupted():
             self._commit()
-        self._num_quiet += 1
-        return loss
+        self._size.quiet()
+        return float(loss)  # only now: until here the host need not wait for the device
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -132,31 +131,36 @@ class Stepper:
         """
         self._seq = self._seq or width_of(batch)
         start = RandomState.now()
-        self._gradients(dearest_like(batch, REHEARSED_MICRO_BATCHES * self.micro_batch, self._seq))
-        self._forget()
+        for _ in range(NUM_REHEARSALS):
+            self._gradients(dearest_like(batch, REHEARSED_MICRO_BATCHES * self.micro_batch, self._seq))
+            self._forget()
         start.restore()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimizer and scheduler."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        window = {"micro_batch": self.micro_batch, "patience": self._patience, "num_quiet": self._num_quiet}
-        return {"scaler": scaler, "seq": self._seq} | counts | window
+        return {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()} | counts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
         if self._scaler is not None and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
+        self._size.load_state_dict(state["size"])
+        self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
-        self.num_skipped, self.micro_batch = state["num_skipped"], state["micro_batch"]
-        self._patience, self._num_quiet, self._seq = state["patience"], state["num_quiet"], state["seq"]
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of full length in a forward pass now; smaller after memory ran out."""
+        return self._size.now
 
     @property
     def loss_scale(self) -> float | None:
         """The GradScaler's scale; None without one."""
         return None if self._scaler is None else float(self._scaler.get_scale())
 
-    def _gradients(self, batch: Batch) -> float:
+    def _gradients(self, batch: Batch) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         self._drop_gradients()
         start = RandomState.now()
@@ -166,12 +170,12 @@ class Stepper:
             free_memory()
             start.restore()
             self.num_recoveries += 1
-            self._num_quiet = 0
+            self._size.trouble()
             if len(attempts) > SAME_SIZE_RETRIES:
                 self._shrink(attempts)
         return loss
 
-    def _try(self, batch: Batch, attempts: list[str]) -> float | None:
+    def _try(self, batch: Batch, attempts: list[str]) -> torch.Tensor | None:
         """Gradients of the window, unscaled and clipped, and its loss; None where memory ran out on the way."""
         try:
             loss = self._window(batch)
@@ -187,13 +191,13 @@ class Stepper:
             return None
         return loss
 
-    def _window(self, batch: Batch) -> float:
+    def _window(self, batch: Batch) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
         loss = self._loss or head_loss(self.model, batch)
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        mean = accumulate(
+        return accumulate(
             self.model,
             [b for b in split(batch, self.micro_batch * self._seq) if any(loss.counts(b))],
             loss,
@@ -203,7 +207,6 @@ class Stepper:
             scale=self._scaler.scale if self._scaler is not None else lambda value: value,
             on_output=self._see,
         )
-        return float(mean)
 
     def _bring(self, batch: Batch) -> Batch:
         return {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
@@ -221,7 +224,7 @@ class Stepper:
             found = self._scaler._found_inf_per_device(self.optimizer)
             taken = not any(float(value) for value in found.values())
         if taken:
-            take_step(self.optimizer, room_bytes=self._room_bytes())
+            take_step(self.optimizer, room=self._room_bytes)
         if self._scaler is not None:
             self._scaler.update()
         self._drop_gradients()
@@ -259,9 +262,7 @@ class Stepper:
                 attempts=attempts,
                 hint="free the GPU, shorten the sequences, or plan for what is there: vramfit plan",
             )
-        if self.micro_batch < self._allowed_micro_batch:
-            self._patience *= 2
-        self.micro_batch = max(1, self.micro_batch // 2)
+        self._size.shrink()
         del attempts[SAME_SIZE_RETRIES:]
 
     def _checkpoint(self) -> bool:
@@ -272,12 +273,6 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
-
-    def _grow(self) -> None:
-        """After a quiet time, try the next larger micro-batch."""
-        if self.micro_batch < self._allowed_micro_batch and self._num_quiet >= self._patience:
-            self.micro_batch = min(2 * self.micro_batch, self._allowed_micro_batch)
-            self._num_quiet = 0
 
 
 def _check(

@@ -1,5 +1,6 @@
 """`Backup`: weights, optimizer state and group settings of a few parameters, to go back to."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ class Backup:
     def __init__(self, optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> None:
         self._optimizer = optimizer
         with torch.no_grad():
-            self._weights = [(p, p.detach().clone()) for p in portion]
-            self._states = [(p, _copied(optimizer.state[p]) if p in optimizer.state else None) for p in portion]
+            self._weights = list(zip(portion, _copies(portion), strict=True))
+            self._states = [(p, optimizer.state.get(p)) for p in portion]
+            tensors = [v for _, state in self._states for v in (state or {}).values() if isinstance(v, torch.Tensor)]
+            copies = iter(_copies(tensors))
+        self._states = [(p, _with(state, copies)) for p, state in self._states]
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
     def restore(self) -> None:
@@ -39,5 +43,23 @@ class Backup:
                 now[name] = value
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of tensors; plain ones of one kind in a single call, since a launch for each costs more than the copy."""
+    made: list[Any] = [None] * len(tensors)
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_floating_point():
+            alike.setdefault((tensor.dtype, tensor.device), []).append(i)
+        else:
+            made[i] = tensor.detach().clone()
+    for indices in alike.values():
+        copies = torch._foreach_mul([tensors[i].detach() for i in indices], 1.0)
+        for i, copy in zip(indices, copies, strict=True):
+            made[i] = copy
+    return made
+
+
+def _with(state: dict[str, Any] | None, copies: Any) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {name: next(copies) if isinstance(value, torch.Tensor) else value for name, value in state.items()}

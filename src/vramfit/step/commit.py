@@ -1,6 +1,7 @@
 """The commit: an optimizer step that is taken whole or not at all, whatever runs out inside it."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +16,7 @@ PORTION_BYTES = 32 * 2**20
 """Parameters are stepped in portions of at least this size, each backed up first, where a step needs temporaries."""
 NUM_ATTEMPTS = 3
 """Tries of a portion as it is, memory freed in between, before it is halved."""
-PER_PARAMETER = ("torch.optim.", "torchao.optim.")
+PER_PARAMETER = ("torch.optim.", "torchao.optim.", "vramfit.techniques.")
 """Optimizers whose step looks at one parameter at a time, so that portions are the same as the whole. Others may
 keep count of their steps in a group, and are stepped at once."""
 
@@ -29,7 +30,8 @@ def secure_state(optimizer: torch.optim.Optimizer) -> None:
     next try takes for complete. Here an incomplete one is taken back.
     """
     init_group: Any = getattr(optimizer, "_init_group", None)
-    if init_group is None:
+    learned = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    if init_group is None or all(p in optimizer.state for p in learned):
         return
     before = set(optimizer.state)
     try:
@@ -44,7 +46,7 @@ def secure_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _lists(init_group: Any) -> list[list[Any]]:
     """The empty lists that `_init_group(group, params, grads, …)` fills; how many differs by optimizer."""
-    return [[] for _ in range(init_group.__code__.co_argcount - 2)]
+    return [[] for _ in range(len(inspect.signature(init_group).parameters) - 1)]
 
 
 def needs_temporaries(optimizer: torch.optim.Optimizer) -> bool:
@@ -58,14 +60,14 @@ def goes_in_portions(optimizer: torch.optim.Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith(PER_PARAMETER) and not hooked
 
 
-def take_step(optimizer: torch.optim.Optimizer, *, room_bytes: int = 0) -> None:
+def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lambda: 0) -> None:
     """One optimizer step, whole: out of memory inside it is undone, and done again in smaller portions.
 
     A fused step needs no temporaries and cannot fail so. Any other goes portion by portion, each backed up first;
     a single parameter that still finds no room is stepped in host memory.
 
     Args:
-        room_bytes: memory known to be there beside what is in use: portions are as large as it allows.
+        room: gives the bytes known to be there beside what is in use: portions are as large as they allow.
 
     Raises:
         RecoveryExhausted: an optimizer that only steps as a whole found no room; everything is as before.
@@ -76,7 +78,7 @@ def take_step(optimizer: torch.optim.Optimizer, *, room_bytes: int = 0) -> None:
     if not goes_in_portions(optimizer):
         _step_at_once(optimizer)
         return
-    for portion in list(_portions(optimizer, room_bytes)):
+    for portion in list(_portions(optimizer, room())):
         _step_portion(optimizer, portion)
 
 

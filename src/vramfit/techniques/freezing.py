@@ -15,20 +15,23 @@ def apply(model: torch.nn.Module, freeze: Freeze) -> None:
 
     Args:
         freeze: `embeddings`; `encoder` (embeddings and all layers); `backbone` (all but the head); a number of
-            lowest layers, embeddings included; or patterns of parameter names.
+            lowest layers, embeddings included; or a pattern of parameter names. A tuple may mix them, with
+            numbers as text.
 
     Raises:
         WorkloadError: more layers than there are, a pattern that matches nothing, or nothing left to learn.
     """
     if freeze is None:
         return
-    for parameter in _chosen(model, freeze):
-        parameter.requires_grad_(False)
+    for part in freeze if isinstance(freeze, tuple) else (freeze,):
+        for parameter in _chosen(model, int(part) if str(part).isdecimal() else part):
+            parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
         raise WorkloadError([f"freeze {freeze!r} leaves nothing to learn"])
 
 
-def _chosen(model: torch.nn.Module, freeze: str | int | tuple[str, ...]) -> list[torch.nn.Parameter]:
+def _chosen(model: torch.nn.Module, freeze: str | int) -> list[torch.nn.Parameter]:
+    """The parameters that one name, number or pattern stands for."""
     if freeze == "backbone":
         return list(backbone(model).parameters())
     if freeze == "embeddings":
@@ -39,8 +42,10 @@ def _chosen(model: torch.nn.Module, freeze: str | int | tuple[str, ...]) -> list
         if count > len(layers):
             raise WorkloadError([f"freeze {count}: the model has {len(layers)} layers"])
         return _embedding_parameters(model) + [p for layer in layers[:count] for p in layer.parameters()]
-    patterns = (freeze,) if isinstance(freeze, str) else freeze
-    return _matching(model, patterns)
+    found = [p for name, p in model.named_parameters() if fnmatchcase(name, freeze)]
+    if not found:
+        raise WorkloadError([f"freeze {freeze!r} matches no parameter"])
+    return found
 
 
 def _embedding_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -48,13 +53,3 @@ def _embedding_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     if part is None:
         raise WorkloadError([f"freeze: {type(model).__name__} has no embeddings"])
     return list(part.parameters())
-
-
-def _matching(model: torch.nn.Module, patterns: tuple[str, ...]) -> list[torch.nn.Parameter]:
-    chosen = []
-    for pattern in patterns:
-        found = [p for name, p in model.named_parameters() if fnmatchcase(name, pattern)]
-        if not found:
-            raise WorkloadError([f"freeze {pattern!r} matches no parameter"])
-        chosen += found
-    return chosen

@@ -189,7 +189,6 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             on_part=on_part,
         )
         session.tracer.begin(f"{step}.optimizer", "optimizer")
-        del mean
         if scaler is not None:
             scaler.unscale_(optimizer)
         clip(learned, workload.max_grad_norm)
@@ -198,6 +197,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
         if scaler is not None:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        del mean  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
 

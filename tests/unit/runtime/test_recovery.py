@@ -11,7 +11,8 @@ from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import RecoveryExhausted
-from vramfit.runtime.stepper import FIRST_PATIENCE, Stepper
+from vramfit.runtime.micro_batch_size import FIRST_PATIENCE
+from vramfit.runtime.stepper import Stepper
 
 STRIDE = 29
 """`scripts/fail_everywhere.py` goes through every allocation of every kind; here, one kind in full."""
@@ -104,10 +105,9 @@ def test_when_nothing_helps_the_weights_are_as_before_and_the_error_says_what_wa
     before = flat_weights(model)
     stepper = Stepper(model, torch.optim.AdamW(model.parameters()), micro_batch=4)
     batch = make_batch(TASK)
-    with EmulatedGPU(memory="20MiB") as gpu:
+    with EmulatedGPU(memory="64MiB") as gpu:
         stepper.rehearse(batch)
-        gpu.take("19MiB")
-        gpu.empty_cache()
+        gpu.fail_at = set(range(gpu.num_allocations + 30, gpu.num_allocations + 10_000))
         with pytest.raises(RecoveryExhausted) as caught:
             stepper.step(batch)
     assert torch.equal(before, flat_weights(model))
