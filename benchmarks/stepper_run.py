@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 GIB = 2**30
-MODEL, SEQ, BATCH, MEMORY = "bert-large-uncased", 512, 8, int(11.17 * GIB)
+MODEL, SEQ, BATCH, MEMORY = "bert-large-uncased", 512, 10, int(11.17 * GIB)
 LENGTHS_MARGIN = 0.03
 """Left free for windows of varied lengths, whose blocks do not fit into each other's places."""
 LEFT_BY_OTHERS = int(11.9 * GIB)

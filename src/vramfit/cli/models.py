@@ -1,20 +1,24 @@
 """`vramfit models`: the models known offline, or one configuration the way a person checks it."""
 
+import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from vramfit.cli.terminal import Json, console, print_aligned, print_json, table
-from vramfit.errors import WorkloadError, nearest_names
+from vramfit.cli.terminal import Json, console, print_aligned, print_json
+from vramfit.errors import MissingExtra, WorkloadError, nearest_names
 from vramfit.units import format_bytes
 from vramfit.workload import CHOICES
 
 if TYPE_CHECKING:
     from vramfit.models.card import ModelCard
+    from vramfit.models.resolve import ResolvedModel
 
 NAME = "models"
 EXAMPLE = "vramfit models bert-base-uncased"
+LABEL_WIDTH = 16
 
 
 def run(
@@ -64,18 +68,30 @@ def _show(name: str, task: str, trust_remote_code: bool, json: bool) -> None:
     if task not in CHOICES["task"]:
         near = nearest_names(task, CHOICES["task"], 1)[0]
         raise WorkloadError([f"task {task!r} is not one of {', '.join(CHOICES['task'])} (nearest: {near})"])
-    card = model_card(resolve(name, task=task, trust_remote_code=trust_remote_code))
+    resolved = resolve(name, task=task, trust_remote_code=trust_remote_code)
+    card = model_card(resolved)
+    card = replace(card, weight_bytes={**card.weight_bytes, **_int8_bytes(resolved)})
     if json:
         print_json([card])
     else:
         _print_card(card)
 
 
+def _int8_bytes(resolved: "ResolvedModel") -> dict[str, int]:
+    """What the parameters take with int8 layers, as a prediction lays them out; nothing without torchao."""
+    from vramfit.models.build import build_meta
+    from vramfit.techniques.quantization import quantized_model_bytes
+
+    try:
+        return {"int8": quantized_model_bytes(build_meta(resolved), "int8")}
+    except MissingExtra:
+        return {}
+
+
 def _print_card(card: "ModelCard") -> None:
     out = console()
     out.print(f"[bold]{escape(card.name)}[/bold]  ({card.model_class}, from {card.origin})", soft_wrap=True)
     shared = f" ({card.num_layer_modules} with weights of its own)"
-    facts = table("", "")
     for label, value in (
         ("layers", f"{card.num_layers}" + (shared if card.num_layer_modules != card.num_layers else "")),
         ("hidden size", _count(card.hidden_size)),
@@ -87,17 +103,15 @@ def _print_card(card: "ModelCard") -> None:
         ("tasks", ", ".join(card.tasks) or "–"),
         ("attention", ", ".join(card.attention)),
     ):
-        facts.add_row(label, value)
-    facts.show_header = False
-    out.print(facts)
-    parts = table("part", "parameters", "fp32", right=("parameters", "fp32"))
-    for path, count in card.parts.items():
-        parts.add_row(path, f"{count:,}", format_bytes(4 * count))
-    parts.add_row("all", f"{card.num_parameters:,}", format_bytes(4 * card.num_parameters), style="bold")
+        lines = textwrap.wrap(value, max(20, out.width - LABEL_WIDTH), break_on_hyphens=False) or ["–"]
+        for beginning, line in zip([label, *[""] * len(lines)], lines, strict=False):
+            out.print(f"{beginning:<{LABEL_WIDTH}}{line}", markup=False, soft_wrap=True)
+    counts = {**card.parts, "all": card.num_parameters}
+    rows = [(path, f"{count:,}", format_bytes(4 * count)) for path, count in counts.items()]
     out.print()
-    out.print(parts)
+    print_aligned(("part", "parameters", "fp32"), rows, right=("parameters", "fp32"))
     sizes = "   ".join(f"{name} {format_bytes(size)}" for name, size in card.weight_bytes.items())
-    out.print(f"\nWeights in each precision: {sizes}  (int8: linear layers only)", soft_wrap=True)
+    out.print(f"\nWeights in each precision: {sizes}  (int8: layers of the encoder only)", soft_wrap=True)
 
 
 def _count(number: int | None) -> str:

@@ -2,18 +2,20 @@
 
 from typing import Any
 
+from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
 from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
-from vramfit.estimator.timing import time_workload
+from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload
 from vramfit.estimator.walk import walk
 from vramfit.estimator.weighing import weigh
 from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
 from vramfit.records.stream import Stream
 from vramfit.trace.run import order_of
+from vramfit.workload import Workload
 
 
 def estimate(model: Any, **keywords: Any) -> Estimate:
@@ -40,31 +42,49 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
 
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
     """The estimate of a traced workload at a micro-batch."""
-    template = traced._template(micro_batch)  # looked up once: a module of the user's is traced anew each time
+    template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS))
-    outcome = weigh(cold, traced.options, target.capacity_bytes)
+    timed = time_workload(template, traced.workload, micro_batch, target)
+    return estimate_stream(_workload_at(traced.workload, micro_batch), traced.options, target, cold, timed)
+
+
+def estimate_stream(
+    workload: Workload,
+    options: AllocatorOptions,
+    target: Target,
+    cold: Stream,
+    timed: Timed | None,
+    *,
+    phase: str | None = None,
+) -> Estimate:
+    """The estimate of a workload whose stream is known.
+
+    Args:
+        cold: the stream of a process that has not used cuBLAS before.
+        phase: the phase whose peak and course are shown; None takes the highest, and the course of a steady step.
+    """
+    outcome = weigh(cold, options, target.capacity_bytes)
     stream, likely = outcome.stream, outcome.likely
-    steady = [p for p in likely.phases if p.name.startswith("steady_step")]
-    top = max(likely.phases, key=lambda p: p.peak_allocated_bytes)
+    shown = [p for p in likely.phases if p.name.startswith(phase or "steady_step")]
+    top = max(shown if phase is not None else likely.phases, key=lambda p: p.peak_allocated_bytes)
     seen = walk(
         stream,
         top.allocated_peak_index,
-        _stretch(likely, steady[0], stream),
-        traced.options,
+        _stretch(likely, shown[0], stream),
+        options,
         outcome.replayed_capacity_bytes,
     )
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
     profile = target.profile
-    timed = time_workload(template, traced.workload, micro_batch, target)
     return Estimate(
-        workload=traced.workload.with_batch(micro_batch * (traced.workload.accumulate or 1)),
+        workload=workload,
         gpu=target.gpu.name if target.gpu is not None else None,
         compute_capability=profile.compute_capability,
         torch_version=target.torch_version,
         basis="verified" if profile.verified else "derived",
-        peak_requested_bytes=likely.peak_requested_bytes,
-        peak_allocated_bytes=likely.peak_allocated_bytes,
+        peak_requested_bytes=likely.peak_requested_bytes if phase is None else top.peak_requested_bytes,
+        peak_allocated_bytes=top.peak_allocated_bytes,
         peak_reserved_bytes=likely.peak_reserved_bytes,
         peak_process_bytes=likely.peak_reserved_bytes + profile.context_bytes,
         context_bytes=profile.context_bytes,
@@ -89,8 +109,15 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
         step_time_s=timed.step.seconds if timed else None,
         time_basis=timed.basis if timed else None,
         time_breakdown=timed.step.breakdown() if timed else {},
-        snapshot=lambda: make_snapshot(stream, traced.options),
+        snapshot=lambda: make_snapshot(stream, options),
     )
+
+
+def _workload_at(workload: Workload, micro_batch: int) -> Workload:
+    """The workload at a micro-batch; as it is where that is its own, which may not divide its batch."""
+    if workload.micro_batch == micro_batch:
+        return workload
+    return workload.with_batch(micro_batch * (workload.accumulate or 1))
 
 
 def _phases(result: ReplayResult) -> dict[str, PhaseEstimate]:

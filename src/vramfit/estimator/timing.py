@@ -23,12 +23,17 @@ class Timed:
 
 
 def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> Work:
-    """The work of one steady step: every micro-batch, and the optimizer."""
-    order = [("steady.micro0", 1)]
+    """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide."""
+    num_more, last = (workload.accumulate or 1) - 1, micro_batch
+    if num_more and workload.micro_batch == micro_batch:
+        last = workload.batch - num_more * micro_batch
+    parts = [(micro_batch, "steady.micro0", 1)]
     if workload.trains:
-        num_more = (workload.accumulate or 1) - 1
-        order += [("steady.micro1", num_more), ("steady.optimizer", 1)]
-    return template.work_at(micro_batch, order, tf32=workload.precision == "tf32")
+        parts += [(micro_batch, "steady.micro1", num_more - 1), (last, "steady.micro1", min(num_more, 1))]
+        parts.append((micro_batch, "steady.optimizer", 1))
+    works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]
+    segments = tuple(segment for work in works for segment in work.segments)
+    return Work(segments=segments, tf32=workload.precision == "tf32")
 
 
 def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int, target: Target) -> Timed | None:
@@ -45,4 +50,4 @@ def reference_work(gpu: str | None) -> Work:
     """What the reference step of a calibration does on a GPU of the catalogue."""
     given = {name: getattr(REFERENCE, name) for name in ("batch", "seq", "mask", "optimizer")}
     traced, _ = resolve_workload(REFERENCE.model, {**given, "gpu": gpu})
-    return work_of(traced._template(REFERENCE.batch), traced.workload, REFERENCE.batch)
+    return work_of(traced.template(REFERENCE.batch), traced.workload, REFERENCE.batch)

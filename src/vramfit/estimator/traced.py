@@ -9,7 +9,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import order_of, trace
+from vramfit.trace.run import TRACED_MICRO_BATCHES, order_of, trace
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
 
@@ -35,11 +35,15 @@ class TracedWorkload:
         """How the allocator is set up for this workload."""
         return AllocatorOptions(expandable_segments=self.workload.allocator == "expandable")
 
-    def stream(self, micro_batch: int) -> Stream:
+    def stream(self, micro_batch: int, num_steady: int = NUM_STEADY_STEPS) -> Stream:
         """The stream of a cold process at a micro-batch."""
-        return self._template(micro_batch).instantiate(micro_batch, order_of(self.workload, NUM_STEADY_STEPS))
+        return self.template(micro_batch).instantiate(micro_batch, self.order(num_steady))
 
-    def _template(self, micro_batch: int) -> StreamTemplate:
+    def order(self, num_steady: int = NUM_STEADY_STEPS) -> list[tuple[str, str | None]]:
+        """The segments of a run in order, with the phases they begin."""
+        return order_of(self.workload, num_steady)
+
+    def template(self, micro_batch: int) -> StreamTemplate:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
         if micro_batch == 1:
             return self._kept_trace(1)
@@ -52,8 +56,7 @@ class TracedWorkload:
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
             return self._trace(batch)
-        any_batch = replace(self.workload, batch=self.workload.accumulate or 1, micro_batch=None, gpu=None, memory=None)
-        key = (self.resolved.config.to_json_string(), self.profile, batch, any_batch, self.num_resident)
+        key = (self.resolved.config.to_json_string(), self.profile, batch, self._traced_alike(), self.num_resident)
         template = _kept.pop(key, None)
         if template is None:
             template = self._trace(batch)
@@ -61,6 +64,20 @@ class TracedWorkload:
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
         return template
+
+    def _traced_alike(self) -> Workload:
+        """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
+        num_micro = min(self.workload.accumulate or 1, TRACED_MICRO_BATCHES)
+        return replace(
+            self.workload,
+            batch=num_micro,
+            accumulate=num_micro,
+            micro_batch=None,
+            precision="fp32" if self.workload.precision == "tf32" else self.workload.precision,
+            allocator="default",
+            gpu=None,
+            memory=None,
+        )
 
     def _trace(self, batch: int | None) -> StreamTemplate:
         return trace(self.resolved, self.workload, self.profile, batch=batch, num_resident=self.num_resident)

@@ -1,8 +1,11 @@
 """Whether a model's weights fit, before the first of them moves; and how many layers stay on the device."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
-from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.errors import MissingExtra, NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest
 from vramfit.loader.walk import tensor_slots
 from vramfit.models.anatomy import encoder_layers
@@ -10,9 +13,15 @@ from vramfit.techniques import offloading, precision, quantization
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
+ACTIVATIONS = 4
+"""One part in four of a GPU's free memory is left to activations where layers are offloaded and no memory is given."""
+
 
 def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.device) -> int:
     """How many layers are to stay on the device; all of them unless the request offloads.
+
+    A request's memory is for weights alone, and what fits is put there: whoever runs the model leaves room for
+    activations by asking an estimate for the weights' share (`Estimate.breakdown["weights"]`).
 
     Args:
         model: on the meta device, as it was built.
@@ -22,13 +31,16 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
         WorkloadError: an offload without anything to fit into.
     """
     layers, w = encoder_layers(model), request.workload
-    budget_bytes = w.memory if w.memory is not None else free_bytes(device)
+    free = free_bytes(device)
+    budget_bytes = w.memory if w.memory is not None else free
     if budget_bytes is None:
         if request.offloads:
             raise WorkloadError(["offload weights needs memory on a device that does not say what is free"])
         return len(layers)
     sizes = tensor_bytes(model, w)
     total = sum(sizes.values())
+    if request.offloads and w.memory is None:
+        budget_bytes -= budget_bytes // ACTIVATIONS
     if total <= budget_bytes:
         return len(layers)
     if request.offloads:
@@ -38,8 +50,36 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
         f"the weights of {w.model} take {format_bytes(total)} in {_words(w)}, and {format_bytes(budget_bytes)} "
         f"{'are allowed' if w.memory is not None else f'are free on {device}'}",
         shortfall_bytes=total - budget_bytes,
-        hint="offload weights keeps layers on the host; precision bf16 takes half, quantize int8 about a quarter",
+        hint=_less(model, w, total),
     )
+
+
+def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
+    """What the weights would take otherwise, in figures of this model."""
+    changes: dict[str, dict[str, Any]] = {
+        "precision bf16": {"precision": "bf16"},
+        "quantize int8": {"quantize": "int8"},
+        "both": {"precision": "bf16", "quantize": "int8"},
+    }
+    taken = {total_bytes}
+    said = []
+    for name, change in changes.items():
+        try:
+            other = sum(tensor_bytes(model, replace(w, **change)).values())
+        except MissingExtra:
+            continue
+        if other < min(taken):
+            said.append(f"{name} takes {format_bytes(other)}")
+        taken.add(other)
+    return "; ".join([*said, f"offload weights needs {format_bytes(_least_bytes(model, w))} on the device"])
+
+
+def _least_bytes(model: torch.nn.Module, w: Workload) -> int:
+    """What the device holds with every layer offloaded."""
+    sizes = tensor_bytes(model, w)
+    layers = [sum(sizes[id(p)] for p in layer.parameters()) for layer in encoder_layers(model)]
+    slots = min(offloading.NUM_SLOTS, len(layers)) * max(layers, default=0)
+    return sum(sizes.values()) - sum(layers) + slots
 
 
 def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:

@@ -66,6 +66,14 @@ def outputs_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.
     return logits.float().cpu()
 
 
+def num_not_finite(outputs: torch.Tensor, mask: torch.Tensor) -> int:
+    """Samples with a NaN or infinite output at a token that is real."""
+    wrong = ~outputs.isfinite()
+    if outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]:
+        wrong &= mask.bool().view(*mask.shape, *([1] * (outputs.dim() - 2)))
+    return int(wrong.flatten(1).any(1).sum())
+
+
 def compare_logits(
     outputs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, *, inputs: str, labels: bool
 ) -> LogitComparison:
@@ -80,7 +88,7 @@ def compare_logits(
     by_token = outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]
     real = mask.bool() if by_token else torch.ones(outputs.shape[0], 1, dtype=torch.bool)
     kept = real.view(*real.shape, *([1] * (outputs.dim() - 2))) if by_token else real
-    ours, theirs = outputs * kept, reference * kept
+    ours, theirs = (tensor.masked_fill(~kept, 0) for tensor in (outputs, reference))
     cosines = torch.nn.functional.cosine_similarity(ours.flatten(1), theirs.flatten(1))
     agreement = None
     if labels and outputs.shape[-1] > 1:

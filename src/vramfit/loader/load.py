@@ -51,7 +51,8 @@ def load(
         random_weights: no checkpoint: every weight drawn, the same way every time.
         num_labels: size of a classification head; None takes the configuration's.
         attention: sdpa or eager; None takes the model's default.
-        memory: what the weights may take on the device; None takes what is free there.
+        memory: what the weights may take on the device; None takes what is free there, with `offload` three
+            quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
         trust_remote_code: run Python code that the model's repository brings.
         offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
         progress: called with bytes read and bytes to read.
@@ -61,7 +62,7 @@ def load(
 
     Raises:
         CheckpointError: damaged, unsafe, or not this model's; carries everything fatal that was found.
-        NoPlanFits: the weights do not fit the budget; carries the shortfall.
+        NoPlanFits: the weights do not fit the budget, or the host's memory; carries the shortfall.
         WorkloadError: keywords that no model could follow.
         UnknownModel: nothing goes by that name.
         MissingExtra: quantize without torchao.
@@ -95,6 +96,7 @@ def load_request(
     import torch
 
     from vramfit.loader.gauge import Gauge
+    from vramfit.loader.host import ran_out
     from vramfit.loader.making import make_model
     from vramfit.loader.origin import find_origin
     from vramfit.techniques import quantization
@@ -110,10 +112,19 @@ def load_request(
             f"{device} ran out of memory while {origin.resolved.name} was loaded: {str(error).splitlines()[0]}",
             hint="another process may hold it; offload weights, precision bf16 or quantize int8 need less",
         )
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not ran_out(error):
+            raise
+        failure = NoPlanFits(
+            f"the host ran out of memory while {origin.resolved.name} was loaded: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)[:200]}",
+            hint="end other programs; in the precision it was saved in, weights are mapped from the file",
+        )
     else:
         return loaded.model, _report(request, origin, loaded, gauge, device, time.perf_counter() - started)
     # beyond the handler, the failed tensors are no longer held by a traceback
-    torch.cuda.empty_cache()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     raise failure
 
 

@@ -9,6 +9,7 @@ import torch
 from vramfit.loader.budget import resident_layers
 from vramfit.loader.filling import Filling, empty
 from vramfit.loader.fresh import initialise
+from vramfit.loader.host import check_host
 from vramfit.loader.origin import Origin
 from vramfit.loader.request import LoadRequest
 from vramfit.loader.tensors import CheckpointTensors
@@ -52,12 +53,13 @@ def make_model(
         sample: called where the host's memory may be highest.
 
     Raises:
-        NoPlanFits: the weights do not fit.
+        NoPlanFits: the weights do not fit the device, or what the host holds of them not the host.
         CheckpointError: a file changed while it was read.
     """
     with undrawn():
         model = build_meta(origin.resolved, attention=request.workload.attention)
     num_resident = resident_layers(request, model, device)
+    check_host(model, request.workload, origin.inspection, device, num_resident)
     names = tuple(model.state_dict())
     try:
         with CheckpointTensors(origin.inspection) as tensors:

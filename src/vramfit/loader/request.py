@@ -16,7 +16,8 @@ class LoadRequest:
     model: Any
     """A folder, a hub id, a catalogue name; a configuration where weights are to be random."""
     workload: Workload
-    """Task, precision, quantize, attention, memory and num_labels, checked; its batch means nothing here."""
+    """Task, precision, quantize, attention, num_labels and memory (of the weights), checked; its batch means
+    nothing here."""
     device: str
     random_weights: bool
     trust_remote_code: bool
@@ -44,6 +45,8 @@ def make_request(
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
         keywords["offload"] = "weights" if plan.workload.offload == "weights" else None
+        if keywords["offload"] is not None:  # the plan's memory is for activations too
+            keywords["memory"] = plan.estimate.breakdown["weights"]
     name = model if isinstance(model, str) and model else str(model)[:200] if model else ""
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
     if workload.offload == "activations":

@@ -12,6 +12,7 @@ import torch
 from vramfit.checkpoints.entry import TensorEntry
 from vramfit.checkpoints.inspection import Inspection
 from vramfit.errors import CheckpointError
+from vramfit.loader.host import ran_out
 
 
 class CheckpointTensors(Mapping[str, torch.Tensor]):
@@ -53,7 +54,9 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
         entry = self._entries[name]
         try:
             tensor = self._read(entry)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, ValueError, MemoryError) as error:
+            if ran_out(error):
+                raise
             reason = " ".join(str(error).split())[:200]
             raise _changed(entry, f"cannot be read: {reason}") from None
         except Exception as error:  # safetensors and pickle raise errors of their own

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _INTERMEDIATE = ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation", "activation_function")
-_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +71,7 @@ class ModelCard:
     buffer_bytes: int
     """Tensors that are no parameters but live on the GPU all the same."""
     weight_bytes: dict[str, int]
-    """Bytes of the parameters in fp32, fp16, bf16; int8: linear weights in int8, the rest in fp32."""
+    """Bytes of the parameters in fp32, fp16, bf16; the command line adds int8, in which only layers shrink."""
     tasks: tuple[str, ...]
     """Tasks that transformers has a head for."""
     attention: tuple[str, ...]
@@ -168,22 +167,6 @@ def parameters_by_part(model: "nn.Module") -> dict[str, int]:
 
 
 def weight_bytes(model: "nn.Module") -> dict[str, int]:
-    """Bytes of the parameters by precision, tied ones once.
-
-    int8 keeps one byte for each weight of a linear layer and a 4-byte scale for each of its rows; a weight
-    that a lookup table shares stays in fp32, and so does everything else.
-    """
-    from torch import nn
-
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear)}
-    quantized = [weight for key, weight in linear.items() if key not in tables]
+    """Bytes of the parameters by precision, tied ones once."""
     num_all = sum(p.numel() for p in model.parameters())
-    num_quantized = sum(w.numel() for w in quantized)
-    scales = sum(_SCALE_BYTES * w.shape[0] for w in quantized)
-    return {
-        "fp32": 4 * num_all,
-        "fp16": 2 * num_all,
-        "bf16": 2 * num_all,
-        "int8": num_quantized + scales + 4 * (num_all - num_quantized),
-    }
+    return {"fp32": 4 * num_all, "fp16": 2 * num_all, "bf16": 2 * num_all}

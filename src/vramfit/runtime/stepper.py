@@ -123,16 +123,18 @@ class Stepper:
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
 
-        Samples of `batch` are repeated to full length and full micro-batches; optimizer state is made, and the random
-        generators are as before. What was cached on the way serves all later windows.
+        Samples of `batch`, a whole effective batch, are repeated to full length and full micro-batches; optimizer
+        state is made, and the random generators are as before. What was cached on the way serves all later windows.
 
         Raises:
             RecoveryExhausted: not even one sample of full length fits.
         """
         self._seq = self._seq or width_of(batch)
+        most = int(next(iter(batch.values())).shape[0])
         start = RandomState.now()
         for _ in range(NUM_REHEARSALS):
-            self._gradients(dearest_like(batch, REHEARSED_MICRO_BATCHES * self.micro_batch, self._seq))
+            num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch)
+            self._gradients(dearest_like(batch, num_samples, self._seq))
             self._forget()
         start.restore()
 

@@ -1,4 +1,4 @@
-"""Quantization: weights of linear layers in fewer bits, through torchao; embeddings and norms stay as they are."""
+"""Quantization: weights of linear layers in fewer bits, through torchao; embeddings, norms and the head stay."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 
 from vramfit.errors import MissingExtra, WorkloadError
+from vramfit.models.anatomy import backbone, layer_list
 from vramfit.techniques.frozen_linear import FrozenLinear
 from vramfit.techniques.quiet import quiet
 from vramfit.workload import Precision, Quantize
@@ -24,6 +25,8 @@ INT8_GROUPS = (64, 32)
 single large weights: sentence vectors of all-MiniLM-L6-v2 fall to a cosine of 0.995, and with 64 stay above 0.999."""
 INT4_GROUP = 128
 """Weights that share one scale in int4; torchao's own default."""
+POOLER = "pooler"
+"""What transformers calls it in every family; Nomic's model registers it before its layers."""
 INT4_CAPABILITY = (8, 0)
 """torch's int4 product (`_weight_int4pack_mm`) is built for sm_80 and newer, in bfloat16."""
 
@@ -78,11 +81,12 @@ def apply(model: torch.nn.Module, quantize: Quantize | None, *, trains: bool = F
 def quantizable(model: torch.nn.Module, quantize: Quantize, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
     """The linear layers to quantize, in the order of the modules.
 
-    Left out: weights that a lookup table shares, and sizes that the integer kernels do not take (an odd
-    number of labels; torchao would compute those on the host). With `frozen_only`, layers that learn too.
+    Left out: what comes after the encoder (the pooler and the head), since a checkpoint often lacks it and what is
+    new must learn; weights that a lookup table shares; and sizes that the integer kernels do not take (torchao would
+    compute those on the host). With `frozen_only`, layers that learn too.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    linears = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
+    linears = (m for m in _encoder_modules(model) if isinstance(m, torch.nn.Linear))
     columns = INT4_GROUP if quantize == "int4" else 8
     return [
         m
@@ -92,6 +96,31 @@ def quantizable(model: torch.nn.Module, quantize: Quantize, *, frozen_only: bool
         and m.in_features % columns == 0
         and not (frozen_only and any(p.requires_grad for p in m.parameters()))
     ]
+
+
+def _encoder_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of the backbone up to its layers; all of them where there is no list of layers to go by."""
+    layers = layer_list(model)
+    if layers is None:
+        yield from model.modules()
+        return
+    for name, child in backbone(model).named_children():
+        inside = list(child.modules())
+        if name != POOLER:
+            yield from inside
+        if any(module is layers for module in inside):
+            return
+
+
+def quantized_model_bytes(model: torch.nn.Module, quantize: Quantize) -> int:
+    """Bytes of all parameters of a model on the meta device, tied ones once, after it has been quantized in place.
+
+    Raises:
+        MissingExtra: torchao is not installed.
+    """
+    apply(model, quantize)
+    parts = (part for parameter in model.parameters() for _, part in inner_tensors(parameter))
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def quantize_linear(linear: torch.nn.Linear, quantize: Quantize) -> None:

@@ -1,0 +1,66 @@
+"""An evaluation beside the training state: its batches come when training has left weights, state and a used cache."""
+
+from dataclasses import replace
+
+from vramfit.estimator.predict import estimate_stream
+from vramfit.estimator.target import Target
+from vramfit.estimator.timing import time_workload
+from vramfit.estimator.traced import TracedWorkload
+from vramfit.records.estimate import Estimate
+from vramfit.records.stream import Stream
+
+PHASE = "evaluation"
+ORDER = (("inputs", PHASE), ("first.micro0", None), ("steady.micro0", None))
+"""Two batches; the weights are there already."""
+
+
+def estimate_evaluation(training: Stream, evaluation: TracedWorkload, target: Target, batch: int) -> Estimate:
+    """What evaluation batches take after training steps, in the same process.
+
+    Args:
+        training: the steps before.
+        evaluation: an inference of the same model.
+        batch: samples a batch.
+    """
+    template = evaluation.template(batch)
+    stream = after(training, template.instantiate(batch, ORDER))
+    timed = time_workload(template, evaluation.workload, batch, target)
+    workload = evaluation.workload.with_batch(batch)
+    return estimate_stream(workload, evaluation.options, target, stream, timed, phase=PHASE)
+
+
+def evaluation_stream(training: Stream, evaluation: TracedWorkload, batch: int) -> Stream:
+    """Training steps, and evaluation batches after them."""
+    return after(training, evaluation.template(batch).instantiate(batch, ORDER))
+
+
+def after(first: Stream, second: Stream) -> Stream:
+    """One stream after another in a process: what the first has not freed stays.
+
+    cuBLAS has its workspaces by then, so that the second does not ask for them again.
+    """
+    events = list(first.events)
+    request_origins = list(first.request_origins)
+    moved_to: list[int] = []
+    number: dict[int, int] = {}
+    request = 0
+    for event in second.events:
+        moved_to.append(len(events))
+        if event <= 0:
+            if -event in number:
+                events.append(-number[-event])
+            continue
+        origin = second.request_origins[request]
+        if not second.origins[origin].operator.endswith("_workspace"):
+            number[request] = len(request_origins)
+            request_origins.append(len(first.origins) + origin)
+            events.append(event)
+        request += 1
+    moved_to.append(len(events))
+    return Stream(
+        events=events,
+        request_origins=request_origins,
+        origins=[*first.origins, *second.origins],
+        marks=[*first.marks, *(replace(m, index=moved_to[m.index]) for m in second.marks if m.kind == "phase")],
+        parts=[*first.parts, *((moved_to[index], part) for index, part in second.parts)],
+    )

@@ -1,0 +1,168 @@
+"""`Bench`: predictions of recipes at micro-batches, each made once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
+from vramfit.errors import WorkloadError
+from vramfit.estimator.peak import peak_requested
+from vramfit.estimator.predict import estimate_at
+from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.target import Target
+from vramfit.estimator.timing import time_workload
+from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.weighing import weigh
+from vramfit.models.anatomy import encoder_layers
+from vramfit.models.build import build_meta
+from vramfit.planner.request import SETTINGS, Request
+from vramfit.planner.space import Recipe
+from vramfit.records.estimate import Estimate
+from vramfit.workload import Workload
+
+PROBED_PASSES = 2
+"""Micro-batches of a step that is only looked at: the first makes the gradients, all others are like the second."""
+ANY_BATCH = 2
+"""A trace at this size serves every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """A look at settings: what their tensors ask for, and how long a step takes."""
+
+    requested_bytes: int
+    step_time_s: float
+
+
+class Bench:
+    """One job on one GPU; everything asked of it is kept.
+
+    Args:
+        model: as `estimate` takes it.
+        request: what is fixed.
+
+    Raises:
+        WorkloadError: what was asked for contradicts itself, the model or the GPU; or no budget is given.
+    """
+
+    def __init__(self, model: Any, request: Request) -> None:
+        self.model = model
+        self.request = request
+        keywords = {k: v for k, v in request.fixed.items() if k not in ("micro_batch", "accumulate")}
+        whole = {**request.fixed, "loop": "stepper", "trust_remote_code": request.trust_remote_code}
+        self._base, self.target = resolve_workload(model, whole)
+        if self.target.capacity_bytes is None:
+            raise WorkloadError(["a plan needs a gpu or a memory size to fit into"])
+        self.budget_bytes: int = self.target.capacity_bytes
+        self.fixed: Mapping[str, Any] = keywords
+        self.timed_gpu = self.target.gpu or _typical()
+        self.num_predicted = 0
+        self._layers: int | None = None
+        self._peeks: dict[tuple[Recipe, int], Peek] = {}
+        self._safe: dict[tuple[Recipe, int], int] = {}
+        self._traced: dict[tuple[Recipe, int], TracedWorkload] = {}
+
+    @property
+    def base(self) -> Workload:
+        """The job as it was asked for, settings left plain."""
+        return self._base.workload
+
+    @property
+    def batch(self) -> int:
+        """Samples of an optimizer step."""
+        return self.base.batch
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that can be checkpointed."""
+        if self._layers is None:
+            self._layers = len(encoder_layers(build_meta(self._base.resolved, attention=self.base.attention)))
+        return self._layers
+
+    @property
+    def can_checkpoint(self) -> bool:
+        """Whether the model's class supports it."""
+        return bool(getattr(self._base.resolved.model_class, "supports_gradient_checkpointing", False))
+
+    def passes(self, micro_batch: int) -> int:
+        """Forward passes of a step."""
+        return -(-self.batch // micro_batch)
+
+    def peek(self, recipe: Recipe, micro_batch: int) -> Peek:
+        """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
+        key = (recipe, micro_batch)
+        if key not in self._peeks:
+            several = self.batch > 1
+            traced = self.traced(recipe, PROBED_PASSES if several else 1)
+            template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
+            stream = template.instantiate(micro_batch, traced.order(num_steady=1))
+            seconds = self._seconds(template, recipe, micro_batch)
+            self._peeks[key] = Peek(peak_requested(stream), seconds)
+            self.num_predicted += 1
+        return self._peeks[key]
+
+    def safe_bytes(self, recipe: Recipe, micro_batch: int) -> int:
+        """What is reserved at most, wherever segments lie: two steps replayed."""
+        key = (recipe, micro_batch)
+        if key not in self._safe:
+            traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
+            stream = traced.stream(micro_batch, num_steady=1)
+            self._safe[key] = weigh(stream, traced.options, None).safe_reserved_bytes
+            self.num_predicted += 1
+        return self._safe[key]
+
+    def weight_bytes(self, recipe: Recipe) -> int:
+        """What the weights ask for, which no recipe's gradients exceed."""
+        stream = self.traced(recipe, PROBED_PASSES if self.batch > 1 else 1).stream(ANY_BATCH, num_steady=1)
+        end = next(index for index, part in stream.parts if part != "load")
+        return sum(event for event in stream.events[:end] if event > 0)
+
+    def step_time(self, recipe: Recipe, micro_batch: int) -> float:
+        """Seconds of a step by the very trace that it has."""
+        traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
+        return self._seconds(traced.template(micro_batch), recipe, micro_batch)
+
+    def estimate(self, recipe: Recipe, micro_batch: int) -> Estimate:
+        """The whole prediction, inside the budget."""
+        traced, target = self.resolve(recipe, micro_batch)
+        return estimate_at(traced, target, micro_batch)
+
+    def resolve(self, recipe: Recipe, micro_batch: int) -> tuple[TracedWorkload, Target]:
+        """The job as it would run."""
+        chosen = {**self.fixed, **recipe.keywords(), "batch": self.batch, "micro_batch": micro_batch}
+        chosen |= {"loop": "stepper", "trust_remote_code": self.request.trust_remote_code}
+        return resolve_workload(self.model, chosen)
+
+    def workload(self, recipe: Recipe, micro_batch: int) -> Workload:
+        """The job as a workload."""
+        return replace(self.base, **recipe.keywords(), micro_batch=micro_batch, accumulate=None)
+
+    def traced(self, recipe: Recipe, num_passes: int) -> TracedWorkload:
+        """A job of so many micro-batches; their size is filled in later."""
+        key = (recipe, num_passes)
+        if key not in self._traced:
+            workload = replace(
+                self.base, **recipe.keywords(), batch=num_passes, accumulate=num_passes, micro_batch=None
+            )
+            self._traced[key] = replace(self._base, workload=workload)
+        return self._traced[key]
+
+    def _seconds(self, template: Any, recipe: Recipe, micro_batch: int) -> float:
+        timed = time_workload(
+            template, self.workload(recipe, micro_batch), micro_batch, replace(self.target, gpu=self.timed_gpu)
+        )
+        if timed is None:  # a GPU without published rates: compared as if it were a usual one
+            self.timed_gpu = _typical()
+            return self._seconds(template, recipe, micro_batch)
+        return timed.step.seconds
+
+
+def plain_settings(request: Request) -> Mapping[str, Any]:
+    """What of the request is no setting: the job itself, the GPU, the memory."""
+    return {k: v for k, v in request.fixed.items() if k not in SETTINGS}
+
+
+def _typical() -> GPU:
+    """Where only memory is given, times are those of the GPU whose architecture is predicted for."""
+    alike = [g for g in all_gpus() if g.compute_capability == DEFAULT_ARCHITECTURE and g.peak_tf32 is not None]
+    return max(alike, key=lambda g: g.num_multiprocessors)

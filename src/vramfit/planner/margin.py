@@ -1,0 +1,46 @@
+"""What a plan leaves free of the budget, and why."""
+
+from dataclasses import dataclass
+
+from vramfit.units import format_bytes
+from vramfit.workload import Workload
+
+BASIS_SHARE = {"verified": 0.01, "derived": 0.05}
+"""Of the budget: how far predictions may be off, where they were compared with a GPU and where they were not."""
+LENGTHS_SHARE = {"expandable": 0.03, "default": 0.10}
+"""Of the budget, for batches of varied lengths, whose blocks do not fit into each other's places. Reserved memory
+after 100 windows of varied lengths, replayed: up to 3 % beyond the one of full windows with expandable segments; up to
+30 % without, most of which the allocator gives back when it runs short, at the price of retries."""
+WORDS = {
+    "verified": "this GPU and torch were compared with measurements",
+    "derived": "rules are carried over to this GPU",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """Bytes left free on purpose."""
+
+    num_bytes: int
+    reason: str
+
+
+def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:
+    """The margin of a budget.
+
+    Args:
+        basis: of the prediction.
+        workload: whose allocator and mask count.
+        given: a share or bytes, where the user says.
+        varied: whether samples differ in length.
+    """
+    if given is not None:
+        num_bytes = int(given * budget_bytes) if given < 1 else int(given)
+        return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
+    basis_share = BASIS_SHARE[basis]
+    lengths_share = LENGTHS_SHARE[workload.allocator] if varied else 0.0
+    num_bytes = int((basis_share + lengths_share) * budget_bytes)
+    why = f"{basis_share:.0%} since {WORDS[basis]}"
+    if lengths_share:
+        why += f", {lengths_share:.0%} since batches of varied lengths fragment memory"
+    return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}")

@@ -1,0 +1,107 @@
+"""`Request`: what a user asks a plan for: what is fixed, what may be changed, and how much is to stay free."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vramfit.errors import WorkloadError, nearest_names
+from vramfit.units import SizeError, parse_bytes
+from vramfit.workload import Workload
+
+ALLOWABLE: Mapping[str, str] = {
+    "bf16": "weights, gradients and optimizer state in bfloat16: small updates are rounded away",
+    "freeze": "parameters that do not learn",
+    "lora": "only adapters and the head learn",
+    "int8": "frozen weights in 8 bits",
+    "adafactor": "another optimizer, which keeps its second moment in factors",
+    "sgd": "another optimizer, which keeps no moments",
+}
+"""What a plan uses only where it is allowed → what it means."""
+SETTINGS = (
+    *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize"),
+    *("allocator", "micro_batch", "accumulate"),
+)
+"""Keywords that the planner chooses where the user does not."""
+NOT_PLANNED = {
+    "mode": ("train", "a plan is for training: estimate and max_batch answer for other modes"),
+    "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
+}
+"""Keyword → the one value it has in a plan, and why."""
+OWN = ("allow", "exact", "margin", "trust_remote_code")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a plan is to be made for."""
+
+    fixed: Mapping[str, Any]
+    """Keywords of `Workload` that were given: they are kept."""
+    allow: frozenset[str] = frozenset()
+    exact: bool = False
+    """Same maths only: no lower precision, no 8-bit optimizer."""
+    margin: float | int | None = None
+    """A share of the budget below 1, or bytes; None takes the planner's own."""
+    trust_remote_code: bool = False
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The settings that are not the planner's to choose."""
+        return frozenset(name for name in SETTINGS if name in self.fixed)
+
+    @staticmethod
+    def of(keywords: Mapping[str, Any]) -> "Request":
+        """A request from the keywords of `plan`; what is None counts as not given.
+
+        Raises:
+            WorkloadError: unknown keywords, things that cannot be allowed, a margin that is none; all at once.
+        """
+        given = {name: value for name, value in keywords.items() if value is not None}
+        known = [f.name for f in fields(Workload)]
+        problems = [
+            f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, [*known, *OWN]))})"
+            for name in given
+            if name not in known and name not in OWN
+        ]
+        for name, (value, why) in NOT_PLANNED.items():
+            if given.pop(name, value) != value:
+                problems.append(f"{name} {keywords[name]!r}: {why}")
+        allow = _allowed(given.pop("allow", ()), problems)
+        margin = _margin(given.pop("margin", None), problems)
+        exact = given.pop("exact", False) is True
+        trust = bool(given.pop("trust_remote_code", False))
+        if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
+            problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
+        if problems:
+            raise WorkloadError(problems)
+        return Request(fixed=given, allow=allow, exact=exact, margin=margin, trust_remote_code=trust)
+
+
+def _allowed(value: str | Iterable[str], problems: list[str]) -> frozenset[str]:
+    """Names from a list, or from text with commas."""
+    names = value.split(",") if isinstance(value, str) else [str(name) for name in value]
+    names = [name.strip() for name in names if name.strip()]
+    for name in names:
+        if name not in ALLOWABLE:
+            near = nearest_names(name, ALLOWABLE, 1)[0]
+            problems.append(f"allow {name!r} is not one of {', '.join(ALLOWABLE)} (nearest: {near})")
+    return frozenset(names) & frozenset(ALLOWABLE)
+
+
+def _margin(value: Any, problems: list[str]) -> float | int | None:
+    """A share such as 0.05 or "5%", or bytes."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1):
+        return value
+    if isinstance(value, str):
+        text = value.strip()
+        share = text.removesuffix("%")
+        try:
+            number = float(share) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            number = -1.0
+        if 0 <= number < 1:
+            return number
+    try:
+        return parse_bytes(value, name="margin")
+    except SizeError:
+        problems.append(f"margin {value!r} is neither a share below 1 (0.05, 5%) nor a size (500MiB)")
+        return None

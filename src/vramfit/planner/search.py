@@ -1,0 +1,219 @@
+"""`search`: the fastest settings that fit, best first, predicting as little as will do.
+
+Settings wait in a queue by the time they take, or could take at best. Without checkpointing and with all layers
+checkpointed, recipes are traced; memory and time of a number of layers between lie between, and are traced only when
+their turn comes. What comes out first and fits is the fastest: everything behind it takes longer.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from vramfit.errors import MissingExtra, TraceError, WorkloadError
+from vramfit.planner.bench import Bench, Peek
+from vramfit.planner.space import Recipe, checkpointing_steps, micro_batches, with_layers
+
+MAX_TRACED_BETWEEN = 6
+"""Recipes with some layers checkpointed that are traced before only none or all of them is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings and a split of the batch, with what they were found to take."""
+
+    recipe: Recipe
+    micro_batch: int
+    step_time_s: float
+    safe_reserved_bytes: int
+
+
+@dataclass(slots=True)
+class _Family:
+    """Recipes that differ only in how many layers are checkpointed."""
+
+    recipe: Recipe
+    sibling: "_Family | None" = None
+    """With another optimizer, whose steps are alike otherwise; None for the first."""
+    plain: dict[int, Peek] = field(default_factory=dict)
+    full: dict[int, Peek] = field(default_factory=dict)
+    """Micro-batch → a look at it, with no layer and with all layers checkpointed."""
+    error_bytes: int = 0
+    """How much more than guessed was found."""
+
+    def guess(self, num_checkpointed: int, num_layers: int, micro_batch: int) -> Peek:
+        """Time and memory with some layers checkpointed: both go in a straight line."""
+        plain = self.plain[micro_batch]
+        full, start = self.full.get(micro_batch), plain
+        if full is None and self.sibling is not None:
+            full, start = self.sibling.full[micro_batch], self.sibling.plain[micro_batch]
+        if full is None or not num_checkpointed:
+            return plain
+        share = num_checkpointed / num_layers
+        return Peek(
+            plain.requested_bytes + int(share * (full.requested_bytes - start.requested_bytes)),
+            plain.step_time_s + share * (full.step_time_s - start.step_time_s),
+        )
+
+
+class Search:
+    """A search over the recipes of one training.
+
+    Args:
+        bench: predicts.
+        recipes: without checkpointing, unless it is fixed; the first optimizer's first.
+        limit_bytes: what may be reserved.
+    """
+
+    def __init__(self, bench: Bench, recipes: Sequence[Recipe], limit_bytes: int) -> None:
+        self.bench = bench
+        self.limit_bytes = limit_bytes
+        self.sizes = micro_batches(bench.request, bench.batch)
+        self.tried: list[Choice] = []
+        self.families: list[_Family] = []
+        self.not_available: list[str] = []
+        self._recipes = list(recipes)
+        self._queue: list[tuple[float, int, object]] = []
+        self._order = count()
+        self._num_between = 0
+
+    def run(self) -> Choice | None:
+        """The fastest choice that fits; None if none does."""
+        if not self._recipes:
+            return None
+        first = self._recipes[0].optimizer
+        for recipe in self._recipes:
+            if recipe.optimizer == first:
+                self._open(_Family(recipe))
+        while self._queue:
+            _, _, item = heapq.heappop(self._queue)
+            if isinstance(item, _Family):
+                self._open(item)
+            elif isinstance(item, _Whole):
+                self._checkpoint(item.family)
+            elif isinstance(item, _Guess):
+                found = self._check(item)
+                if found is not None:
+                    return found
+        return None
+
+    def _push(self, seconds: float, item: object) -> None:
+        heapq.heappush(self._queue, (seconds, next(self._order), item))
+
+    def _open(self, family: _Family) -> None:
+        """Trace a recipe, and put its splits of the batch in the queue."""
+        try:
+            family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
+        except (MissingExtra, WorkloadError, TraceError) as error:
+            if not self.families and family.sibling is None:
+                raise  # what was asked for does not go
+            self.not_available.append(f"{family.recipe.optimizer} was left out: {error}")
+            return
+        self.families.append(family)
+        fastest = min(p.step_time_s for p in family.plain.values())
+        for size in self.sizes:
+            self._push_guess(_Guess(family, 0, size))
+        if self._steps(family):
+            price = replace(family.recipe, checkpointing="full").price
+            self._push(fastest * price, _Whole(family))
+        if family.sibling is None:
+            for recipe in self._recipes:
+                if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
+                    self._push(fastest * recipe.price, _Family(recipe, sibling=family))
+
+    def _checkpoint(self, family: _Family) -> None:
+        """Trace a recipe with all layers checkpointed, and queue every number of layers."""
+        lender = family.sibling or family
+        if not lender.full:
+            recipe = with_layers(lender.recipe, self.bench.num_layers, self.bench.num_layers)
+            lender.full = {m: self.bench.peek(recipe, m) for m in self.sizes}
+        for num_checkpointed in self._steps(family):
+            for size in self.sizes:
+                self._push_guess(_Guess(family, num_checkpointed, size))
+
+    def _steps(self, family: _Family) -> list[int]:
+        bench = self.bench
+        return checkpointing_steps(bench.request, family.recipe, bench.num_layers, able=bench.can_checkpoint)
+
+    def _push_guess(self, guess: "_Guess") -> None:
+        self._push(self._look(guess).step_time_s * self._recipe(guess).price, guess)
+
+    def _look(self, guess: "_Guess") -> Peek:
+        return guess.family.guess(guess.num_checkpointed, self.bench.num_layers, guess.micro_batch)
+
+    def _recipe(self, guess: "_Guess") -> Recipe:
+        return with_layers(guess.family.recipe, guess.num_checkpointed, self.bench.num_layers)
+
+    def _check(self, guess: "_Guess") -> Choice | None:
+        """The choice if it fits; only what may fit is predicted in full."""
+        looked = self._look(guess)
+        between = 0 < guess.num_checkpointed < self.bench.num_layers
+        least = looked.requested_bytes + guess.family.error_bytes
+        if self.bench.passes(guess.micro_batch) == 1:
+            least -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward
+        if least > self.limit_bytes or (between and self._num_between >= MAX_TRACED_BETWEEN):
+            return None
+        self._num_between += between
+        choice = self.predict(self._recipe(guess), guess.micro_batch)
+        if choice.safe_reserved_bytes <= self.limit_bytes:
+            return self._fewer_layers(guess, choice) if between else choice
+        if self.bench.passes(guess.micro_batch) > 1:
+            guess.family.error_bytes = max(
+                guess.family.error_bytes, choice.safe_reserved_bytes - looked.requested_bytes
+            )
+        return None
+
+    def _fewer_layers(self, guess: "_Guess", found: Choice) -> Choice:
+        """Guesses lie above what is found: where there is room for it, fewer layers are tried once."""
+        none, one = (self._look(replace(guess, num_checkpointed=k)).requested_bytes for k in (0, 1))
+        spared = (self.limit_bytes - found.safe_reserved_bytes) // max(none - one, 1)
+        fewer = replace(guess, num_checkpointed=max(guess.num_checkpointed - spared, 1))
+        if fewer.num_checkpointed == guess.num_checkpointed:
+            return found
+        choice = self.predict(self._recipe(fewer), guess.micro_batch)
+        return choice if choice.safe_reserved_bytes <= self.limit_bytes else found
+
+    def predict(self, recipe: Recipe, micro_batch: int) -> Choice:
+        """What settings take, by their own trace."""
+        safe_bytes = self.bench.safe_bytes(recipe, micro_batch)
+        choice = Choice(recipe, micro_batch, self.bench.step_time(recipe, micro_batch), safe_bytes)
+        if choice not in self.tried:
+            self.tried.append(choice)
+        return choice
+
+    def _gradient_bytes(self, guess: "_Guess") -> int:
+        """At most: all weights learn."""
+        return self.bench.weight_bytes(guess.family.recipe)
+
+    def largest(self) -> Iterator[Choice]:
+        """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits."""
+        for family in self.families:
+            for num_checkpointed in (0, self.bench.num_layers) if family.full else (0,):
+                recipe = with_layers(family.recipe, num_checkpointed, self.bench.num_layers)
+                for size in sorted(self.sizes, key=lambda m: self.bench.peek(recipe, m).step_time_s):
+                    if self.bench.peek(recipe, size).requested_bytes > self.limit_bytes:
+                        continue
+                    choice = self.predict(recipe, size)
+                    if choice.safe_reserved_bytes <= self.limit_bytes:
+                        yield choice
+                        break
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """All layers checkpointed: not traced yet."""
+
+    family: _Family
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """Settings in the queue."""
+
+    family: _Family
+    num_checkpointed: int
+    micro_batch: int
+
+
+def _alike(left: Recipe, right: Recipe) -> bool:
+    return replace(left, optimizer=right.optimizer) == right

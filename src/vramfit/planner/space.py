@@ -1,0 +1,142 @@
+"""The space: recipes that a plan may be made of, for a request, a model and a GPU."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from vramfit.errors import WorkloadError
+from vramfit.planner.request import Request
+from vramfit.records.plan import Kind
+from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by
+from vramfit.workload import Workload
+
+LORA_RANK = 16
+"""Of adapters that the planner adds: twice peft's default, still below one percent of the weights."""
+PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.05, "amp": 0.02}
+"""What a change must bring in time to be taken: near ties go to the simpler settings."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """All settings but how the batch is split."""
+
+    precision: str
+    optimizer: str
+    checkpointing: Literal["full"] | int | None = None
+    freeze: str | int | tuple[str, ...] | None = None
+    lora: int | None = None
+    quantize: str | None = None
+    attention: str | None = None
+    allocator: str = "expandable"
+
+    def keywords(self) -> dict[str, Any]:
+        """As keywords of `Workload`."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def price(self) -> float:
+        """What its time counts for beside simpler settings."""
+        price = 1.0
+        price += PRICES["checkpointing"] * (self.checkpointing is not None)
+        price += PRICES["adamw-8bit"] * (self.optimizer == "adamw-8bit")
+        return price + PRICES["amp"] * self.precision.startswith("amp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What is learned, and how: settings that must be allowed by name."""
+
+    needs: frozenset[str] = frozenset()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """As on the command line."""
+        return ", ".join(f"{name} {value}" for name, value in self.settings.items())
+
+
+def trainings(request: Request, num_layers: int, *, all_allowed: bool = False) -> Iterator[Training]:
+    """What may be learned, the mildest change first; the first is what was asked for."""
+    half = max(num_layers // 2, 1)
+    ladder: tuple[dict[str, Any], ...] = (
+        {},
+        {"precision": "bf16"},
+        {"freeze": "embeddings"},
+        {"optimizer": "adafactor"},
+        {"lora": LORA_RANK},
+        {"freeze": half},
+        {"quantize": "int8"},
+        {"lora": LORA_RANK, "quantize": "int8"},
+        {"freeze": "encoder"},
+        {"freeze": "encoder", "quantize": "int8"},
+        {"optimizer": "sgd"},
+    )
+    for settings in ladder:
+        needs = frozenset(v if k in ("precision", "optimizer", "quantize") else k for k, v in settings.items())
+        if (all_allowed or needs <= request.allow) and not set(settings) & set(request.fixed):
+            yield Training(needs=needs, settings=settings)
+
+
+def recipes(request: Request, training: Training, base: Workload, capability: tuple[int, int]) -> list[Recipe]:
+    """Recipes without checkpointing (unless it is asked for), the likeliest to be fast first."""
+    given = {**request.fixed, **training.settings}
+    precisions = [given["precision"]] if "precision" in given else _precisions(request, capability)
+    optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request)
+    kept = {name: given[name] for name in ("checkpointing", "freeze", "lora", "quantize", "allocator") if name in given}
+    made = [
+        Recipe(precision=precision, optimizer=optimizer, attention=base.attention, **kept)
+        for optimizer in optimizers
+        for precision in precisions
+    ]
+    return [recipe for recipe in made if _is_possible(recipe, base, capability)]
+
+
+def _precisions(request: Request, capability: tuple[int, int]) -> list[str]:
+    modern = capability >= BF16_CAPABILITY
+    if request.exact:
+        return ["fp32"]
+    return ["amp-bf16", "tf32"] if modern else ["amp-fp16", "fp32"]
+
+
+def _optimizers(request: Request) -> list[str]:
+    return ["adamw-fused"] if request.exact else ["adamw-fused", "adamw-8bit"]
+
+
+def _is_possible(recipe: Recipe, base: Workload, capability: tuple[int, int]) -> bool:
+    try:
+        return not conflicts(replace(base, **recipe.keywords()), capability, "")
+    except WorkloadError:
+        return False
+
+
+def micro_batches(request: Request, batch: int) -> list[int]:
+    """Samples of a forward pass worth trying, most first: for each number of passes the least that does."""
+    fixed = request.fixed.get("micro_batch")
+    if fixed is None and "accumulate" in request.fixed:
+        fixed = -(-batch // request.fixed["accumulate"])
+    if fixed is not None:
+        return [fixed]
+    found, size = [], batch
+    while size > 0:
+        found.append(-(-batch // -(-batch // size)))  # 32 samples in passes of 12 are as many as in passes of 11
+        size = found[-1] - 1
+    return found
+
+
+def checkpointing_steps(request: Request, recipe: Recipe, num_layers: int, *, able: bool) -> list[int]:
+    """Numbers of layers whose results may be computed twice; none where it is fixed or not possible."""
+    if "checkpointing" in request.fixed or recipe.checkpointing is not None or not able:
+        return []
+    return list(range(1, num_layers + 1))
+
+
+def with_layers(recipe: Recipe, num_checkpointed: int, num_layers: int) -> Recipe:
+    """The recipe with so many layers computed twice."""
+    if not num_checkpointed:
+        return recipe
+    return replace(recipe, checkpointing="full" if num_checkpointed == num_layers else num_checkpointed)
+
+
+def strongest(workload: Workload) -> Kind:
+    """The class of the strongest change that a workload makes."""
+    return max((t.kind for t in used_by(workload)), key=KINDS.index, default="free")
