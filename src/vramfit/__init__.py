@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vramfit.emulator.gpu import EmulatedGPU
     from vramfit.errors import (
         BudgetExceeded,
         CheckpointError,
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
     from vramfit.records.load_report import LoadReport
+    from vramfit.runtime.stepper import Stepper
     from vramfit.workload import Workload
 
 _HOME = {
     "BudgetExceeded": "vramfit.errors",
     "CheckpointError": "vramfit.errors",
+    "EmulatedGPU": "vramfit.emulator.gpu",
     "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
     "LoadReport": "vramfit.records.load_report",
@@ -40,6 +43,7 @@ _HOME = {
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",
     "RecoveryExhausted": "vramfit.errors",
+    "Stepper": "vramfit.runtime.stepper",
     "TraceError": "vramfit.errors",
     "UnknownGPU": "vramfit.errors",
     "UnknownModel": "vramfit.errors",
@@ -54,6 +58,7 @@ _HOME = {
 __all__ = [
     "BudgetExceeded",
     "CheckpointError",
+    "EmulatedGPU",
     "Estimate",
     "Finding",
     "LoadReport",
@@ -61,6 +66,7 @@ __all__ = [
     "MissingExtra",
     "NoPlanFits",
     "RecoveryExhausted",
+    "Stepper",
     "TraceError",
     "UnknownGPU",
     "UnknownModel",

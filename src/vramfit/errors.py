@@ -78,13 +78,34 @@ class CheckpointError(VramfitError):
 
 
 class NoPlanFits(VramfitError):
-    """Nothing that is allowed fits the budget; carries the best that was found and what it lacks."""
+    """Nothing that is allowed fits the budget; carries the best that was found, what it lacks, and what would do."""
 
     exit_code = 3
 
-    def __init__(self, message: str, *, best: Any = None, shortfall_bytes: int = 0, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        best: Any = None,
+        shortfall_bytes: int = 0,
+        budget_bytes: int | None = None,
+        margin_bytes: int = 0,
+        allow: Sequence[str] = (),
+        gpu: str | None = None,
+        model: str | None = None,
+        hint: str | None = None,
+    ) -> None:
         self.best = best
+        """The `Estimate` of the settings that take least."""
         self.shortfall_bytes = shortfall_bytes
+        self.budget_bytes = budget_bytes
+        self.margin_bytes = margin_bytes
+        self.allow = tuple(allow)
+        """What to allow for a plan to fit: the mildest change that does; empty where none does."""
+        self.gpu = gpu
+        """The smallest GPU of the catalogue on which the same request has a plan."""
+        self.model = model
+        """The largest model of the same family for which it has one."""
         super().__init__(message, hint=hint)
 
 

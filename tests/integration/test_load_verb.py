@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.command import vramfit
 from tests.unit.loader.checkpoints import minilm, write
+from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_data
 from vramfit.records.load_report import LoadReport
 
@@ -65,6 +66,7 @@ def test_a_wrong_quantization_is_a_usage_error_with_the_right_names() -> None:
     done = vramfit("load", "bert-tiny", "--random-weights", "--quantize", "fp16")
     assert done.code == 2
     assert "int8, int8-dynamic, int4" in done.err
+    assert "fp16 is a precision: take --precision fp16" in done.err
     assert "Traceback" not in done.err
 
 
@@ -76,6 +78,22 @@ def test_weights_beyond_the_memory_leave_with_3_and_offloading_helps() -> None:
     done = vramfit(*arguments, "--offload", "weights")
     assert done.code == 0, done.err
     assert "layers wait in host memory" in done.out
+
+
+def test_with_a_batch_the_layers_that_stay_are_those_predicted() -> None:
+    arguments = ("bert-base-uncased", "--memory", "300MiB", "--offload", "weights")
+    job = ("--batch", "4", "--seq", "512")
+    done = vramfit("load", *arguments, *job, "--random-weights", "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    report = from_data(LoadReport, json.loads(done.out))
+    predicted = estimate(arguments[0], mode="infer", batch=4, seq=512, memory="300MiB", offload="weights")
+    assert predicted.fits
+    alone = vramfit("load", *arguments, "--random-weights", "--device", "cpu", "--json")
+    assert 0 < report.num_resident_layers < from_data(LoadReport, json.loads(alone.out)).num_resident_layers
+    done = vramfit("load", "bert-mini", "--memory", "40MiB", "--offload", "weights", "--batch", "64")
+    assert done.code == 3
+    assert "with every layer offloaded, and the memory is 40.00 MiB" in done.err
+    assert vramfit("load", "bert-mini", "--batch", "64").code == 2
 
 
 def test_a_damaged_file_leaves_with_1_and_names_it(folder: Path, tmp_path: Path) -> None:
@@ -95,6 +113,10 @@ def test_a_scan_finds_a_weight_that_is_not_a_number(folder: Path, tmp_path: Path
     rewrite(tmp_path, lambda t: t | {"bert.pooler.dense.bias": t["bert.pooler.dense.bias"] * float("nan")})
     done = vramfit("load", str(tmp_path), "--device", "cpu", "--scan")
     assert "bert.pooler.dense.bias" in done.out + done.err
+    done = vramfit("load", str(tmp_path), "--device", "cpu", "--precision", "bf16", "--check")
+    assert (done.code, done.out) == (1, "")
+    assert "NaN or infinite for 16 of 16 samples" in done.err
+    assert "--scan" in done.err
 
 
 def test_help_has_an_example() -> None:

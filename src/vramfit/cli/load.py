@@ -9,9 +9,13 @@ import typer
 
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.errors import NoPlanFits
+from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
     from vramfit.loader.load import Progress
+    from vramfit.loader.request import LoadRequest
+    from vramfit.records.estimate import Estimate
 
 NAME = "load"
 EXAMPLE = "vramfit load ./my-model --precision bf16 --quantize int8 --check"
@@ -52,13 +56,25 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Compare outputs with full precision on sample sentences.")
     ] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="With --offload weights: leave room for so many samples."),
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --offload weights: leave room for so many tokens.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.
 
+    --memory is what the weights may take; with --batch or --seq, what they and such a forward pass may take together.
     Leaves with 0, 1 for a checkpoint that is damaged or not this model's, 3 when it does not fit.
     """
     from vramfit.loader.request import make_request
+
+    job = {name: count for name, count in (("batch", batch), ("seq", seq)) if count is not None}
+    if job and options.offload != "weights":
+        raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
 
     keywords: dict[str, Any] = options.keywords()
     trust = bool(keywords.pop("trust_remote_code", False))
@@ -74,6 +90,10 @@ def run(
         from vramfit.loader.load import load_request
 
         request = request if device is not None else replace(request, device=_default_device())
+        predicted = _predict(request, job) if job else None
+        if predicted is not None:
+            weights_bytes = predicted.breakdown["weights"]
+            request = replace(request, workload=replace(request.workload, memory=weights_bytes))
         if check:
             report = load_and_compare(request, progress=progress, scan=scan)
         else:
@@ -84,6 +104,46 @@ def run(
     from vramfit.report.load_report import render_load_report
 
     console().print(render_load_report(report))
+    if predicted is not None:
+        w, most_bytes = predicted.workload, predicted.safe_reserved_bytes
+        console().print(
+            f"Room is left for {w.batch} × {w.seq} tokens: {format_bytes(most_bytes)} in all at most.", soft_wrap=True
+        )
+
+
+def _predict(request: "LoadRequest", job: dict[str, int]) -> "Estimate | None":
+    """The job inside the memory given, or what is free on the GPU; its share of weights is the load's budget.
+
+    None where nothing says what is free: that is the load's to refuse.
+    """
+    import torch
+
+    from vramfit.estimator.predict import estimate
+    from vramfit.loader.budget import free_bytes
+
+    w = request.workload
+    memory = w.memory if w.memory is not None else free_bytes(torch.device(request.device))
+    if memory is None:
+        return None
+    same = ("task", "precision", "quantize", "num_labels", "attention", "offload")
+    predicted = estimate(
+        request.model,
+        mode="infer",
+        memory=memory,
+        trust_remote_code=request.trust_remote_code,
+        **{name: getattr(w, name) for name in same},
+        **job,
+    )
+    if not predicted.fits:
+        least = predicted.safe_reserved_bytes
+        raise NoPlanFits(
+            f"{predicted.workload.batch} × {predicted.workload.seq} tokens take {format_bytes(least)} with every layer "
+            f"offloaded, and the memory is {format_bytes(memory)}",
+            best=predicted,
+            shortfall_bytes=least - memory,
+            hint="take a smaller batch, fewer tokens, precision bf16 or quantize int8",
+        )
+    return predicted
 
 
 def _default_device() -> str:

@@ -43,7 +43,7 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
     """The estimate of a traced workload at a micro-batch."""
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
-    cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS))
+    cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
     return estimate_stream(_workload_at(traced.workload, micro_batch), traced.options, target, cold, timed)
 

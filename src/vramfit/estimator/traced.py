@@ -10,7 +10,7 @@ from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
 from vramfit.trace.run import TRACED_MICRO_BATCHES, order_of, trace
-from vramfit.trace.template import StreamTemplate
+from vramfit.trace.template import StreamTemplate, Turn
 from vramfit.workload import Workload
 
 NUM_STEADY_STEPS = 2
@@ -37,11 +37,11 @@ class TracedWorkload:
 
     def stream(self, micro_batch: int, num_steady: int = NUM_STEADY_STEPS) -> Stream:
         """The stream of a cold process at a micro-batch."""
-        return self.template(micro_batch).instantiate(micro_batch, self.order(num_steady))
+        return self.template(micro_batch).instantiate(micro_batch, self.order(num_steady, micro_batch))
 
-    def order(self, num_steady: int = NUM_STEADY_STEPS) -> list[tuple[str, str | None]]:
+    def order(self, num_steady: int = NUM_STEADY_STEPS, micro_batch: int | None = None) -> list[Turn]:
         """The segments of a run in order, with the phases they begin."""
-        return order_of(self.workload, num_steady)
+        return order_of(self.workload, num_steady, micro_batch)
 
     def template(self, micro_batch: int) -> StreamTemplate:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""

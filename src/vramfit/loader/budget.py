@@ -57,9 +57,9 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
 def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
     """What the weights would take otherwise, in figures of this model."""
     changes: dict[str, dict[str, Any]] = {
-        "precision bf16": {"precision": "bf16"},
-        "quantize int8": {"quantize": "int8"},
-        "both": {"precision": "bf16", "quantize": "int8"},
+        "in precision bf16": {"precision": "bf16"},
+        "with quantize int8": {"quantize": "int8"},
+        "with both": {"precision": "bf16", "quantize": "int8"},
     }
     taken = {total_bytes}
     said = []
@@ -69,9 +69,10 @@ def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
         except MissingExtra:
             continue
         if other < min(taken):
-            said.append(f"{name} takes {format_bytes(other)}")
+            said.append(f"{format_bytes(other)} {name}")
         taken.add(other)
-    return "; ".join([*said, f"offload weights needs {format_bytes(_least_bytes(model, w))} on the device"])
+    offloaded = f"offload weights keeps {format_bytes(_least_bytes(model, w))} or more on the device"
+    return "; ".join([f"they would take {', '.join(said)}", offloaded] if said else [offloaded])
 
 
 def _least_bytes(model: torch.nn.Module, w: Workload) -> int:

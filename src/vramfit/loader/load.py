@@ -118,7 +118,7 @@ def load_request(
         failure = NoPlanFits(
             f"the host ran out of memory while {origin.resolved.name} was loaded: "
             f"{next(iter(str(error).splitlines()), type(error).__name__)[:200]}",
-            hint="end other programs; in the precision it was saved in, weights are mapped from the file",
+            hint="end other programs; a checkpoint in the precision it was saved in stays mapped from its file",
         )
     else:
         return loaded.model, _report(request, origin, loaded, gauge, device, time.perf_counter() - started)

@@ -11,11 +11,11 @@ from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import time_workload
-from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.traced import StreamTemplate, TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
-from vramfit.planner.request import SETTINGS, Request
+from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Estimate
 from vramfit.workload import Workload
@@ -96,7 +96,7 @@ class Bench:
             traced = self.traced(recipe, PROBED_PASSES if several else 1)
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
-            seconds = self._seconds(template, recipe, micro_batch)
+            seconds = self.seconds(template, self.workload(recipe, micro_batch), micro_batch)
             self._peeks[key] = Peek(peak_requested(stream), seconds)
             self.num_predicted += 1
         return self._peeks[key]
@@ -111,6 +111,10 @@ class Bench:
             self.num_predicted += 1
         return self._safe[key]
 
+    def correct(self, recipe: Recipe, micro_batch: int, safe_bytes: int) -> None:
+        """Keep what a whole prediction found in place of a quick one."""
+        self._safe[recipe, micro_batch] = safe_bytes
+
     def weight_bytes(self, recipe: Recipe) -> int:
         """What the weights ask for, which no recipe's gradients exceed."""
         stream = self.traced(recipe, PROBED_PASSES if self.batch > 1 else 1).stream(ANY_BATCH, num_steady=1)
@@ -120,7 +124,7 @@ class Bench:
     def step_time(self, recipe: Recipe, micro_batch: int) -> float:
         """Seconds of a step by the very trace that it has."""
         traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
-        return self._seconds(traced.template(micro_batch), recipe, micro_batch)
+        return self.seconds(traced.template(micro_batch), self.workload(recipe, micro_batch), micro_batch)
 
     def estimate(self, recipe: Recipe, micro_batch: int) -> Estimate:
         """The whole prediction, inside the budget."""
@@ -147,19 +151,13 @@ class Bench:
             self._traced[key] = replace(self._base, workload=workload)
         return self._traced[key]
 
-    def _seconds(self, template: Any, recipe: Recipe, micro_batch: int) -> float:
-        timed = time_workload(
-            template, self.workload(recipe, micro_batch), micro_batch, replace(self.target, gpu=self.timed_gpu)
-        )
-        if timed is None:  # a GPU without published rates: compared as if it were a usual one
+    def seconds(self, template: StreamTemplate, workload: Workload, micro_batch: int) -> float:
+        """Seconds of a step on the GPU; on a usual one where its rates are not known."""
+        timed = time_workload(template, workload, micro_batch, replace(self.target, gpu=self.timed_gpu))
+        if timed is None:
             self.timed_gpu = _typical()
-            return self._seconds(template, recipe, micro_batch)
+            return self.seconds(template, workload, micro_batch)
         return timed.step.seconds
-
-
-def plain_settings(request: Request) -> Mapping[str, Any]:
-    """What of the request is no setting: the job itself, the GPU, the memory."""
-    return {k: v for k, v in request.fixed.items() if k not in SETTINGS}
 
 
 def _typical() -> GPU:

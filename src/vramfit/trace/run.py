@@ -23,7 +23,7 @@ from vramfit.techniques.application import apply_techniques
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.places import Places
 from vramfit.trace.stand_ins import autocast_context, stand_ins
-from vramfit.trace.template import StreamTemplate
+from vramfit.trace.template import StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer
 from vramfit.workload import Workload
 
@@ -32,6 +32,8 @@ TRACED_MICRO_BATCHES = 2
 MAX_REPEATED = 16
 """Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
 STEPS = ("first", "steady")
+FEWEST_SAMPLES = 2
+"""A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
 
 @torch.inference_mode(False)  # gradients on, whatever the caller has switched off
@@ -213,14 +215,31 @@ def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload,
     session.tracer.begin("end", "end")
 
 
-def order_of(workload: Workload, num_steady: int = 1) -> list[tuple[str, str | None]]:
-    """The segments of a run in order, with the phases they begin."""
-    order: list[tuple[str, str | None]] = [("load", "load"), ("inputs", None)]
+def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = None) -> list[Turn]:
+    """The segments of a run in order, with the phases they begin.
+
+    Args:
+        num_steady: steps after the first.
+        micro_batch: what a forward pass sees; where it is the workload's own and the batch does not divide, the last
+            micro-batch of a step is smaller.
+    """
+    order: list[Turn] = [("load", "load"), ("inputs", None)]
     for index in range(1 + num_steady):
         step = STEPS[min(index, 1)]
         phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
         order.append((f"{step}.micro0", phase))
         if workload.trains:
-            order += [(f"{step}.micro1", None)] * min((workload.accumulate or 1) - 1, MAX_REPEATED)
+            order += _further(step, workload, micro_batch)
             order.append((f"{step}.optimizer", None))
     return order
+
+
+def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
+    """The micro-batches of a step after its first."""
+    num_further = (workload.accumulate or 1) - 1
+    turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
+    if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
+        last = max(workload.batch - num_further * micro_batch, FEWEST_SAMPLES)
+        if last < micro_batch:
+            turns[-1] = (f"{step}.micro1", None, last)
+    return turns

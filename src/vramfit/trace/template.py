@@ -96,6 +96,8 @@ class Part:
 
 
 Entry = Request | Release | Launch | Notice | Part
+Turn = tuple[str, str | None] | tuple[str, str | None, int]
+"""A segment's turn in a run: its name, the phase that begins there or None, and samples where they are other ones."""
 
 
 @dataclass(slots=True)
@@ -127,19 +129,19 @@ class StreamTemplate:
             tf32=tf32,
         )
 
-    def instantiate(self, batch: int, order: Iterable[tuple[str, str | None]]) -> Stream:
+    def instantiate(self, batch: int, order: Iterable[Turn]) -> Stream:
         """The stream at a real batch.
 
         Args:
             batch: samples a forward pass sees.
             order: segments in the order they run, each with the name of the phase that begins there, or
-                None to go on in the phase before.
+                None to go on in the phase before; and with samples of its own, where it sees another number.
         """
-        writer = _Writer(self, batch)
-        for name, phase in order:
+        writer = _Writer(self)
+        for name, phase, *own in order:
             if phase is not None:
                 writer.marks.append(StreamMark(len(writer.events), "phase", phase))
-            writer.write(self.segments[name])
+            writer.write(self.segments[name], own[0] if own else batch)
         return Stream(
             events=writer.events,
             request_origins=writer.request_origins,
@@ -152,41 +154,41 @@ class StreamTemplate:
 class _Writer:
     """Writes entries as numbered requests; an id that comes again is a new request."""
 
-    def __init__(self, template: StreamTemplate, batch: int) -> None:
+    def __init__(self, template: StreamTemplate) -> None:
         self._profile = template.profile
-        self._batch = batch
-        self._scripts: dict[CallTemplate, list[tuple[str, int, int]]] = {}
-        self._sizes: dict[Polynomial, int] = {}
+        self._scripts: dict[tuple[CallTemplate, int], list[tuple[str, int, int]]] = {}
+        self._sizes: dict[int, dict[Polynomial, int]] = {}
         self._request_of: dict[int, int] = {}
         self.events: list[int] = []
         self.request_origins: list[int] = []
         self.marks: list[StreamMark] = []
         self.parts: list[tuple[int, str]] = []
 
-    def write(self, entries: list[Entry]) -> None:
-        events, origins, request_of, sizes = self.events, self.request_origins, self._request_of, self._sizes
+    def write(self, entries: list[Entry], batch: int) -> None:
+        events, origins, request_of = self.events, self.request_origins, self._request_of
+        sizes = self._sizes.setdefault(batch, {})
         for entry in entries:
             kind = type(entry)
             if kind is Request:
                 size = sizes.get(entry.size)  # type: ignore[union-attr]
                 if size is None:
-                    size = sizes[entry.size] = evaluate(entry.size, self._batch)  # type: ignore[union-attr]
+                    size = sizes[entry.size] = evaluate(entry.size, batch)  # type: ignore[union-attr]
                 request_of[entry.id] = len(origins)  # type: ignore[union-attr]
                 origins.append(entry.origin)  # type: ignore[union-attr]
                 events.append(size)
             elif kind is Release:
                 events.append(-request_of.pop(entry.id))  # type: ignore[union-attr]
             elif kind is Launch:
-                self._launch(entry)  # type: ignore[arg-type]
+                self._launch(entry, batch)  # type: ignore[arg-type]
             elif kind is Part:
                 self.parts.append((len(events), entry.name))  # type: ignore[union-attr]
             else:
                 self.marks.append(StreamMark(len(events), entry.kind, entry.name))  # type: ignore[union-attr]
 
-    def _launch(self, launch: Launch) -> None:
-        script = self._scripts.get(launch.call)
+    def _launch(self, launch: Launch, batch: int) -> None:
+        script = self._scripts.get((launch.call, batch))
         if script is None:
-            script = self._scripts[launch.call] = launch.call.script(self._batch, self._profile)
+            script = self._scripts[launch.call, batch] = launch.call.script(batch, self._profile)
         temporaries: dict[int, int] = {}
         for kind, index, size in script:
             if kind == "free":

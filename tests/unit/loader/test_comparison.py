@@ -1,11 +1,16 @@
 """Outputs compared: padding does not count, labels are labels, sentences come through the folder's tokenizer."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from tests.unit.loader.checkpoints import minilm
+from tests.unit.loader.checkpoints import minilm, rewrite, write
 
-from vramfit.loader.comparison import SENTENCES, compare_logits, outputs_of, sample_inputs
+from vramfit.errors import VramfitError
+from vramfit.loader.checked import load_and_compare
+from vramfit.loader.comparison import SENTENCES, compare_logits, num_not_finite, outputs_of, sample_inputs
 from vramfit.loader.load import load
+from vramfit.loader.request import make_request
 
 
 def test_equal_outputs_agree_completely() -> None:
@@ -55,3 +60,24 @@ def test_samples_are_sentences_where_there_is_a_tokenizer_and_ids_elsewhere() ->
 def test_the_main_output_of_a_task_is_found(task: str, shape: tuple[int, ...]) -> None:
     model, _ = load("bert-tiny", task=task, random_weights=True, device="cpu")
     assert outputs_of(model, sample_inputs(model, None)[0]).shape == shape
+
+
+def test_samples_with_outputs_that_are_no_numbers_are_counted_but_for_padding() -> None:
+    outputs = torch.zeros(3, 5, 2)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]])
+    assert num_not_finite(outputs, mask) == 0
+    outputs[1, 4] = float("nan")
+    assert num_not_finite(outputs, mask) == 0
+    assert compare_logits(outputs, outputs, mask, inputs="sentences", labels=False).max_abs_difference == 0
+    outputs[2, 0, 1] = float("inf")
+    assert num_not_finite(outputs, mask) == 1
+    assert num_not_finite(torch.tensor([[float("nan"), 0.0], [1.0, 2.0]]), mask) == 1
+
+
+def test_outputs_that_only_fewer_bits_spoil_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path)
+    rewrite(tmp_path, lambda t: t | {"classifier.weight": t["classifier.weight"] * 1e7})
+    with pytest.raises(VramfitError, match="finite in full precision") as caught:
+        load_and_compare(make_request(str(tmp_path), device="cpu", precision="fp16"))
+    assert "bf16" in str(caught.value.hint)
+    assert load_and_compare(make_request(str(tmp_path), device="cpu", precision="bf16")).comparison is not None

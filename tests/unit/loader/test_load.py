@@ -262,6 +262,22 @@ def test_weights_beyond_the_budget_are_refused_before_anything_moves() -> None:
     assert "4.00 MiB are allowed" in str(caught.value)
 
 
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
+def test_what_would_help_is_said_in_figures_of_the_model(task: str) -> None:
+    pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    keywords: dict[str, Any] = {"task": task, "random_weights": True, "device": "cpu"}
+    with pytest.raises(NoPlanFits) as caught:
+        load("bert-mini", memory="1MiB", **keywords)
+    for change, words in (
+        ({"precision": "bf16"}, "in precision bf16"),
+        ({"quantize": "int8"}, "with quantize int8"),
+        ({"precision": "bf16", "quantize": "int8"}, "with both"),
+    ):
+        model, _ = load("bert-mini", **keywords, **change)
+        assert f"{format_bytes(offloading.model_bytes(model))} {words}" in str(caught.value.hint)
+    assert "offload weights keeps" in str(caught.value.hint)
+
+
 def test_a_plan_decides_what_it_speaks_of(folder: Path) -> None:
     @dataclass
     class Plan:
@@ -327,3 +343,92 @@ def test_everything_fatal_is_said_at_once(folder: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load(folder, device="cpu")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
+def test_a_new_head_is_not_quantized_whatever_its_size_and_learns(folder: Path, quantize: str) -> None:
+    pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    write_masked_lm(folder)  # neither a classifier nor a pooler
+    model, report = load(folder, quantize=quantize, num_labels=8, device="cpu")
+    assert {"classifier.weight", "bert.pooler.dense.weight"} <= set(report.fresh)
+    for name in report.fresh:
+        parameter = model.get_parameter(name)
+        assert type(parameter) is torch.nn.Parameter
+        assert parameter.requires_grad
+        assert parameter.dtype is torch.float32
+    assert report.num_quantized == 4 * 6
+
+
+def test_what_is_predicted_to_be_quantized_is_quantized(folder: Path) -> None:
+    pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    write_encoder(folder)
+    model, _ = load(folder, quantize="int8", num_labels=8, device="cpu")
+    predicted = vramfit.estimate(str(folder), mode="infer", batch=1, seq=8, num_labels=8, quantize="int8")
+    assert predicted.breakdown["weights"] == offloading.model_bytes(model)
+
+
+def test_a_host_without_memory_refuses_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.loader import host, making
+
+    def read(inspection: object) -> None:
+        raise AssertionError("a file was opened")
+
+    model = write(folder)
+    need = offloading.model_bytes(model) // 2
+    monkeypatch.setattr(host, "available_bytes", lambda: need // 2)
+    monkeypatch.setattr(making, "CheckpointTensors", read)
+    with pytest.raises(NoPlanFits, match=r"of the host's memory, and .* are available") as caught:
+        load(folder, precision="bf16", device="cpu")
+    assert caught.value.shortfall_bytes == pytest.approx(need - need // 2, rel=0.1)
+    assert "in the precision it was saved in" in str(caught.value.hint)
+
+
+def test_weights_that_stay_mapped_need_no_memory_of_the_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.loader import host
+
+    write(folder)
+    monkeypatch.setattr(host, "available_bytes", lambda: 64 * 2**10)
+    load(folder, device="cpu")
+    with pytest.raises(NoPlanFits):
+        load("bert-tiny", random_weights=True, device="cpu")
+    monkeypatch.setattr(host, "available_bytes", lambda: None)
+    load("bert-tiny", random_weights=True, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: …"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_host_that_runs_out_on_the_way_is_one_clear_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from vramfit.loader.tensors import CheckpointTensors
+    from vramfit.loader.transfer import ToHost
+
+    def fail(*_: object) -> None:
+        raise error
+
+    write(folder)
+    for place, name in ((ToHost, "bring"), (CheckpointTensors, "_read")):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, fail)
+            with pytest.raises(NoPlanFits, match="the host ran out of memory while .* was loaded") as caught:
+                load(folder, precision="bf16", device="cpu")
+            assert "\n" not in str(caught.value)
+
+
+def test_other_errors_on_the_way_stay_what_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.loader.transfer import ToHost
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    write(folder)
+    monkeypatch.setattr(ToHost, "bring", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        load(folder, device="cpu")

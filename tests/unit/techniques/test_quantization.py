@@ -5,6 +5,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from vramfit.errors import WorkloadError
+from vramfit.models.build import build_meta
+from vramfit.models.catalogue import all_entries
+from vramfit.models.resolve import resolve
 from vramfit.techniques import quantization
 from vramfit.techniques.quantization import inner_tensors
 
@@ -42,7 +45,7 @@ def test_a_decoder_that_shares_the_word_embedding_is_left_alone() -> None:
     model = BertForMaskedLM(small())
     quantization.apply(model, "int8")
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
-    assert type(model.cls.predictions.transform.dense.weight).__name__ == "Int8Tensor"
+    assert type(model.bert.encoder.layer[0].output.dense.weight).__name__ == "Int8Tensor"
 
 
 def test_quantized_weights_stay_near_and_do_not_learn() -> None:
@@ -127,3 +130,22 @@ def test_a_piece_that_was_quantized_is_freed_at_once() -> None:
         assert part() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("family", sorted({entry.family for entry in all_entries()}))
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
+def test_what_comes_after_the_encoder_is_left_alone_in_every_family(family: str, task: str) -> None:
+    name = next(entry.name for entry in all_entries() if entry.family == family)
+    model = build_meta(resolve(name, task=task, num_labels=8 if task == "sequence-classification" else None))
+    chosen = {id(linear) for linear in quantization.quantizable(model, "int8")}
+    names = {name for name, module in model.named_modules() if id(module) in chosen}
+    assert names
+    assert all(".layer" in name or ".embedding" in name for name in names), names - {""}
+
+
+def test_a_module_of_ones_own_keeps_what_it_has_after_its_layers() -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(2))
+    model.out = torch.nn.Linear(16, 8)
+    assert quantization.quantizable(model, "int8") == list(model.layers)
+    assert len(quantization.quantizable(torch.nn.Sequential(torch.nn.Linear(16, 8)), "int8")) == 1

@@ -91,10 +91,11 @@ def test_the_gradient_of_the_input_is_that_of_a_linear_layer() -> None:
 
 
 def test_layers_that_learn_are_left_in_full() -> None:
-    """The pooler learns under `encoder` and not under `backbone`; heads and adapters always do."""
-    pooler = "bert.pooler.dense"
-    assert pooler in quantized(trained(freeze="backbone"))
-    assert pooler not in quantized(trained(freeze="encoder"))
+    """Heads and adapters learn always, the pooler under `encoder`; it is not quantized under `backbone` either."""
+    for freeze in ("encoder", "backbone", ("embeddings", "encoder")):
+        names = quantized(trained(freeze=freeze))
+        assert "bert.encoder.layer.1.output.dense" in names
+        assert "bert.pooler.dense" not in names
     adapted = quantized(trained(lora=4))
     assert "bert.encoder.layer.0.attention.self.query.base_layer" in adapted
     assert not any("lora_" in name or "classifier" in name for name in adapted)

@@ -79,6 +79,19 @@ def test_micro_batches_repeat_the_second() -> None:
     assert names[7:] == ["steady.micro0", "steady.micro1", "steady.micro1", "steady.micro1", "steady.optimizer"]
 
 
+def test_a_batch_that_does_not_divide_ends_in_a_smaller_micro_batch() -> None:
+    uneven = Workload(model="m", batch=11, micro_batch=4, loop="stepper")
+    assert order_of(uneven, 0, 4)[2:] == [
+        ("first.micro0", "first_step"),
+        ("first.micro1", None),
+        ("first.micro1", None, 3),
+        ("first.optimizer", None),
+    ]
+    assert all(len(turn) == 2 for turn in order_of(uneven, 0, 5))  # another micro-batch: nobody knows the batch
+    assert order_of(Workload(model="m", batch=9, micro_batch=4, loop="stepper"), 0, 4)[4] == ("first.micro1", None, 2)
+    assert all(len(turn) == 2 for turn in order_of(Workload(model="m", batch=12, accumulate=3), 0, 4))
+
+
 def test_phases_are_named_once_and_further_steps_are_counted() -> None:
     phases = [phase for _, phase in order_of(Workload(model="m"), 3) if phase is not None]
     assert phases == ["load", "first_step", "steady_step", "steady_step_2", "steady_step_3"]

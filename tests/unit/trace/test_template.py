@@ -38,6 +38,15 @@ def test_sizes_are_those_of_the_batch() -> None:
     assert made.instantiate(10, [("step", None)]).events == [180, 400, 0]
 
 
+def test_a_turn_may_have_samples_of_its_own() -> None:
+    made = template(step=[Request(1, (100, 8), 0), Release(1)], last=[Launch(bias_gradient(), (5,), 1)])
+    stream = made.instantiate(10, [("step", None), ("step", None, 3), ("step", None)])
+    assert [event for event in stream.events if event > 0] == [180, 124, 180]
+    apart = [made.instantiate(n, [("last", None)]).events for n in (4, 64)]
+    both = made.instantiate(4, [("last", None), ("last", None, 64)]).events
+    assert [e for e in both if e > 0] == [e for events in apart for e in events if e > 0]
+
+
 def test_a_segment_that_is_repeated_asks_again_under_new_numbers() -> None:
     made = template(step=[Request(1, (512,), 0), Request(2, (8,), 1), Release(1), Release(2)])
     stream = made.instantiate(1, [("step", "first"), ("step", "second"), ("step", None)])

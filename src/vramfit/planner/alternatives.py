@@ -1,0 +1,62 @@
+"""What else was possible: settings that were predicted, each at its best split, and the plainest run."""
+
+from dataclasses import replace
+
+from vramfit.planner.bench import Bench
+from vramfit.planner.search import Choice, Search
+from vramfit.planner.space import Recipe, strongest
+from vramfit.records.plan import Alternative
+
+MAX_SHOWN = 8
+
+
+def alternatives_of(bench: Bench, search: Search, chosen: Choice, limit_bytes: int) -> tuple[Alternative, ...]:
+    """Other settings, fastest first; what does not fit stands behind what does."""
+    found = {(c.recipe, c.micro_batch): c for c in [*search.largest(), *search.tried]}
+    plainest = _plainest(search)
+    if bench.batch in search.sizes and plainest is not None:
+        found.setdefault((plainest, bench.batch), search.predict(plainest, bench.batch))
+    found.pop((chosen.recipe, chosen.micro_batch), None)
+    made = [_alternative(bench, choice, limit_bytes) for choice in found.values()]
+    return tuple(sorted(made, key=lambda a: (not a.fits, a.step_time_s))[:MAX_SHOWN])
+
+
+def _plainest(search: Search) -> Recipe | None:
+    """fp32, or the nearest to it, with nothing else changed."""
+    plain = [f.recipe for f in search.families if f.recipe.precision in ("fp32", "tf32") and f.sibling is None]
+    return plain[0] if plain else None
+
+
+def _alternative(bench: Bench, choice: Choice, limit_bytes: int) -> Alternative:
+    return Alternative(
+        settings=words_of(bench, choice),
+        kind=strongest(bench.workload(choice.recipe, choice.micro_batch)),
+        micro_batch=choice.micro_batch,
+        accumulate=bench.passes(choice.micro_batch),
+        step_time_s=choice.step_time_s,
+        safe_reserved_bytes=choice.safe_reserved_bytes,
+        fits=choice.safe_reserved_bytes <= limit_bytes,
+    )
+
+
+def words_of(bench: Bench, choice: Choice) -> str:
+    """Settings in short: what differs from plain training first, then how the batch is split."""
+    recipe = choice.recipe
+    phrases = [recipe.precision, recipe.optimizer]
+    if recipe.checkpointing is not None:
+        layers = bench.num_layers if recipe.checkpointing == "full" else recipe.checkpointing
+        phrases.append(f"{layers} of {bench.num_layers} layers checkpointed")
+    if recipe.freeze is not None:
+        phrases.append(f"freeze {recipe.freeze}")
+    if recipe.lora is not None:
+        phrases.append(f"lora {recipe.lora}")
+    if recipe.quantize is not None:
+        phrases.append(f"quantize {recipe.quantize}")
+    return ", ".join(phrases)
+
+
+def without_checkpointing(search: Search, chosen: Choice) -> Choice | None:
+    """The fastest choice of the same recipe that fits and computes nothing twice."""
+    recipe = replace(chosen.recipe, checkpointing=None)
+    fitting = [c for c in search.tried if c.recipe == recipe and c.safe_reserved_bytes <= search.limit_bytes]
+    return min(fitting, key=lambda c: c.step_time_s, default=None)

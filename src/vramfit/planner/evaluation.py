@@ -1,0 +1,40 @@
+"""The evaluation batch: the largest that fits beside the training state, in a process that has trained."""
+
+from typing import Any
+
+from vramfit.estimator.evaluation import estimate_evaluation, evaluation_stream
+from vramfit.estimator.peak import peak_requested
+from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.weighing import weigh
+from vramfit.planner.bench import PROBED_PASSES, Bench
+from vramfit.planner.search import Choice
+from vramfit.records.estimate import Estimate
+
+MAX_TIMES = 4
+"""No more than so many times the training batch: beyond that, nothing is gained."""
+MAX_BATCH = 256
+NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer")
+"""Adapters add less than one percent to what a forward pass takes."""
+
+
+def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimate:
+    """The estimate of the evaluation batch: a power of two, and the largest that fits."""
+    traced, target = resolve_workload(bench.model, _keywords(bench, choice))
+    passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
+    training = bench.traced(choice.recipe, passes).stream(choice.micro_batch, num_steady=1)
+    sizes = [2**i for i in range(9) if 2**i <= min(MAX_BATCH, MAX_TIMES * bench.batch)]
+    while len(sizes) > 1:
+        stream = evaluation_stream(training, traced, sizes[-1])
+        if peak_requested(stream) <= limit_bytes:
+            bench.num_predicted += 1
+            if weigh(stream, traced.options, None).safe_reserved_bytes <= limit_bytes:
+                break
+        sizes.pop()
+    return estimate_evaluation(training, traced, target, sizes[-1])
+
+
+def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
+    job = {k: v for k, v in bench.fixed.items() if k not in ("max_grad_norm", "dropout", "batch")}
+    settings = {k: v for k, v in choice.recipe.keywords().items() if k not in NOT_IN_INFERENCE}
+    kept = {k: v for k, v in {**job, **settings}.items() if k not in NOT_IN_INFERENCE}
+    return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": bench.request.trust_remote_code}

@@ -1,0 +1,136 @@
+"""`plan`: the fastest settings that fit a job into a GPU, certified by prediction."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vramfit.estimator.collecting import collection_paused
+from vramfit.planner.alternatives import alternatives_of
+from vramfit.planner.bench import Bench
+from vramfit.planner.evaluation import choose_evaluation
+from vramfit.planner.lengths import Lengths, lengths_of
+from vramfit.planner.margin import Margin, margin_of
+from vramfit.planner.reasons import reasons_of
+from vramfit.planner.request import Request
+from vramfit.planner.search import Choice, Search
+from vramfit.planner.shortfall import no_plan_fits
+from vramfit.planner.space import Training, recipes, trainings
+from vramfit.planner.varied import quicker, time_on_lengths
+from vramfit.records.estimate import Estimate
+from vramfit.records.plan import Plan
+
+SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Settings that fit, and the way there."""
+
+    choice: Choice
+    training: Training
+    search: Search
+    margin: Margin
+    estimate: Estimate
+
+
+def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
+    """The fastest settings that fit, why, and what else was possible.
+
+    The effective batch is kept exactly. Techniques that change no result are used at will; lower precision and 8-bit
+    optimizer state by default, and said so; what changes what is learned only where it is allowed, the mildest first,
+    and only where nothing else fits.
+
+    Args:
+        model: as for `estimate`.
+        lengths: real lengths of the samples in tokens, a list or a file with one a line: the plan is certified for the
+            longest and timed on all of them.
+        **keywords: fields of `Workload`; what is given is kept, the rest is chosen. `gpu` or `memory` is needed.
+            allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
+            exact: True for the same maths only: fp32, no 8-bit optimizer.
+            margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
+
+    Raises:
+        NoPlanFits: nothing that is allowed fits; has the best that was found, what it lacks, and what would help.
+        WorkloadError: the keywords contradict each other, the model or the GPU.
+
+    >>> plan("bert-tiny", batch=32, seq=128, gpu="t4").accumulate
+    1
+    """
+    request = Request.of(keywords)
+    with collection_paused():
+        sampled = None if lengths is None else lengths_of(lengths)
+        if sampled is not None:
+            request, sampled = _at_longest(model, request, sampled)
+        bench = Bench(model, request)
+        found = _find(bench, sampled)
+        if found is None:
+            raise no_plan_fits(bench, _margin(bench, sampled).num_bytes)
+        return _make(bench, found, sampled)
+
+
+def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request, Lengths]:
+    """The request at the longest sample that is not cut."""
+    from vramfit.models.anatomy import max_positions
+    from vramfit.models.resolve import resolve
+
+    fixed = request.fixed
+    task = {"task": fixed["task"]} if "task" in fixed else {}
+    config = resolve(model, **task, trust_remote_code=request.trust_remote_code).config
+    most = max_positions(config) if config is not None else None
+    limits = [n for n in (most, fixed.get("seq")) if n is not None]
+    cut = sampled.cut(min(limits)) if limits else sampled
+    return replace(request, fixed={**fixed, "seq": cut.longest}), cut
+
+
+def _margin(bench: Bench, sampled: Lengths | None) -> Margin:
+    allocator = bench.request.fixed.get("allocator", "expandable")
+    varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
+    basis = "verified" if bench.target.profile.verified else "derived"
+    workload = replace(bench.base, allocator=allocator)
+    return margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
+
+
+def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
+    """The fastest choice of the mildest training that fits, predicted in full."""
+    margin = _margin(bench, sampled)
+    limit_bytes = bench.budget_bytes - margin.num_bytes
+    capability = bench.target.profile.compute_capability
+    for training in trainings(bench.request, bench.num_layers):
+        made = recipes(bench.request, training, bench.base, capability)
+        while True:
+            search = Search(bench, made, limit_bytes)
+            choice = search.run()
+            if choice is None:
+                break
+            if sampled is not None:
+                choice = quicker(bench, search, choice, sampled)
+            estimate = bench.estimate(choice.recipe, choice.micro_batch)
+            if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries:
+                return Found(choice, training, search, margin, estimate)
+            bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
+    return None
+
+
+def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
+    choice, search, estimate = found.choice, found.search, found.estimate
+    limit_bytes = bench.budget_bytes - found.margin.num_bytes
+    evaluation = choose_evaluation(bench, choice, limit_bytes)
+    others = alternatives_of(bench, search, choice, limit_bytes)
+    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available, SAVING]
+    if bench.target.gpu is None or estimate.step_time_s is None:
+        notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
+    if sampled is not None:
+        seconds = time_on_lengths(bench, choice, sampled)
+    return Plan(
+        workload=estimate.workload,
+        estimate=estimate,
+        evaluation=evaluation,
+        step_time_s=seconds,
+        budget_bytes=bench.budget_bytes,
+        margin_bytes=found.margin.num_bytes,
+        margin_reason=found.margin.reason,
+        reasons=reasons_of(bench, search, choice, found.training),
+        alternatives=others,
+        num_predicted=bench.num_predicted,
+        lengths=None if sampled is None else sampled.summary(),
+        notes=tuple(notes),
+    )

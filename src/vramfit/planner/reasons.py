@@ -1,0 +1,124 @@
+"""Why a plan has the settings it has, each in a sentence with numbers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from vramfit.planner.alternatives import without_checkpointing
+from vramfit.planner.bench import Bench
+from vramfit.planner.search import Choice, Search
+from vramfit.planner.space import Recipe, Training
+from vramfit.records.plan import Reason
+from vramfit.techniques.catalogue import find
+from vramfit.units import format_bytes
+from vramfit.workload import Workload
+
+ASKED = "asked for"
+
+
+def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training) -> tuple[Reason, ...]:
+    """A reason for each setting that is not the plainest, in the order of the step."""
+    workload = bench.workload(chosen.recipe, chosen.micro_batch)
+    whys = dict(_whys(bench, search, chosen, training))
+    made = [_split_reason(bench, search, chosen)]
+    for keyword in ("precision", "checkpointing", "optimizer", "attention", "allocator", "freeze", "lora", "quantize"):
+        value = getattr(workload, keyword)
+        technique = find(keyword, value)
+        if technique is None and keyword not in bench.request.asked:
+            continue
+        made.append(
+            Reason(
+                setting=f"{keyword} {_shown(value)}",
+                kind=technique.kind if technique else "free",
+                why=ASKED if keyword in bench.request.asked else whys.get(keyword, technique.does if technique else ""),
+                cost="" if technique is None or technique.kind == "free" else technique.costs,
+            )
+        )
+    return tuple(made)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> Iterator[tuple[str, str]]:
+    recipe = chosen.recipe
+    other = _other_precision(search, recipe)
+    if other is not None:
+        yield "precision", _compare(bench, chosen, other)
+    if recipe.checkpointing is not None:
+        yield "checkpointing", _why_checkpointing(search, chosen)
+    if recipe.optimizer == "adamw-8bit":
+        fused = replace(recipe, optimizer="adamw-fused")
+        saved = _state_saved(search, recipe)
+        before = next((c for c in search.tried if c.recipe == fused and c.micro_batch == chosen.micro_batch), None)
+        much = f"its state takes {format_bytes(saved)} less" if saved else "its state takes less"
+        yield "optimizer", f"{much} than AdamW's" + (", which does not fit" if before is None else "")
+    elif recipe.optimizer == "adamw-fused":
+        yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
+    yield "attention", "scores are computed in tiles and never written out"
+    yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
+    for keyword in training.settings:
+        yield keyword, "allowed, and nothing milder fits"
+
+
+def _other_precision(search: Search, recipe: Recipe) -> Recipe | None:
+    others = [f.recipe for f in search.families if f.recipe.precision != recipe.precision]
+    return next(
+        (o for o in others if replace(o, precision=recipe.precision) == replace(recipe, checkpointing=None)), None
+    )
+
+
+def _compare(bench: Bench, chosen: Choice, other: Recipe) -> str:
+    """Time and memory beside the other precision, all else alike."""
+    this = bench.peek(replace(chosen.recipe, checkpointing=other.checkpointing), chosen.micro_batch)
+    that = bench.peek(other, chosen.micro_batch)
+    pace = that.step_time_s / this.step_time_s
+    less = that.requested_bytes - this.requested_bytes
+    size = f"{format_bytes(abs(less))} {'less' if less > 0 else 'more'}"
+    faster = f"{pace:.1f} times as fast as {other.precision}" if pace >= 1 else f"slower than {other.precision}"
+    return f"{faster} and {size} for the same samples"
+
+
+def _state_saved(search: Search, recipe: Recipe) -> int | None:
+    family = next((f for f in search.families if f.recipe == replace(recipe, checkpointing=None)), None)
+    if family is None or family.sibling is None:
+        return None
+    size = search.sizes[-1]
+    return family.sibling.plain[size].requested_bytes - family.plain[size].requested_bytes
+
+
+def _why_checkpointing(search: Search, chosen: Choice) -> str:
+    plain = without_checkpointing(search, chosen)
+    if plain is None:
+        return "without it not even the smallest passes fit"
+    gained = plain.step_time_s / chosen.step_time_s - 1
+    return (
+        f"passes of {chosen.micro_batch} fit in place of {plain.micro_batch}, and a step is {gained:.0%} faster "
+        "although these layers are computed twice"
+    )
+
+
+def _split_reason(bench: Bench, search: Search, chosen: Choice) -> Reason:
+    workload: Workload = bench.workload(chosen.recipe, chosen.micro_batch)
+    passes = workload.accumulate or 1
+    setting = f"micro_batch {chosen.micro_batch} × {passes}" if passes > 1 else f"micro_batch {chosen.micro_batch}"
+    if {"micro_batch", "accumulate"} & bench.request.asked:
+        return Reason(setting=setting, kind="free", why=ASKED)
+    if passes == 1:
+        return Reason(setting=setting, kind="free", why="the whole batch fits at once")
+    return Reason(setting=setting, kind="free", why=_why_not_larger(bench, search, chosen))
+
+
+def _why_not_larger(bench: Bench, search: Search, chosen: Choice) -> str:
+    larger = max(m for m in search.sizes if m > chosen.micro_batch) if chosen.micro_batch < bench.batch else None
+    larger = min((m for m in search.sizes if m > chosen.micro_batch), default=larger)
+    same = f"gradients of {bench.batch} samples are summed, so that nothing changes"
+    if larger is None:
+        return same
+    needs = bench.peek(chosen.recipe, larger).requested_bytes
+    if bench.passes(larger) == 1:
+        needs -= bench.weight_bytes(chosen.recipe)
+    if needs <= search.limit_bytes:
+        return f"{same}; passes of {larger} fit too, and are no faster"
+    return f"{same}; passes of {larger} would need {format_bytes(needs)}"

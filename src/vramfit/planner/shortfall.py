@@ -1,0 +1,147 @@
+"""`no_plan_fits`: what is missing, and the nearest things that would do, each predicted."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from vramfit.devices.catalogue import all_gpus
+from vramfit.errors import NoPlanFits, VramfitError
+from vramfit.estimator.target import OLDEST_CAPABILITY
+from vramfit.models.catalogue import all_entries, find_entry
+from vramfit.planner.bench import Bench
+from vramfit.planner.margin import margin_of
+from vramfit.planner.request import Request
+from vramfit.planner.space import Recipe, Training, micro_batches, recipes, trainings, with_layers
+from vramfit.units import format_bytes
+
+MAX_GPUS_TRIED = 3
+MAX_MODELS_TRIED = 3
+LEAST_BYTES_A_WEIGHT = 8
+"""A weight and its gradient in fp32: smaller models beyond this are not tried."""
+
+
+def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
+    """The error for a job that does not fit, with what would help."""
+    limit_bytes = bench.budget_bytes - margin_bytes
+    recipe, size = least(bench, list(trainings(bench.request, bench.num_layers))[-1])
+    best = bench.estimate(recipe, size)
+    shortfall_bytes = best.safe_reserved_bytes - limit_bytes
+    allow = _cheapest_to_allow(bench, limit_bytes)
+    gpu = _smallest_gpu(bench, best.safe_reserved_bytes)
+    model = _largest_model(bench, limit_bytes)
+    w = bench.base
+    return NoPlanFits(
+        f"{w.model} does not fit: batch {w.batch} × {w.seq} tokens needs {format_bytes(best.safe_reserved_bytes)} at "
+        f"the least, and {format_bytes(bench.budget_bytes)} less a margin of {format_bytes(margin_bytes)} leave "
+        f"{format_bytes(limit_bytes)}: {format_bytes(shortfall_bytes)} too little",
+        best=best,
+        shortfall_bytes=shortfall_bytes,
+        budget_bytes=bench.budget_bytes,
+        margin_bytes=margin_bytes,
+        allow=allow,
+        gpu=gpu,
+        model=model,
+        hint="; ".join(_remedies(allow, gpu, model)) or "shorten the sequences (seq), or take a larger GPU",
+    )
+
+
+def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Iterator[str]:
+    if allow:
+        yield f"--allow {','.join(allow)} fits"
+    if gpu is not None:
+        yield f"{gpu} is the smallest GPU that would do"
+    if model is not None:
+        yield f"{model} is the largest model of the family that fits"
+
+
+def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
+    """The recipe of a training that takes least, and its micro-batch."""
+    size = micro_batches(bench.request, bench.batch)[-1]
+    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    if not made:
+        raise VramfitError(f"{training.words} does not go with what was asked for")
+    first = [r for r in made if r.optimizer == made[0].optimizer]
+    full = [_all_layers(bench, recipe) for recipe in first]
+    smallest = min(full, key=lambda r: bench.peek(r, size).requested_bytes)
+    others = [r for r in made if r.optimizer != made[0].optimizer and r.precision == smallest.precision]
+    if not others:
+        return smallest, size
+    eight_bit = _all_layers(bench, others[0])
+    try:
+        less = bench.peek(eight_bit, size).requested_bytes < bench.peek(smallest, size).requested_bytes
+    except VramfitError:  # a package that is not there
+        return smallest, size
+    return (eight_bit if less else smallest), size
+
+
+def _all_layers(bench: Bench, recipe: Recipe) -> Recipe:
+    if recipe.checkpointing is not None or not bench.can_checkpoint:
+        return recipe
+    return with_layers(recipe, bench.num_layers, bench.num_layers)
+
+
+def _cheapest_to_allow(bench: Bench, limit_bytes: int) -> tuple[str, ...]:
+    """What would have to be allowed beside what is: the mildest change that fits."""
+    for training in trainings(bench.request, bench.num_layers, all_allowed=True):
+        if training.needs <= bench.request.allow:
+            continue
+        try:
+            recipe, size = least(bench, training)
+            if bench.peek(recipe, size).requested_bytes > limit_bytes:
+                continue
+            if bench.safe_bytes(recipe, size) <= limit_bytes:
+                return tuple(sorted(training.needs - bench.request.allow))
+        except VramfitError:  # this model does not have it
+            continue
+    return ()
+
+
+def _smallest_gpu(bench: Bench, needed_bytes: int) -> str | None:
+    """The GPU with the least memory on which the same request has a plan."""
+    large = [g for g in all_gpus() if g.total_memory_bytes > needed_bytes and g.compute_capability >= OLDEST_CAPABILITY]
+    large.sort(key=lambda g: g.total_memory_bytes)
+    num_tried = 0
+    for gpu in large:
+        fixed = {k: v for k, v in bench.request.fixed.items() if k != "memory"} | {"gpu": gpu.name}
+        try:
+            other = Bench(bench.model, replace(bench.request, fixed=fixed))
+        except VramfitError:  # it does not have what was asked for
+            continue
+        if needed_bytes > _limit(other):
+            continue
+        num_tried += 1
+        if _fits(other):
+            return gpu.name
+        if num_tried == MAX_GPUS_TRIED:
+            break
+    return None
+
+
+def _largest_model(bench: Bench, limit_bytes: int) -> str | None:
+    """The largest model of the same family in the catalogue for which the same request has a plan."""
+    entry = find_entry(bench.base.model)
+    if entry is None:
+        return None
+    smaller = [e for e in all_entries() if e.family == entry.family and e.num_parameters < entry.num_parameters]
+    possible = [e for e in smaller if e.num_parameters * LEAST_BYTES_A_WEIGHT <= limit_bytes]
+    possible.sort(key=lambda e: -e.num_parameters)
+    for candidate in possible[:MAX_MODELS_TRIED]:
+        try:
+            if _fits(Bench(candidate.name, bench.request)):
+                return candidate.name
+        except VramfitError:  # no such head, or shorter sequences
+            continue
+    return None
+
+
+def _fits(bench: Bench) -> bool:
+    """Whether the least that is allowed fits."""
+    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)))
+    return bench.safe_bytes(recipe, size) <= _limit(bench)
+
+
+def _limit(bench: Bench) -> int:
+    request: Request = bench.request
+    workload = replace(bench.base, allocator=request.fixed.get("allocator", "expandable"))
+    basis = "verified" if bench.target.profile.verified else "derived"
+    varied = workload.mask == "padded"
+    return bench.budget_bytes - margin_of(bench.budget_bytes, basis, workload, request.margin, varied=varied).num_bytes

@@ -1,0 +1,19 @@
+"""The Python blocks of the documentation run as they stand, one after another."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["stepper.md"])
+def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, page, "exec"), names)
+    assert names["stepper"].num_steps >= 5
+    assert names["stepper"].num_recoveries >= 1
+    assert capsys.readouterr().out
