@@ -1,10 +1,11 @@
 """`Stepper` on a real GPU: a long run inside a budget, one beside a process that takes memory, and its overhead.
 
-    python benchmarks/stepper_run.py undisturbed disturbed overhead
+    python benchmarks/stepper_run.py undisturbed repeated disturbed overhead
 
 `undisturbed`: BERT-large, 512 tokens, samples of varied lengths, capped at 11.17 GiB, 300 steps, beside the prediction.
-`disturbed`: the same run while another process holds all but 11.9 GiB of the card, and one more takes 3 GiB at step
-100, when the run has emptied its cache as an evaluation would. `overhead`: against a loop written by hand.
+`repeated`: once more, to see how far two runs differ by themselves. `disturbed`: the same run while another process
+holds all but 11.9 GiB of the card, and one more takes 3 GiB at step 100, when the run has emptied its cache as an
+evaluation would. `overhead`: against a loop written by hand.
 Each run is a process of its own; results are written after each, and a part that is there is not done again.
 """
 
@@ -69,6 +70,20 @@ def undisturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, 
     return {"predicted": predicted, **run}
 
 
+def repeated(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
+    """The same run again; kernels that add in any order make the losses differ a little."""
+    micro_batch = made["undisturbed"]["predicted"]["micro_batch"]
+    return _beside(_child("train", {"micro_batch": micro_batch, "num_steps": options.steps}), made)
+
+
+def _beside(run: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The largest difference of a run's losses to the undisturbed ones, in all and before memory was taken."""
+    pairs = list(zip(run["losses"], made["undisturbed"]["losses"], strict=True))
+    run["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
+    run["max_loss_difference_before"] = max(abs(a - b) for a, b in pairs[:TAKEN_AT])
+    return run
+
+
 def disturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """The same run among others; the largest difference of its losses to the undisturbed ones."""
     with tempfile.TemporaryDirectory() as folder:
@@ -85,10 +100,7 @@ def disturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, An
             for process in (taker, holder):
                 process.wait(30)
         run["taken_bytes"] = int((Path(folder) / "taken").read_text() or 0)
-    pairs = list(zip(run["losses"], made["undisturbed"]["losses"], strict=True))
-    run["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
-    run["max_loss_difference_before"] = max(abs(a - b) for a, b in pairs[:TAKEN_AT])
-    return run
+    return _beside(run, made)
 
 
 def overhead(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +110,7 @@ def overhead(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any
     return {"rows": rows}
 
 
-PARTS = {"undisturbed": undisturbed, "disturbed": disturbed, "overhead": overhead}
+PARTS = {"undisturbed": undisturbed, "repeated": repeated, "disturbed": disturbed, "overhead": overhead}
 
 
 def _choose() -> dict[str, Any]:

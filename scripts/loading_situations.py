@@ -114,6 +114,13 @@ def _without_torchao() -> None:
     sys.modules["torchao"] = None  # type: ignore[assignment]  # importing it fails, as where it is not installed
 
 
+def _little_memory() -> None:
+    from vramfit.loader import host
+    from vramfit.units import MIB
+
+    host.available_bytes = lambda: 300 * MIB
+
+
 def _lockable() -> None:
     from vramfit.doctor import lock
 
@@ -126,6 +133,7 @@ MACHINES: dict[str, Callable[[], None]] = {
     "newer-cuda": _newer_cuda,
     "old-packages": _old_packages,
     "without-torchao": _without_torchao,
+    "little-memory": _little_memory,
     "lockable": _lockable,
 }
 
@@ -171,21 +179,23 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="The model is larger than the GPU, and slow is better than not at all.",
             runs=(
                 Run(
-                    text="vramfit load bert-base-uncased --random-weights --device cpu --memory 300MiB "
-                    "--offload weights",
-                    keep=("on cpu", "weights", "offloaded"),
-                ),
-                Run(
-                    text="vramfit estimate bert-large-uncased --mode infer --batch 8 --seq 512 --memory 1100MiB "
+                    text="vramfit estimate bert-large-uncased --mode infer --batch 8 --seq 512 --memory 1GiB "
                     "--offload weights --no-advice",
                     keep=(*FITS, "██ weights", "activations"),
+                ),
+                Run(
+                    text="vramfit load bert-large-uncased --random-weights --device cpu --memory 1GiB "
+                    "--offload weights --batch 8 --seq 512",
+                    keep=("on cpu", "weights", "offloaded", "Room"),
                 ),
                 Run(text="vramfit estimate bert-large-uncased --batch 8 --seq 512 --offload weights", code=2),
             ),
             remark="For inference only. Layers beyond the budget wait on the host and come for their turn, on every "
-            "forward pass. An estimate leaves room for activations. `load` fills its budget with weights, so give it "
-            "what the estimate shows for weights, not the whole GPU. Half precision and int8 cost less time: try them "
-            "first.",
+            "forward pass. An estimate keeps as many layers on the GPU as leave room for the activations of its "
+            "batch, and `load` with `--batch` or `--seq` keeps the same. Without these, `--memory` is what the "
+            "weights may take, so that activations come on top; with neither, a quarter of what is free on the GPU is "
+            'left to them. In Python give `load(..., memory=estimate.breakdown["weights"], offload="weights")`. Half '
+            "precision and int8 cost less time: try them first.",
         ),
     ),
     "Batches": (
@@ -258,8 +268,8 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 ),
             ),
             remark="Weights are quantized one at a time on the way in, so the full model is never on the device. Only "
-            "linear layers shrink: BERT-base goes from 418.74 to 180.42 MiB, not to a quarter, since embeddings stay "
-            "as they are. Add `--precision bf16` to halve those.",
+            "the linear layers of the encoder shrink: BERT-base goes from 418.74 to 182.06 MiB, not to a quarter, "
+            "since embeddings, pooler and head stay as they are. Add `--precision bf16` to halve those.",
         ),
         Situation(
             title='`quantize_dynamic` after `model.to("cuda")`',
@@ -330,10 +340,16 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "--freeze backbone",
                     keep=FITS,
                 ),
+                Run(
+                    text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --memory 8GiB --no-advice "
+                    "--freeze embeddings,encoder",
+                    keep=FITS,
+                ),
             ),
             remark="It saves more than the gradients of the frozen weights: nothing below the head needs a backward "
-            "pass, so no activations are kept. That holds only if the lowest layers are frozen too. In inference "
-            "freezing saves nothing: there are no gradients.",
+            "pass, so no activations are kept. That holds only if the lowest layers are frozen too. `encoder` leaves "
+            "the pooler to learn, `backbone` does not; names, numbers of layers and patterns may be mixed with commas. "
+            "In inference freezing saves nothing: there are no gradients.",
         ),
         Situation(
             title="An int8 base with a trained head",
@@ -349,7 +365,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     text="import torch\n"
                     "import vramfit\n"
                     "\n"
-                    f'model, report = vramfit.load("{MINILM}", quantize="int8", num_labels=2, device="cpu")\n'
+                    f'model, report = vramfit.load("{MINILM}", quantize="int8", num_labels=8, device="cpu")\n'
                     "print(report.num_quantized, report.fresh, model.classifier.weight.dtype)\n"
                     "model.requires_grad_(False)\n"
                     "model.classifier.requires_grad_(True)\n"
@@ -376,10 +392,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             ),
             remark="What works today: the job is predicted, and int8 weights that are to learn are refused. "
             "`vramfit.load` gives an int8 base with a head in full precision, and your own loop can train that head, "
-            "as above; vramfit has no command that trains. A head whose number of labels is a multiple of 8 is "
-            "quantized by `load` too and cannot learn: "
-            "look at `model.classifier.weight` first. With `quantize_dynamic` (the last lines) the head is quantized "
-            "always, so that no parameter is left to train and the optimizer refuses an empty list.",
+            "as above; vramfit has no command that trains. What comes after the encoder, the pooler and the head, is "
+            "never quantized, in a load as in a prediction, since what is new must learn. With `quantize_dynamic` (the "
+            "last lines) the head is quantized, so that no parameter is left to train and the optimizer refuses an "
+            "empty list.",
         ),
     ),
     "Memory of the host": (
@@ -397,8 +413,23 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             ),
             remark="Files are mapped, and tensors go one at a time: what is read is cache that the system can take "
             "back, and the process's own memory grew by less than 1 MiB here. A change of type costs the new copy on "
-            "the CPU, and one tensor on the way to a GPU. `vramfit load` prints the figure as *on the host*. "
-            "It does not look at how much RAM is free.",
+            "the CPU, and one tensor on the way to a GPU. `vramfit load` prints the figure as *on the host*.",
+        ),
+        Situation(
+            title="More RAM than there is",
+            what="The machine has 300 MiB of RAM left, and the load would copy more than that.",
+            runs=(
+                Run(
+                    text="vramfit load bert-base-uncased --random-weights --device cpu",
+                    machine="little-memory",
+                    code=3,
+                ),
+            ),
+            remark="What the load will take as the process's own memory is worked out from shapes and compared with "
+            "what Linux says is available, before anything is read. A checkpoint in the precision it was saved in "
+            "stays in its file and needs none. If memory runs out on the way all the same, that is one line too, not a "
+            "traceback. (The machine is told of.)",
+            quick=True,
         ),
     ),
     "Versions and architectures": (
@@ -561,9 +592,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             runs=(
                 Run(text=f"vramfit load {FOLDER} --device cpu", keep=("on cpu",)),
                 Run(text=f"vramfit load {FOLDER} --device cpu --scan", code=1),
+                Run(text=f"vramfit load {FOLDER} --device cpu --precision bf16 --check", code=1),
             ),
             remark="A header does not show this: without `--scan` the checkpoint loads. `--scan` reads all weights, "
-            "16 MiB at a time.",
+            "16 MiB at a time. `--check` runs the model: outputs that are no numbers fail it.",
         ),
         Situation(
             title="A pickle that runs code",

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from vramfit.estimator.predict import estimate
     from vramfit.estimator.search import max_batch
     from vramfit.loader.load import load
+    from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
     from vramfit.records.load_report import LoadReport
+    from vramfit.records.plan import Plan
     from vramfit.runtime.stepper import Stepper
     from vramfit.workload import Workload
 
@@ -42,6 +44,7 @@ _HOME = {
     "MaxBatch": "vramfit.records.estimate",
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",
+    "Plan": "vramfit.records.plan",
     "RecoveryExhausted": "vramfit.errors",
     "Stepper": "vramfit.runtime.stepper",
     "TraceError": "vramfit.errors",
@@ -53,6 +56,7 @@ _HOME = {
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
     "max_batch": "vramfit.estimator.search",
+    "plan": "vramfit.planner.plan",
 }
 
 __all__ = [
@@ -65,6 +69,7 @@ __all__ = [
     "MaxBatch",
     "MissingExtra",
     "NoPlanFits",
+    "Plan",
     "RecoveryExhausted",
     "Stepper",
     "TraceError",
@@ -77,6 +82,7 @@ __all__ = [
     "estimate",
     "load",
     "max_batch",
+    "plan",
 ]
 
 

@@ -5,6 +5,7 @@ VramfitError                 .hint: what to do about it
 ├ UnknownModel, UnknownGPU   with the nearest names
 ├ TraceError                 operator, module path
 ├ CheckpointError            file, tensor, what is wrong with it
+├ DataError                  file, rows
 ├ NoPlanFits                 the best plan, shortfall_bytes
 ├ BudgetExceeded             predicted, observed, phase
 ├ RecoveryExhausted          attempts
@@ -74,6 +75,16 @@ class CheckpointError(VramfitError):
     def __init__(self, message: str, *, file: str = "", tensor: str = "", hint: str | None = None) -> None:
         self.file = file
         self.tensor = tensor
+        super().__init__(message, hint=hint)
+
+
+class DataError(VramfitError, ValueError):
+    """Data that cannot be learned from or predicted on: a file, a column or single rows; carries file and rows."""
+
+    def __init__(self, message: str, *, file: str = "", rows: Sequence[int] = (), hint: str | None = None) -> None:
+        self.file = file
+        self.rows = tuple(rows)
+        """Every row that is bad, as line numbers from 1; the message shows the first few."""
         super().__init__(message, hint=hint)
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tests.integration.command import vramfit
+from vramfit.estimator.predict import estimate
 
 
 def test_gpus_json_is_an_array_of_at_least_forty_objects() -> None:
@@ -112,3 +113,22 @@ def test_the_lock_of_this_environment_is_written(tmp_path: object) -> None:
     assert "Wrote" in done.err
     with open(path) as file:
         assert "- pip:" in file.read()
+
+
+@pytest.mark.parametrize("columns", ["110", "60", "24"])
+def test_labels_of_a_model_are_never_cut(columns: str) -> None:
+    out = vramfit("models", "bert-base-uncased", COLUMNS=columns).out
+    assert "…" not in out
+    for label in ("hidden size", "feed-forward", "vocabulary", "saved with", "embeddings", "encoder.layer"):
+        assert f"\n{label}  " in out
+    assert "question-answering" in out or columns == "24"
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "albert-base-v2", "modernbert-base"])
+def test_int8_is_what_an_estimate_says(name: str) -> None:
+    pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    (card,) = json.loads(vramfit("models", name, "--json").out)
+    e = estimate(name, task="features", mode="infer", batch=1, seq=8, quantize="int8")
+    inputs = 3 * 512
+    difference = e.phases["load"].peak_requested_bytes - card["buffer_bytes"] - card["weight_bytes"]["int8"]
+    assert 0 <= difference <= inputs

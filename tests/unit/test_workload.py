@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from vramfit.errors import WorkloadError
@@ -93,3 +95,45 @@ def test_every_choice_is_accepted() -> None:
         for value in values:
             extra = {"mode": "infer"} if name in ("precision", "quantize") else {}
             assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value
+
+
+@pytest.mark.parametrize("freeze", ["embeddings, 3,a.*", ("embeddings", 3, "a.*"), ["embeddings", "3", "a.*"]])
+def test_several_things_to_freeze_are_a_tuple_of_texts(freeze: Any) -> None:
+    w = Workload(model="m", freeze=freeze)
+    assert w.freeze == ("embeddings", "3", "a.*")
+    assert from_json(Workload, to_json(w)) == w
+
+
+@pytest.mark.parametrize(
+    "freeze", ["embeddings,", "a.*,,b.*", ("embeddings", 0), ("embeddings", None), ("0", "a.*"), ()]
+)
+def test_a_list_to_freeze_with_something_wrong_in_it_is_refused(freeze: Any) -> None:
+    with pytest.raises(WorkloadError, match="freeze"):
+        Workload(model="m", freeze=freeze)
+
+
+@pytest.mark.parametrize("freeze", ["embeddings,encoder", ("backbone", "x.*")])
+def test_a_list_with_the_encoder_in_it_freezes_the_encoder(freeze: Any) -> None:
+    assert Workload(model="m", freeze=freeze, quantize="int8").quantize == "int8"
+    with pytest.raises(WorkloadError, match="takes out of training"):
+        Workload(model="m", freeze=freeze, lora=8)
+    with pytest.raises(WorkloadError, match="takes out of training"):
+        Workload(model="m", freeze="embeddings,2", lora=8)
+    with pytest.raises(WorkloadError, match="cannot learn"):
+        Workload(model="m", freeze="embeddings,2", quantize="int8")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "says"),
+    [
+        ("quantize", "fp16", "fp16 is a precision: take --precision fp16"),
+        ("quantize", "bf16", "bf16 is a precision: take --precision bf16"),
+        ("precision", "int8", "int8 is a quantization: take --quantize int8"),
+        ("precision", "int4", "int4 is a quantization: take --quantize int4"),
+        ("quantize", "int7", "nearest: int"),
+    ],
+)
+def test_a_value_of_another_keyword_is_sent_there(keyword: str, value: str, says: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_keywords(model="m", mode="infer", **{keyword: value})
+    assert says in str(caught.value)

@@ -9,7 +9,20 @@ import typer
 from rich.markup import escape
 
 from vramfit import __version__
-from vramfit.cli import calibrate, doctor, estimate, gpus, load, max_batch, measure, models
+from vramfit.cli import (
+    calibrate,
+    doctor,
+    estimate,
+    evaluate,
+    gpus,
+    load,
+    max_batch,
+    measure,
+    models,
+    plan,
+    predict,
+    train,
+)
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
 
@@ -46,7 +59,7 @@ def _options(
     pass
 
 
-for _verb in (estimate, max_batch, measure, calibrate, load, gpus, models, doctor):
+for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor):
     app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
 
 

@@ -123,7 +123,7 @@ def _workload_at(workload: Workload, micro_batch: int) -> Workload:
 def _phases(result: ReplayResult) -> dict[str, PhaseEstimate]:
     """Phases by name; the steady steps together."""
     steady = [p for p in result.phases if p.name.startswith("steady_step")]
-    named = {p.name: [p] for p in result.phases if p not in steady} | {"steady_step": steady}
+    named = {p.name: [p] for p in result.phases if p not in steady[1:]} | {"steady_step": steady}
     return {
         name: PhaseEstimate(
             peak_requested_bytes=max(p.peak_requested_bytes for p in group),

@@ -68,7 +68,7 @@ def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
             other = sum(tensor_bytes(model, replace(w, **change)).values())
         except MissingExtra:
             continue
-        if other < min(taken):
+        if other < total_bytes and other not in taken:
             said.append(f"{format_bytes(other)} {name}")
         taken.add(other)
     offloaded = f"offload weights keeps {format_bytes(_least_bytes(model, w))} or more on the device"

@@ -11,7 +11,7 @@ from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import time_workload
-from vramfit.estimator.traced import StreamTemplate, TracedWorkload
+from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
@@ -32,6 +32,8 @@ class Peek:
 
     requested_bytes: int
     step_time_s: float
+    floor_bytes: int
+    """What the optimizer's step asks for, whatever the micro-batch."""
 
 
 class Bench:
@@ -97,7 +99,7 @@ class Bench:
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
             seconds = self.seconds(template, self.workload(recipe, micro_batch), micro_batch)
-            self._peeks[key] = Peek(peak_requested(stream), seconds)
+            self._peeks[key] = Peek(peak_requested(stream), seconds, peak_requested(stream, part="optimizer"))
             self.num_predicted += 1
         return self._peeks[key]
 
@@ -151,7 +153,7 @@ class Bench:
             self._traced[key] = replace(self._base, workload=workload)
         return self._traced[key]
 
-    def seconds(self, template: StreamTemplate, workload: Workload, micro_batch: int) -> float:
+    def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:
         """Seconds of a step on the GPU; on a usual one where its rates are not known."""
         timed = time_workload(template, workload, micro_batch, replace(self.target, gpu=self.timed_gpu))
         if timed is None:

@@ -25,6 +25,13 @@ class Margin:
     reason: str
 
 
+def tight_margin_of(budget_bytes: int, basis: str) -> Margin:
+    """The least that is left where the usual margin leaves no plan: what predictions may be off."""
+    num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
+    why = f"only {format_bytes(num_bytes)} stay free, since no settings leave more: {BASIS_SHARE[basis]:.0%} since "
+    return Margin(num_bytes, f"{why}{WORDS[basis]}, and nothing for batches of varied lengths")
+
+
 def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:
     """The margin of a budget.
 

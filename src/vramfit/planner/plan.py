@@ -8,12 +8,12 @@ from vramfit.planner.alternatives import alternatives_of
 from vramfit.planner.bench import Bench
 from vramfit.planner.evaluation import choose_evaluation
 from vramfit.planner.lengths import Lengths, lengths_of
-from vramfit.planner.margin import Margin, margin_of
+from vramfit.planner.margin import Margin, margin_of, tight_margin_of
 from vramfit.planner.reasons import reasons_of
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
-from vramfit.planner.space import Training, recipes, trainings
+from vramfit.planner.space import Recipe, Training, recipes, trainings
 from vramfit.planner.varied import quicker, time_on_lengths
 from vramfit.records.estimate import Estimate
 from vramfit.records.plan import Plan
@@ -61,9 +61,9 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
         if sampled is not None:
             request, sampled = _at_longest(model, request, sampled)
         bench = Bench(model, request)
-        found = _find(bench, sampled)
+        found = find(bench, sampled)
         if found is None:
-            raise no_plan_fits(bench, _margin(bench, sampled).num_bytes)
+            raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
         return _make(bench, found, sampled)
 
 
@@ -81,33 +81,45 @@ def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request
     return replace(request, fixed={**fixed, "seq": cut.longest}), cut
 
 
-def _margin(bench: Bench, sampled: Lengths | None) -> Margin:
+def _margins(bench: Bench, sampled: Lengths | None) -> list[Margin]:
+    """The usual margin, and a tight one where the usual one is the planner's own."""
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
     basis = "verified" if bench.target.profile.verified else "derived"
     workload = replace(bench.base, allocator=allocator)
-    return margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
+    usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
+    tight = tight_margin_of(bench.budget_bytes, basis)
+    return [usual] if bench.request.margin is not None or tight.num_bytes >= usual.num_bytes else [usual, tight]
 
 
-def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
+def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full."""
-    margin = _margin(bench, sampled)
-    limit_bytes = bench.budget_bytes - margin.num_bytes
     capability = bench.target.profile.compute_capability
     for training in trainings(bench.request, bench.num_layers):
         made = recipes(bench.request, training, bench.base, capability)
-        while True:
-            search = Search(bench, made, limit_bytes)
-            choice = search.run()
-            if choice is None:
-                break
-            if sampled is not None:
-                choice = quicker(bench, search, choice, sampled)
-            estimate = bench.estimate(choice.recipe, choice.micro_batch)
-            if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries:
-                return Found(choice, training, search, margin, estimate)
-            bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
+        for margin in _margins(bench, sampled):
+            found = _find_within(bench, made, training, margin, sampled)
+            if found is not None:
+                return found
     return None
+
+
+def _find_within(
+    bench: Bench, made: list[Recipe], training: Training, margin: Margin, sampled: Lengths | None
+) -> Found | None:
+    """The fastest choice of one training that leaves a margin."""
+    limit_bytes = bench.budget_bytes - margin.num_bytes
+    while True:
+        search = Search(bench, made, limit_bytes)
+        choice = search.run()
+        if choice is None:
+            return None
+        if sampled is not None:
+            choice = quicker(bench, search, choice, sampled)
+        estimate = bench.estimate(choice.recipe, choice.micro_batch)
+        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries:
+            return Found(choice, training, search, margin, estimate)
+        bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
 
 
 def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:

@@ -9,11 +9,13 @@ from vramfit.planner.bench import Bench
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe, Training
 from vramfit.records.plan import Reason
-from vramfit.techniques.catalogue import find
+from vramfit.techniques.catalogue import Technique, find
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 ASKED = "asked for"
+COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
+"""Where the catalogue speaks of several values at once."""
 
 
 def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training) -> tuple[Reason, ...]:
@@ -31,10 +33,17 @@ def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training)
                 setting=f"{keyword} {_shown(value)}",
                 kind=technique.kind if technique else "free",
                 why=ASKED if keyword in bench.request.asked else whys.get(keyword, technique.does if technique else ""),
-                cost="" if technique is None or technique.kind == "free" else technique.costs,
+                cost=_cost(technique, value),
             )
         )
     return tuple(made)
+
+
+def _cost(technique: Technique | None, value: Any) -> str:
+    """What a setting costs in quality; nothing for same maths."""
+    if technique is None or technique.kind == "free":
+        return ""
+    return COSTS.get(str(value), technique.costs)
 
 
 def _shown(value: Any) -> str:
@@ -92,10 +101,11 @@ def _why_checkpointing(search: Search, chosen: Choice) -> str:
     plain = without_checkpointing(search, chosen)
     if plain is None:
         return "without it not even the smallest passes fit"
-    gained = plain.step_time_s / chosen.step_time_s - 1
+    gained = plain.step_time_s / chosen.step_time_s
+    faster = f"{gained:.1f} times as fast" if gained >= 1.5 else f"{gained - 1:.0%} faster"
     return (
-        f"passes of {chosen.micro_batch} fit in place of {plain.micro_batch}, and a step is {gained:.0%} faster "
-        "although these layers are computed twice"
+        f"passes of {chosen.micro_batch} fit in place of {plain.micro_batch}, and a step is {faster} although these "
+        "layers are computed twice"
     )
 
 

@@ -38,21 +38,21 @@ class _Family:
     plain: dict[int, Peek] = field(default_factory=dict)
     full: dict[int, Peek] = field(default_factory=dict)
     """Micro-batch → a look at it, with no layer and with all layers checkpointed."""
-    error_bytes: int = 0
-    """How much more than guessed was found."""
+    error_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    """How much more than guessed was found: with several passes a step, and with one."""
 
     def guess(self, num_checkpointed: int, num_layers: int, micro_batch: int) -> Peek:
         """Time and memory with some layers checkpointed: both go in a straight line."""
         plain = self.plain[micro_batch]
-        full, start = self.full.get(micro_batch), plain
-        if full is None and self.sibling is not None:
-            full, start = self.sibling.full[micro_batch], self.sibling.plain[micro_batch]
-        if full is None or not num_checkpointed:
+        if not num_checkpointed:
             return plain
+        lender = self if self.sibling is None else self.sibling
+        full, start = lender.full[micro_batch], lender.plain[micro_batch]
         share = num_checkpointed / num_layers
         return Peek(
             plain.requested_bytes + int(share * (full.requested_bytes - start.requested_bytes)),
             plain.step_time_s + share * (full.step_time_s - start.step_time_s),
+            plain.floor_bytes,
         )
 
 
@@ -83,7 +83,7 @@ class Search:
             return None
         first = self._recipes[0].optimizer
         for recipe in self._recipes:
-            if recipe.optimizer == first:
+            if recipe.optimizer == first and not self._is_hopeless():
                 self._open(_Family(recipe))
         while self._queue:
             _, _, item = heapq.heappop(self._queue)
@@ -96,6 +96,10 @@ class Search:
                 if found is not None:
                     return found
         return None
+
+    def _is_hopeless(self) -> bool:
+        """Whether a recipe was traced whose optimizer's step alone is too much: another precision has the same."""
+        return any(min(p.floor_bytes for p in f.plain.values()) > self.limit_bytes for f in self.families)
 
     def _push(self, seconds: float, item: object) -> None:
         heapq.heappush(self._queue, (seconds, next(self._order), item))
@@ -110,16 +114,22 @@ class Search:
             self.not_available.append(f"{family.recipe.optimizer} was left out: {error}")
             return
         self.families.append(family)
+        self._push_eight_bit(family)
+        if min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes:
+            return  # weights, gradients and state alone do not fit: no split and no checkpointing will help
         fastest = min(p.step_time_s for p in family.plain.values())
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))
         if self._steps(family):
             price = replace(family.recipe, checkpointing="full").price
             self._push(fastest * price, _Whole(family))
-        if family.sibling is None:
-            for recipe in self._recipes:
-                if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
-                    self._push(fastest * recipe.price, _Family(recipe, sibling=family))
+
+    def _push_eight_bit(self, family: _Family) -> None:
+        """Queue the same recipe with another optimizer; at best, it is as fast."""
+        fastest = min(p.step_time_s for p in family.plain.values())
+        for recipe in self._recipes if family.sibling is None else ():
+            if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
+                self._push(fastest * recipe.price, _Family(recipe, sibling=family))
 
     def _checkpoint(self, family: _Family) -> None:
         """Trace a recipe with all layers checkpointed, and queue every number of layers."""
@@ -133,7 +143,7 @@ class Search:
 
     def _steps(self, family: _Family) -> list[int]:
         bench = self.bench
-        return checkpointing_steps(bench.request, family.recipe, bench.num_layers, able=bench.can_checkpoint)
+        return checkpointing_steps(family.recipe, bench.num_layers, able=bench.can_checkpoint)
 
     def _push_guess(self, guess: "_Guess") -> None:
         self._push(self._look(guess).step_time_s * self._recipe(guess).price, guess)
@@ -148,19 +158,19 @@ class Search:
         """The choice if it fits; only what may fit is predicted in full."""
         looked = self._look(guess)
         between = 0 < guess.num_checkpointed < self.bench.num_layers
-        least = looked.requested_bytes + guess.family.error_bytes
-        if self.bench.passes(guess.micro_batch) == 1:
-            least -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward
-        if least > self.limit_bytes or (between and self._num_between >= MAX_TRACED_BETWEEN):
+        single = self.bench.passes(guess.micro_batch) == 1
+        guessed = looked.requested_bytes
+        if single:
+            guessed -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward
+        error_bytes = guess.family.error_bytes[single] if between or single else 0
+        if guessed + error_bytes > self.limit_bytes or (between and self._num_between >= MAX_TRACED_BETWEEN):
             return None
         self._num_between += between
         choice = self.predict(self._recipe(guess), guess.micro_batch)
         if choice.safe_reserved_bytes <= self.limit_bytes:
             return self._fewer_layers(guess, choice) if between else choice
-        if self.bench.passes(guess.micro_batch) > 1:
-            guess.family.error_bytes = max(
-                guess.family.error_bytes, choice.safe_reserved_bytes - looked.requested_bytes
-            )
+        if between or single:
+            guess.family.error_bytes[single] = max(error_bytes, choice.safe_reserved_bytes - guessed)
         return None
 
     def _fewer_layers(self, guess: "_Guess", found: Choice) -> Choice:
@@ -186,11 +196,15 @@ class Search:
         return self.bench.weight_bytes(guess.family.recipe)
 
     def largest(self) -> Iterator[Choice]:
-        """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits."""
+        """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits.
+
+        One pass of the whole batch, and passes of one sample, would need traces of their own, and are left out.
+        """
         for family in self.families:
             for num_checkpointed in (0, self.bench.num_layers) if family.full else (0,):
                 recipe = with_layers(family.recipe, num_checkpointed, self.bench.num_layers)
-                for size in sorted(self.sizes, key=lambda m: self.bench.peek(recipe, m).step_time_s):
+                sizes = [m for m in self.sizes if len(self.sizes) == 1 or (m > 1 and self.bench.passes(m) > 1)]
+                for size in sorted(sizes, key=lambda m: self.bench.peek(recipe, m).step_time_s):
                     if self.bench.peek(recipe, size).requested_bytes > self.limit_bytes:
                         continue
                     choice = self.predict(recipe, size)

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from vramfit.devices.catalogue import all_gpus
-from vramfit.errors import NoPlanFits, VramfitError
+from vramfit.errors import MissingExtra, NoPlanFits, VramfitError
 from vramfit.estimator.target import OLDEST_CAPABILITY
 from vramfit.models.catalogue import all_entries, find_entry
 from vramfit.planner.bench import Bench
 from vramfit.planner.margin import margin_of
 from vramfit.planner.request import Request
-from vramfit.planner.space import Recipe, Training, micro_batches, recipes, trainings, with_layers
+from vramfit.planner.space import Recipe, Training, learns_in_layers, micro_batches, recipes, trainings, with_layers
 from vramfit.units import format_bytes
 
 MAX_GPUS_TRIED = 3
-MAX_MODELS_TRIED = 3
+MAX_MODELS_TRIED = 5
+WEIGHT_SHARES = {"bf16": 0.5, "int8": 0.25}
+"""What is left of fp32 weights, at the least."""
 LEAST_BYTES_A_WEIGHT = 8
 """A weight and its gradient in fp32: smaller models beyond this are not tried."""
 
@@ -22,12 +25,12 @@ LEAST_BYTES_A_WEIGHT = 8
 def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
     """The error for a job that does not fit, with what would help."""
     limit_bytes = bench.budget_bytes - margin_bytes
-    recipe, size = least(bench, list(trainings(bench.request, bench.num_layers))[-1])
+    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)))
     best = bench.estimate(recipe, size)
     shortfall_bytes = best.safe_reserved_bytes - limit_bytes
-    allow = _cheapest_to_allow(bench, limit_bytes)
-    gpu = _smallest_gpu(bench, best.safe_reserved_bytes)
-    model = _largest_model(bench, limit_bytes)
+    allow = _cheapest_to_allow(bench, limit_bytes, recipe)
+    gpu = _smallest_gpu(bench, best.safe_reserved_bytes, recipe)
+    model = _largest_model(bench, limit_bytes, recipe)
     w = bench.base
     return NoPlanFits(
         f"{w.model} does not fit: batch {w.batch} × {w.seq} tokens needs {format_bytes(best.safe_reserved_bytes)} at "
@@ -53,39 +56,50 @@ def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Ite
         yield f"{model} is the largest model of the family that fits"
 
 
-def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
-    """The recipe of a training that takes least, and its micro-batch."""
+def least(bench: Bench, training: Training, like: Recipe | None = None) -> tuple[Recipe, int]:
+    """The recipe of a training that takes least, and its micro-batch.
+
+    Args:
+        like: what takes least of another training, model or GPU, where that is known: nothing has to be compared.
+    """
     size = micro_batches(bench.request, bench.batch)[-1]
     made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    alike = [r for r in made if like is not None and _class_of(r.precision) == _class_of(like.precision)]
+    made = [r for r in alike if like is not None and r.optimizer == like.optimizer] or alike or made
+    if len(made) > 1:
+        made = sorted(made, key=lambda r: _requested(bench, r, size))
     if not made:
         raise VramfitError(f"{training.words} does not go with what was asked for")
-    first = [r for r in made if r.optimizer == made[0].optimizer]
-    full = [_all_layers(bench, recipe) for recipe in first]
-    smallest = min(full, key=lambda r: bench.peek(r, size).requested_bytes)
-    others = [r for r in made if r.optimizer != made[0].optimizer and r.precision == smallest.precision]
-    if not others:
-        return smallest, size
-    eight_bit = _all_layers(bench, others[0])
+    return _all_layers(bench, made[0]), size
+
+
+def _requested(bench: Bench, recipe: Recipe, size: int) -> float:
     try:
-        less = bench.peek(eight_bit, size).requested_bytes < bench.peek(smallest, size).requested_bytes
-    except VramfitError:  # a package that is not there
-        return smallest, size
-    return (eight_bit if less else smallest), size
+        return bench.peek(recipe, size).requested_bytes
+    except MissingExtra:
+        return inf
+
+
+def _class_of(precision: str) -> str:
+    """bfloat16 or float16, TF32 or not: what a GPU has of them takes as much."""
+    return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(precision, precision)
 
 
 def _all_layers(bench: Bench, recipe: Recipe) -> Recipe:
-    if recipe.checkpointing is not None or not bench.can_checkpoint:
+    if recipe.checkpointing is not None or not bench.can_checkpoint or not learns_in_layers(recipe):
         return recipe
     return with_layers(recipe, bench.num_layers, bench.num_layers)
 
 
-def _cheapest_to_allow(bench: Bench, limit_bytes: int) -> tuple[str, ...]:
+def _cheapest_to_allow(bench: Bench, limit_bytes: int, like: Recipe) -> tuple[str, ...]:
     """What would have to be allowed beside what is: the mildest change that fits."""
+    weight_bytes = bench.weight_bytes(next(iter(_first_recipes(bench))))
     for training in trainings(bench.request, bench.num_layers, all_allowed=True):
-        if training.needs <= bench.request.allow:
+        share = min((WEIGHT_SHARES[name] for name in training.needs if name in WEIGHT_SHARES), default=1.0)
+        if training.needs <= bench.request.allow or share * weight_bytes > limit_bytes:
             continue
         try:
-            recipe, size = least(bench, training)
+            recipe, size = least(bench, training, like)
             if bench.peek(recipe, size).requested_bytes > limit_bytes:
                 continue
             if bench.safe_bytes(recipe, size) <= limit_bytes:
@@ -95,7 +109,12 @@ def _cheapest_to_allow(bench: Bench, limit_bytes: int) -> tuple[str, ...]:
     return ()
 
 
-def _smallest_gpu(bench: Bench, needed_bytes: int) -> str | None:
+def _first_recipes(bench: Bench) -> list[Recipe]:
+    training = next(trainings(bench.request, bench.num_layers))
+    return recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+
+
+def _smallest_gpu(bench: Bench, needed_bytes: int, like: Recipe) -> str | None:
     """The GPU with the least memory on which the same request has a plan."""
     large = [g for g in all_gpus() if g.total_memory_bytes > needed_bytes and g.compute_capability >= OLDEST_CAPABILITY]
     large.sort(key=lambda g: g.total_memory_bytes)
@@ -109,14 +128,14 @@ def _smallest_gpu(bench: Bench, needed_bytes: int) -> str | None:
         if needed_bytes > _limit(other):
             continue
         num_tried += 1
-        if _fits(other):
+        if _fits(other, like):
             return gpu.name
         if num_tried == MAX_GPUS_TRIED:
             break
     return None
 
 
-def _largest_model(bench: Bench, limit_bytes: int) -> str | None:
+def _largest_model(bench: Bench, limit_bytes: int, like: Recipe) -> str | None:
     """The largest model of the same family in the catalogue for which the same request has a plan."""
     entry = find_entry(bench.base.model)
     if entry is None:
@@ -126,16 +145,16 @@ def _largest_model(bench: Bench, limit_bytes: int) -> str | None:
     possible.sort(key=lambda e: -e.num_parameters)
     for candidate in possible[:MAX_MODELS_TRIED]:
         try:
-            if _fits(Bench(candidate.name, bench.request)):
+            if _fits(Bench(candidate.name, bench.request), replace(like, optimizer="")):  # 8 bits pay for large ones
                 return candidate.name
         except VramfitError:  # no such head, or shorter sequences
             continue
     return None
 
 
-def _fits(bench: Bench) -> bool:
+def _fits(bench: Bench, like: Recipe) -> bool:
     """Whether the least that is allowed fits."""
-    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)))
+    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)), like)
     return bench.safe_bytes(recipe, size) <= _limit(bench)
 
 

@@ -123,9 +123,14 @@ def micro_batches(request: Request, batch: int) -> list[int]:
     return found
 
 
-def checkpointing_steps(request: Request, recipe: Recipe, num_layers: int, *, able: bool) -> list[int]:
-    """Numbers of layers whose results may be computed twice; none where it is fixed or not possible."""
-    if "checkpointing" in request.fixed or recipe.checkpointing is not None or not able:
+def learns_in_layers(recipe: Recipe) -> bool:
+    """Whether the layers keep anything for backward."""
+    return recipe.lora is not None or recipe.freeze not in ("encoder", "backbone")
+
+
+def checkpointing_steps(recipe: Recipe, num_layers: int, *, able: bool) -> list[int]:
+    """Numbers of layers whose results may be computed twice; none where it is fixed or of no use."""
+    if recipe.checkpointing is not None or not able or not learns_in_layers(recipe):
         return []
     return list(range(1, num_layers + 1))
 

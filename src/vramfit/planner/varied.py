@@ -69,7 +69,7 @@ class PassTimes:
         traced = replace(traced, workload=replace(traced.workload, seq=seq))
         template = traced.template(ANY_BATCH)
         one, several = (
-            self._bench.seconds(template, replace(traced.workload, batch=n * num, accumulate=n), num)
+            self._bench.seconds(template, replace(traced.workload, batch=n * num, accumulate=n, micro_batch=None), num)
             for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES

@@ -58,6 +58,23 @@ class LengthSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceFit:
+    """A cloud instance, and the plan for one of its GPUs."""
+
+    instance: str
+    gpu: str
+    num_gpus: int
+    budget_bytes: int
+    fits: bool
+    settings: str
+    """In short; why not, where nothing fits."""
+    micro_batch: int | None = None
+    accumulate: int | None = None
+    step_time_s: float | None = None
+    safe_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The fastest settings found that fit, certified by prediction."""
 
@@ -121,7 +138,14 @@ class Plan:
         return from_json(Plan, text)
 
     def training_arguments(self) -> dict[str, Any]:
-        """Keywords for `transformers.TrainingArguments` with these settings."""
+        """Keywords for `transformers.TrainingArguments` with these settings.
+
+        What is done to the model has no keyword there: `techniques.application.apply_techniques(model, plan.workload)`
+        freezes, adds adapters, quantizes and checkpoints some layers before the Trainer sees it. Trainer splits
+        evenly only: the last micro-batch is as large as the others where the batch does not divide, and the effective
+        batch then a little larger; a plan with `accumulate` given that divides it keeps it. `adamw-8bit` needs
+        torchao. Expandable segments are set by the environment (`PYTORCH_ALLOC_CONF=expandable_segments:True`).
+        """
         w = self.workload
         optimizers = {
             "adamw": "adamw_torch",
@@ -142,6 +166,6 @@ class Plan:
             "tf32": w.precision in ("tf32", "amp-bf16") or None,
             "max_grad_norm": w.max_grad_norm or 0.0,
         }
-        if w.checkpointing is not None:
+        if w.checkpointing == "full":
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.offload import OffloadedWorkload, _most
@@ -59,9 +60,10 @@ def test_a_model_that_fits_keeps_all_its_layers() -> None:
 
 
 def test_without_a_capacity_every_layer_is_offloaded() -> None:
-    assert estimate("bert-mini", **LARGE, batch=2).breakdown["weights"] < estimate(
-        "bert-mini", mode="infer", batch=2, seq=512
-    ).breakdown["weights"]
+    assert (
+        estimate("bert-mini", **LARGE, batch=2).breakdown["weights"]
+        < estimate("bert-mini", mode="infer", batch=2, seq=512).breakdown["weights"]
+    )
 
 
 def test_what_cannot_fit_is_an_estimate_that_says_so() -> None:
@@ -91,7 +93,7 @@ def test_another_workload_settles_anew() -> None:
     assert replace(traced, capacity_bytes=1).resident_layers(1) == 0
 
 
-@pytest.mark.parametrize("candidates", [[], [1], [1, 2], [1, 2, 3, 4, 5, 9], list(range(1, 22)) + [24]])
+@pytest.mark.parametrize("candidates", [[], [1], [1, 2], [1, 2, 3, 4, 5, 9], [*range(1, 22), 24]])
 def test_the_most_that_fits_is_found_with_few_tries(candidates: list[int]) -> None:
     for most in (0, *candidates):
         tried: list[int] = []
@@ -110,8 +112,6 @@ def test_a_load_with_the_weights_share_keeps_the_layers_that_were_predicted() ->
         predicted = estimate("bert-base-uncased", **keywords)
         assert predicted.fits
         request = make_request("bert-base-uncased", memory=predicted.breakdown["weights"], offload="weights")
-        import torch
-
         loaded = resident_layers(request, build_meta(resolve("bert-base-uncased")), torch.device("cpu"))
         assert loaded == settled("bert-base-uncased", **keywords).resident_layers(2)
 

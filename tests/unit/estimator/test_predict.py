@@ -324,7 +324,7 @@ def test_electra_pretrains_with_a_mask(mask: str) -> None:
         ("mpnet-base", {"checkpointing": "full"}, WorkloadError, "does not support it"),
         ("bert-tiny", {"checkpointing": 3}, WorkloadError, "the model has 2 layers"),
         ("bert-tiny", {"freeze": 3}, WorkloadError, "the model has 2 layers"),
-        ("bert-tiny", {"gpu": "t4", "precision": "tf32"}, WorkloadError, "tf32 needs sm_80 or newer; t4 is sm_75"),
+        ("bert-tiny", {"gpu": "t4", "precision": "tf32"}, WorkloadError, "precision tf32: t4 (sm_75) has no TF32"),
         ("bert-tiny", {"torch_version": "1.13"}, WorkloadError, "older than 2.10"),
         ("bert-tiny", {"torch_version": "new"}, WorkloadError, "'new' is not a version"),
         ("bert-tiny", {"gpu": "t5"}, UnknownGPU, "t4"),

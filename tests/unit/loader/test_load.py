@@ -1,8 +1,10 @@
 """`vramfit.load` on checkpoints of every shape, beside transformers; and everything it refuses."""
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,8 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertForSequenceC
 import vramfit
 from vramfit.errors import CheckpointError, MissingExtra, NoPlanFits, WorkloadError
 from vramfit.loader.load import load
+from vramfit.techniques import offloading
+from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 
@@ -290,6 +294,13 @@ def test_a_plan_decides_what_it_speaks_of(folder: Path) -> None:
     assert report.precision == "bf16"
 
 
+def test_a_plan_that_offloads_gives_the_weights_their_share_of_its_memory() -> None:
+    workload = Workload(model="m", mode="infer", batch=4, offload="weights", memory="1GiB")
+    plan = SimpleNamespace(workload=workload, estimate=SimpleNamespace(breakdown={"weights": 40 * 2**20}))
+    _, report = load("bert-mini", plan=plan, random_weights=True, device="cpu")
+    assert report.num_resident_layers < report.num_layers
+
+
 def test_a_truncated_file_is_refused_by_name(folder: Path) -> None:
     write(folder)
     file = folder / "model.safetensors"
@@ -417,7 +428,7 @@ def test_a_host_that_runs_out_on_the_way_is_one_clear_line(
     for place, name in ((ToHost, "bring"), (CheckpointTensors, "_read")):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, fail)
-            with pytest.raises(NoPlanFits, match="the host ran out of memory while .* was loaded") as caught:
+            with pytest.raises(NoPlanFits, match=r"the host ran out of memory while .* was loaded") as caught:
                 load(folder, precision="bf16", device="cpu")
             assert "\n" not in str(caught.value)
 

@@ -109,3 +109,13 @@ def test_nothing_left_to_learn_is_an_error() -> None:
 def test_a_model_without_embeddings_says_so() -> None:
     with pytest.raises(WorkloadError, match="Sequential has no embeddings"):
         freezing.apply(torch.nn.Sequential(torch.nn.Linear(2, 2)), "embeddings")
+
+
+def test_names_numbers_and_patterns_may_be_mixed() -> None:
+    model = mini()
+    mixed = frozen(model, ("embeddings", "1", "bert.pooler.*"))
+    assert mixed == names(model, "bert.embeddings.", "bert.encoder.layer.0.", "bert.pooler.")
+    assert frozen(mini(), ("embeddings", "encoder")) == frozen(mini(), "encoder")
+    assert frozen(mini(), ("backbone", "classifier.bias")) == frozen(mini(), "backbone") | {"classifier.bias"}
+    with pytest.raises(WorkloadError, match="freeze 5: the model has 4 layers"):
+        freezing.apply(mini(), ("embeddings", "5"))

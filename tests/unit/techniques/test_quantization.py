@@ -140,7 +140,7 @@ def test_what_comes_after_the_encoder_is_left_alone_in_every_family(family: str,
     chosen = {id(linear) for linear in quantization.quantizable(model, "int8")}
     names = {name for name, module in model.named_modules() if id(module) in chosen}
     assert names
-    assert all(".layer" in name or ".embedding" in name for name in names), names - {""}
+    assert all("layer" in name or "embedding" in name for name in names), names
 
 
 def test_a_module_of_ones_own_keeps_what_it_has_after_its_layers() -> None:
@@ -149,3 +149,14 @@ def test_a_module_of_ones_own_keeps_what_it_has_after_its_layers() -> None:
     model.out = torch.nn.Linear(16, 8)
     assert quantization.quantizable(model, "int8") == list(model.layers)
     assert len(quantization.quantizable(torch.nn.Sequential(torch.nn.Linear(16, 8)), "int8")) == 1
+
+
+def test_the_extra_asks_for_the_packages_that_the_code_needs() -> None:
+    import tomllib
+    from pathlib import Path
+
+    from vramfit.techniques import lora
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    oldest = ".".join(map(str, quantization.OLDEST_TORCHAO))
+    assert set(project["optional-dependencies"]["train"]) == {f"torchao>={oldest}", f"peft>={lora.OLDEST_PEFT}"}

@@ -1,0 +1,116 @@
+"""`vramfit evaluate`: the metrics of a saved model on a file."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from vramfit.cli.terminal import Json, console, print_json
+from vramfit.errors import WorkloadError
+from vramfit.workload import CHOICES
+
+NAME = "evaluate"
+EXAMPLE = "vramfit evaluate my-model dev.csv --memory 2GiB"
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder that vramfit train or transformers saved.")]
+TaskName = Annotated[str | None, typer.Option("--task", metavar="NAME", help="The head; else the model's own.")]
+TextColumn = Annotated[
+    str | None, typer.Option("--text-column", metavar="NAME,…", help="Column of the texts; two for pairs.")
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", min=1, metavar="N", help="Samples of full length; else what fits.")
+]
+Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Cut sequences at so many tokens.")]
+PrecisionName = Annotated[str, typer.Option("--precision", metavar="NAME", help="Arithmetic.")]
+Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What PyTorch may reserve.")]
+GPUName = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Choose the batch for this GPU.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cuda, cuda:N, cpu or emulated.")]
+MaxRows = Annotated[int | None, typer.Option("--max-rows", min=1, metavar="N", help="Read no more rows.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own Python code.")]
+
+
+def run(
+    model: Model,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="CSV, TSV, JSON lines, or - for standard input.")],
+    task: TaskName = None,
+    text_column: TextColumn = None,
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of the labels.")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used.")] = False,
+    max_rows: MaxRows = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    precision: PrecisionName = "fp32",
+    memory: Memory = None,
+    gpu: GPUName = None,
+    device: Device = None,
+    trust_remote_code: Trust = False,
+    json: Json = False,
+) -> None:
+    """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out."""
+    check_precision(precision)
+    with console(stderr=True).status("Reading …"):
+        from vramfit.runtime.data.metrics import make_metrics
+        from vramfit.runtime.data.source import DataSource
+        from vramfit.runtime.training.place import Place
+        from vramfit.runtime.training.trained import open_model
+
+        trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        samples = trained.read(
+            DataSource(
+                path=data,
+                task=trained.task,
+                text_columns=columns(text_column),
+                label_column=label_column,
+                skip_bad_rows=skip_bad_rows,
+                max_rows=max_rows,
+            )
+        )
+        metrics = make_metrics(samples)
+        place = Place(device, memory=memory)
+    say_what_was_cut(samples)
+    with console(stderr=True).status("Evaluating …") as status:
+        kind: Any = precision
+        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind)
+        inference.run(
+            samples,
+            lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
+            lambda done, total: status.update(f"Evaluating … {done:,} of {total:,}"),
+        )
+    result = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows), **metrics.result()}
+    if json:
+        print_json({**result, "num_recoveries": inference.num_recoveries, "reserved_bytes": place.reserved_bytes})
+        return
+    from vramfit.report.run import render_metrics
+
+    console().print(render_metrics(result))
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a name that is no precision, before anything heavy is imported."""
+    if precision not in CHOICES["precision"]:
+        raise WorkloadError([f"precision {precision!r} is not one of {', '.join(CHOICES['precision'])}"])
+
+
+def columns(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def say_what_was_cut(samples: Any) -> None:
+    """Rows left out and samples cut, on stderr."""
+    err = console(stderr=True)
+    if samples.bad_rows:
+        first = samples.bad_rows[0]
+        err.print(
+            f"{len(samples.bad_rows):,} rows cannot be used; the first is row {first.row}: {first.what}",
+            markup=False,
+            soft_wrap=True,
+        )
+    if samples.num_truncated:
+        how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
+        err.print(
+            f"{samples.num_truncated:,} rows are longer than {max(samples.lengths):,} tokens and were {how}; "
+            f"the longest has {samples.longest_before_truncation:,}",
+            soft_wrap=True,
+        )
+    sys.stderr.flush()

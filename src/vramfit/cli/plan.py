@@ -1,0 +1,125 @@
+"""`vramfit plan`: the fastest settings that fit, and why."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramfit.cli.terminal import Json, console, print_json
+from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.errors import NoPlanFits
+
+if TYPE_CHECKING:
+    from vramfit.records.plan import InstanceFit, Plan
+
+NAME = "plan"
+EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
+DOES_NOT_FIT = 3
+_CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
+_CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
+
+
+@takes_workload(without=("lengths", "mode", "loop", "offload", "compile", "num_gpus"))
+def run(
+    options: WorkloadOptions,
+    allow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", help=f"Changes of the training that may be made: {_CHANGES}.", rich_help_panel=_CHOICE
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Same maths only: fp32, no 8-bit optimizer.", rich_help_panel=_CHOICE)
+    ] = False,
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE|SIZE", help="What stays free of the budget, such as 5% or 500MiB.", rich_help_panel=_CHOICE
+        ),
+    ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Tokens of each sample, one a line.", rich_help_panel=_LENGTHS),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV, TSV or JSONL with the texts.", rich_help_panel=_LENGTHS),
+    ] = None,
+    text_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Its column of texts; two for pairs (a,b).", rich_help_panel=_LENGTHS)
+    ] = "text",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
+        ),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
+    sagemaker: Annotated[
+        bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
+
+    What is given is kept, the rest is chosen. Leaves with 0, or with 3 when nothing fits.
+    """
+    if lengths is not None and data is not None:
+        raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
+    keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
+    if sagemaker:
+        _show_instances(_instances(options.model, keywords), json=json)
+        return
+    with console(stderr=True).status(f"Planning {options.model} …"):
+        from vramfit.planner.lengths import lengths_from_data
+        from vramfit.planner.plan import plan
+
+        known: Any = lengths
+        if data is not None:
+            known = lengths_from_data(data, text_column=text_column, tokenizer=tokenizer or options.model)
+        made: Plan | NoPlanFits
+        try:
+            made = plan(options.model, lengths=known, **keywords)
+        except NoPlanFits as error:
+            made = error
+    if isinstance(made, NoPlanFits):
+        _show_failure(made, json=json)
+        raise typer.Exit(DOES_NOT_FIT)
+    if save is not None:
+        made.save(save)
+    if json:
+        print_json(made)
+        return
+    from vramfit.report.plan import render_plan
+
+    console().print(render_plan(made, saved_as=None if save is None else str(save)))
+
+
+def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
+    from vramfit.report.no_plan import no_plan_data, render_no_plan
+
+    if json:
+        print_json(no_plan_data(failure))
+    else:
+        console().print(render_no_plan(failure))
+
+
+def _instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+    with console(stderr=True).status(f"Planning {model} …") as status:
+        from vramfit.planner.instances import fit_instances
+
+        def show(name: str, done: int, total: int) -> None:
+            status.update(f"Planning {model} on {name}: {done} of {total} GPUs done …")
+
+        return fit_instances(model, on_gpu=show, **keywords)
+
+
+def _show_instances(fits: list["InstanceFit"], *, json: bool) -> None:
+    if json:
+        print_json(fits)
+    else:
+        from vramfit.report.plan import render_instances
+
+        console().print(render_instances(fits))
+    if not any(fit.fits for fit in fits):
+        raise typer.Exit(DOES_NOT_FIT)

@@ -1,0 +1,105 @@
+"""`vramfit predict`: what a saved model says of each row, as JSON lines in the order of the input."""
+
+import json as json_format
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from vramfit.cli.evaluate import (
+    Batch,
+    Device,
+    GPUName,
+    MaxRows,
+    Memory,
+    Model,
+    PrecisionName,
+    Seq,
+    TaskName,
+    TextColumn,
+    Trust,
+    check_precision,
+    columns,
+    say_what_was_cut,
+)
+from vramfit.cli.terminal import console
+from vramfit.errors import VramfitError
+
+NAME = "predict"
+EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
+
+
+def run(
+    model: Model,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A file, or - for standard input: JSON lines or text.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to stdout.")
+    ] = None,
+    task: TaskName = None,
+    text_column: TextColumn = None,
+    max_rows: MaxRows = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    precision: PrecisionName = "fp32",
+    memory: Memory = None,
+    gpu: GPUName = None,
+    device: Device = None,
+    trust_remote_code: Trust = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines are all there is; for uniformity.")] = False,
+) -> None:
+    """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
+
+    Leaves with 0, 1 for an error, 3 when not even one sample fits.
+    """
+    check_precision(precision)
+    with console(stderr=True).status("Reading …"):
+        from vramfit.runtime.data.predictions import merge_windows, predictions
+        from vramfit.runtime.data.source import DataSource
+        from vramfit.runtime.training.place import Place
+        from vramfit.runtime.training.trained import open_model
+
+        trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        source = DataSource(
+            path=data,
+            task=trained.task,
+            text_columns=columns(text_column),
+            needs_labels=False,
+            skip_bad_rows=True,
+            max_rows=max_rows,
+        )
+        samples = trained.read(source)
+        place = Place(device, memory=memory)
+    say_what_was_cut(samples)
+    rows: list[list[dict[str, Any]]] = [[]] * len(samples)
+    with console(stderr=True).status("Predicting …") as status:
+        kind: Any = precision
+
+        def take(output: Any, batch: Any, numbers: list[int]) -> None:
+            references = [samples.references[i] for i in numbers]
+            made = predictions(
+                output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer
+            )
+            for number, row in zip(numbers, made, strict=True):
+                rows[number] = [row]
+
+        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind)
+        inference.run(samples, take, lambda done, total: status.update(f"Predicting … {done:,} of {total:,}"))
+    found = [row for each in rows for row in each]
+    if trained.task == "question-answering":
+        found = merge_windows(found)
+    bad = [{"row": row.row, "error": row.what} for row in samples.bad_rows]
+    with ExitStack() as stack:
+        file = _open(output, stack)
+        for row in sorted([*found, *bad], key=lambda row: row["row"]):
+            file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _open(output: str | None, stack: ExitStack) -> IO[str]:
+    if output is None:
+        return sys.stdout
+    try:
+        return stack.enter_context(Path(output).open("w", encoding="utf-8"))
+    except OSError as error:
+        raise VramfitError(f"cannot write {output}: {error.strerror}", hint="choose a place you can write to") from None

@@ -1,0 +1,230 @@
+"""`vramfit train`: fine-tune a model on a file, inside a memory budget."""
+
+import shlex
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramfit.cli.terminal import Json, console, print_json
+from vramfit.cli.workload_options import parse_counts
+from vramfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from vramfit.runtime.training.events import Event
+
+NAME = "train"
+EXAMPLE = "vramfit train reviews.csv --model bert-base-uncased --eval-data dev.csv --output my-model --memory 8GiB"
+SHOWN_EVERY_S = 10.0
+"""Seconds between lines where there is no terminal."""
+_DATA, _HOW, _WHERE, _KEEPING = "The data", "How it learns", "The machine", "Evaluation and checkpoints"
+
+
+def _option(text: str, panel: str, metavar: str | None = None) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+
+
+def run(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="CSV, TSV, JSON lines, or a folder that datasets saved.")],
+    model: Annotated[str, _option("A folder with weights, a hub id or a catalogue name.", _DATA, "MODEL")],
+    output: Annotated[str, _option("The folder to save in.", _DATA, "DIR")],
+    eval_data: Annotated[str | None, _option("Evaluate on this; the best model is kept.", _DATA, "FILE")] = None,
+    task: Annotated[
+        str,
+        _option("sequence-classification, token-classification, question-answering or masked-lm.", _DATA, "NAME"),
+    ] = "sequence-classification",
+    text_column: Annotated[
+        str | None, _option("Column of the texts; two with a comma for pairs.", _DATA, "NAME,…")
+    ] = None,
+    label_column: Annotated[str | None, _option("Column of the labels.", _DATA, "NAME")] = None,
+    max_rows: Annotated[int | None, _option("Read no more rows.", _DATA, "N")] = None,
+    skip_bad_rows: Annotated[bool, _option("Leave out rows that cannot be used.", _DATA)] = False,
+    epochs: Annotated[float, _option("Passes over the data.", _HOW, "X")] = 3,
+    max_steps: Annotated[int | None, _option("Batches to learn from, whatever the epochs.", _HOW, "N")] = None,
+    batch: Annotated[
+        int | None, _option("Samples an optimizer step sees. Default: the plan's, or 32.", _HOW, "N")
+    ] = None,
+    seq: Annotated[int | None, _option("Cut sequences at so many tokens.", _HOW, "N")] = None,
+    lr: Annotated[float, _option("Learning rate.", _HOW, "X")] = 5e-5,
+    weight_decay: Annotated[float, _option("Of matrices; not of biases and norms.", _HOW, "X")] = 0.01,
+    warmup: Annotated[float, _option("Share of the steps, or a number of steps from 1 on.", _HOW, "X")] = 0.1,
+    schedule: Annotated[str, _option("linear, cosine or constant.", _HOW, "NAME")] = "linear",
+    max_grad_norm: Annotated[float, _option("Clip the gradient; 0 does not.", _HOW, "X")] = 1.0,
+    label_smoothing: Annotated[float, _option("Share of a label spread over all.", _HOW, "X")] = 0.0,
+    seed: Annotated[int, _option("Of everything that is drawn.", _HOW, "N")] = 0,
+    precision: Annotated[
+        str | None, _option("fp32, tf32, amp-fp16, amp-bf16 or bf16; else planned.", _HOW, "NAME")
+    ] = None,
+    optimizer: Annotated[str | None, _option("adamw, adamw-fused, adamw-8bit, …; else planned.", _HOW, "NAME")] = None,
+    checkpointing: Annotated[str | None, _option("full, or the first K layers.", _HOW, "full|K")] = None,
+    micro_batch: Annotated[int | None, _option("Samples a forward pass sees.", _HOW, "N")] = None,
+    freeze: Annotated[
+        str | None, _option("embeddings, encoder, backbone, K layers, or patterns.", _HOW, "NAME|K|…")
+    ] = None,
+    lora: Annotated[int | None, _option("Rank of LoRA adapters.", _HOW, "RANK")] = None,
+    quantize: Annotated[str | None, _option("int8, for weights that do not learn.", _HOW, "NAME")] = None,
+    allow: Annotated[
+        str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _HOW, "NAME,…")
+    ] = None,
+    memory: Annotated[str | None, _option("What PyTorch may reserve, such as 8GiB.", _WHERE, "SIZE")] = None,
+    gpu: Annotated[str | None, _option("Plan for this GPU of the catalogue.", _WHERE, "NAME")] = None,
+    plan: Annotated[str | None, _option("A plan that was saved.", _WHERE, "FILE")] = None,
+    device: Annotated[
+        str | None, _option("cuda, cuda:N, cpu or emulated; the GPU where there is one.", _WHERE, "NAME")
+    ] = None,
+    fail_at: Annotated[
+        str | None, _option("Allocations that fail on the emulated GPU, by number.", _WHERE, "N,…")
+    ] = None,
+    eval_every: Annotated[int | None, _option("Batches between evaluations; else an epoch.", _KEEPING, "N")] = None,
+    save_every: Annotated[int | None, _option("Batches between checkpoints; else an epoch.", _KEEPING, "N")] = None,
+    keep: Annotated[int, _option("Newest checkpoints kept, beside the best.", _KEEPING, "N")] = 2,
+    patience: Annotated[
+        int | None, _option("Stop after so many evaluations without a better one.", _KEEPING, "N")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in DIR.", rich_help_panel=_KEEPING)
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model's own Python code.", rich_help_panel=_WHERE)
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.
+
+    Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
+    Leaves with 0, 1 for an error, 3 when it does not fit, 130 when interrupted.
+    """
+    from vramfit.runtime.training.request import TrainRequest
+
+    given = {k: v for k, v in locals().items() if k not in ("json", "TrainRequest", "text_column")}
+    given |= {
+        "text_columns": tuple(_parts(text_column)),
+        "allow": tuple(_parts(allow)),
+        "fail_at": tuple(parse_counts(fail_at, "--fail-at")),
+        "checkpointing": _number_or_text(checkpointing),
+        "freeze": _freeze(freeze),
+        "max_grad_norm": max_grad_norm or None,
+    }
+    request = TrainRequest(**given)
+    display = Display()
+    with display, console(stderr=True).status("Loading …"):
+        from vramfit.runtime.training.interruption import Interrupted
+        from vramfit.runtime.training.train import train
+    try:
+        with display:
+            record = train(request, on_event=display.show)
+    except Interrupted as stopped:
+        err = console(stderr=True)
+        err.print(f"{stopped}.", markup=False, soft_wrap=True)
+        err.print(f"  → go on with: {_resume_command()}", markup=False, soft_wrap=True)
+        raise typer.Exit(stopped.exit_code) from None
+    if json:
+        print_json(record)
+        return
+    from vramfit.report.run import render_run
+
+    console().print(render_run(record))
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _number_or_text(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _freeze(text: str | None) -> int | str | tuple[str, ...] | None:
+    parts = _parts(text)
+    return tuple(parts) if len(parts) > 1 else _number_or_text(text)
+
+
+def _resume_command() -> str:
+    arguments = [a for a in sys.argv[1:] if a != "--resume"]
+    return shlex.join(["vramfit", *arguments, "--resume"])
+
+
+class Display:
+    """Shows a run: a bar with loss, tokens/s and memory on a terminal, plain lines elsewhere; on stderr."""
+
+    def __init__(self) -> None:
+        self._console = console(stderr=True)
+        self._stack = ExitStack()
+        self._bars: Any = None
+        self._task: Any = None
+        self._budget_bytes: int | None = None
+        self._last_line_s = 0.0
+
+    def __enter__(self) -> "Display":
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[figures]}", markup=False),
+            )
+            self._bars = self._stack.enter_context(Progress(*columns, console=self._console, transient=True))
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stack.close()
+        self._bars = self._task = None
+
+    def show(self, event: "Event") -> None:
+        """Show one event."""
+        from vramfit.runtime.training import events
+
+        if isinstance(event, events.Note):
+            self._line(event.text, style="yellow" if event.warns else "")
+        elif isinstance(event, events.Loading):
+            self._bar("Loading", event.done_bytes // 2**20, event.total_bytes // 2**20, "MiB")
+        elif isinstance(event, events.Started):
+            self._budget_bytes = event.budget_bytes
+            begin = f"Going on after step {event.step:,}" if event.step else "Training"
+            self._line(f"{begin}: {event.num_steps:,} steps, {event.settings}.")
+        elif isinstance(event, events.Stepped):
+            self._step(event)
+        elif isinstance(event, events.Evaluating):
+            self._bar("Evaluating", event.num_done, event.num_samples, "samples")
+        elif isinstance(event, events.Evaluated):
+            from vramfit.report.run import metrics_in_words
+
+            best = " (best so far)" if event.result.is_best else ""
+            self._line(f"Step {event.result.step:,}: {metrics_in_words(event.result.metrics)}{best}")
+
+    def _step(self, event: Any) -> None:
+        import time
+
+        figures = self._figures(event)
+        if self._bars is not None:
+            self._bar("Training", event.step, event.num_steps, figures)
+            return
+        now = time.monotonic()
+        if event.step == event.num_steps or now - self._last_line_s >= SHOWN_EVERY_S:
+            self._last_line_s = now
+            self._line(f"step {event.step:,}/{event.num_steps:,}  {figures}")
+
+    def _figures(self, event: Any) -> str:
+        parts = [f"loss {event.loss:.4f}", f"{event.tokens_per_s:,.0f} tokens/s"]
+        if event.reserved_bytes is not None:
+            budget = f" of {format_bytes(self._budget_bytes)}" if self._budget_bytes else ""
+            parts.append(f"{format_bytes(event.reserved_bytes)}{budget}")
+        counts = {"recoveries": event.num_recoveries, "skipped": event.num_skipped, "not finite": event.num_nonfinite}
+        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        if event.loss_scale is not None:
+            parts.append(f"scale {event.loss_scale:g}")
+        return "  ".join(parts)
+
+    def _bar(self, name: str, done: int, total: int, figures: str) -> None:
+        if self._bars is None:
+            return
+        if self._task is None:
+            self._task = self._bars.add_task(name, figures="")
+        self._bars.update(self._task, description=name, completed=done, total=max(total, 1), figures=figures)
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, soft_wrap=True)

@@ -1,0 +1,85 @@
+"""`RunRecord`: what a fine-tuning run did, what it took beside what was predicted, and what it reached."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["completed", "stopped early"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """One evaluation on the way."""
+
+    step: int
+    """Batches learned from before it."""
+    epoch: float
+    metrics: Mapping[str, Any]
+    """As `vramfit evaluate` names them."""
+    time_s: float
+    is_best: bool = False
+    """Whether nothing before it was better."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One fine-tuning run, finished."""
+
+    model: str
+    """What was fine-tuned."""
+    model_class: str
+    task: str
+    data: str
+    eval_data: str | None = None
+    output: str
+    """The folder of the saved model."""
+    device: str
+    """cuda:0, cpu, or emulated."""
+    status: Status
+    num_samples: int
+    num_truncated: int = 0
+    """Samples that were longer than the sequences allowed, and cut."""
+    longest_before_truncation: int = 0
+    num_bad_rows: int = 0
+    """Rows that could not be used and were left out, as was asked."""
+    label_names: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How it ran: batch, micro_batch, seq, precision, optimizer and whatever else was not left as it is."""
+    num_epochs: float
+    """Passes over the data, the last one maybe in part."""
+    num_steps: int
+    """Optimizer steps taken."""
+    num_skipped: int = 0
+    """Batches whose fp16 gradients overflowed: no step was taken."""
+    loss_scale: float | None = None
+    """The last scale of fp16 losses; None in other precisions."""
+    num_recoveries: int = 0
+    """How often a batch ran out of memory and was done again."""
+    final_micro_batch: int
+    """Samples of full length in a forward pass at the end: smaller than planned after memory ran out."""
+    train_loss: float | None = None
+    """Mean loss of the last batches."""
+    evaluations: tuple[EvaluationResult, ...] = ()
+    best_metric: str | None = None
+    """The metric that decides which model is kept."""
+    best_value: float | None = None
+    best_step: int | None = None
+    """The step whose weights were saved; None for the last ones."""
+    budget_bytes: int | None = None
+    """What could be reserved; None without a budget."""
+    predicted_reserved_bytes: int | None = None
+    """The plan's upper bound of the reserved peak."""
+    measured_reserved_bytes: int | None = None
+    """The reserved peak of training and evaluation; None where there is no allocator to ask."""
+    measured_allocated_bytes: int | None = None
+    predicted_step_time_s: float | None = None
+    step_time_s: float | None = None
+    """Mean seconds of an optimizer step."""
+    time_s: float
+    """Seconds of training and evaluation, of all sessions together where it was resumed."""
+    num_tokens: int
+    """Tokens learned from, padding left out."""
+    tokens_per_s: float
+    num_sessions: int = 1
+    """Times it was started; more than 1 where it was resumed."""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,232 @@
+"""A plan for the terminal: the answer, every setting with its reason, what else was possible, and how to run it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vramfit.records.plan import Alternative, InstanceFit, Kind, Plan
+from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.estimate import Sized, duration, marked
+from vramfit.report.scatter import Point, Scatter
+from vramfit.report.words import NO_BREAK, percent, size, target
+from vramfit.workload import Workload
+
+MAX_ALTERNATIVES = 6
+COMMAND_WIDTH = 72
+KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
+KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
+OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator")
+
+
+def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
+    """Everything about one plan.
+
+    Args:
+        saved_as: the file it was saved to.
+    """
+    parts: list[RenderableType] = [*_headline(plan), Text(), *_answer(plan), Text(), _settings(plan), Text()]
+    parts += [*_others(plan), *_next(plan, saved_as or "plan.json", is_saved=saved_as is not None), Text()]
+    return Sized([*parts, *_remarks(plan)])
+
+
+def _headline(plan: Plan) -> Iterator[RenderableType]:
+    w = plan.workload
+    yield Text.assemble((w.model, "bold"), f" · {w.task} · training plan")
+    asked = [f"batch {w.batch:,} × {w.seq:,} tokens", target(plan.estimate), f"budget {size(plan.budget_bytes)}"]
+    yield Text(" · ".join(asked), style="dim")
+
+
+def _answer(plan: Plan) -> Iterator[RenderableType]:
+    seconds = plan.step_time_s
+    yield Text(f"✓ {split_words(plan)}; about {duration(seconds)} a step.", style="bold green")
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for justify in ("left", "right", "right"):
+        grid.add_column(justify=justify, no_wrap=True)
+    grid.add_column(ratio=1, min_width=MIN_WIDTH)
+    for name, e in (("training", plan.estimate), (f"evaluation, batch {plan.evaluation_batch}", plan.evaluation)):
+        used = e.safe_reserved_bytes
+        bar = Meter(value=used, limit=plan.budget_bytes, scale=max(plan.budget_bytes, used))
+        grid.add_row(Text(f"  {name}"), Text(size(used), "bold"), percent(used, plan.budget_bytes), bar)
+    yield grid
+    yield Padding(Text(f"{plan.margin_reason}.", style="dim"), (0, 0, 0, 2))
+    lengths = plan.lengths
+    if lengths is not None:
+        cut = f", {lengths.num_truncated:,} cut" if lengths.num_truncated else ""
+        yield Padding(
+            Text(
+                f"Timed on {lengths.num_samples:,} lengths ({lengths.source}): mean {lengths.mean:.0f}, median "
+                f"{lengths.median}, longest {lengths.longest}{cut}; at full length a step takes "
+                f"{duration(plan.estimate.step_time_s or plan.step_time_s)}.",
+                style="dim",
+            ),
+            (0, 0, 0, 2),
+        )
+
+
+def split_words(plan: Plan) -> str:
+    """How the batch goes through, and how fast."""
+    rate = f"{plan.workload.batch / plan.step_time_s:.3g} samples/s"
+    if plan.accumulate == 1:
+        return f"Fits: all {plan.workload.batch} samples in one pass, {rate}"
+    return f"Fits: passes of {plan.micro_batch}, {plan.accumulate} a step, {rate}"
+
+
+def _settings(plan: Plan) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+    table.add_column("Setting", no_wrap=True)
+    table.add_column("Class", no_wrap=True)
+    table.add_column("Why")
+    for reason in plan.reasons:
+        why = Text(_sentence(reason.why))
+        if reason.cost:
+            why.append(f" Costs in quality: {reason.cost}.", style="yellow")
+        kind = Text(KIND_WORDS[reason.kind], style=KIND_STYLES[reason.kind])
+        table.add_row(reason.setting.replace(" ", NO_BREAK), kind, why)
+    return table
+
+
+def _sentence(text: str) -> str:
+    """With a capital, unless it begins with a name such as amp-fp16."""
+    first = text.partition(" ")[0]
+    start = text[:1] if "-" in first else text[:1].upper()
+    return f"{start}{text[1:].rstrip('.')}."
+
+
+def _others(plan: Plan) -> Iterator[RenderableType]:
+    shown = plan.alternatives[:MAX_ALTERNATIVES]
+    if not shown:
+        return
+    yield Text.assemble(("Memory against time", "bold"), " of what was predicted")
+    yield Scatter(points=[*map(_point, reversed(shown)), _chosen_point(plan)], limit_bytes=plan.budget_bytes)
+    legend = Text("             ", style="dim")
+    for mark, style, name in (("●", "bold green", "this plan"), ("○", "cyan", "fits"), ("×", "red", "does not fit")):
+        legend.append(mark, style).append(f" {name}   ", "dim")
+    yield legend.append("┄ ", "yellow").append("budget", "dim")
+    yield Text()
+    yield _table(plan, shown)
+    yield Text()
+
+
+def _point(other: Alternative) -> Point:
+    mark, style = ("○", "cyan") if other.fits else ("×", "red")
+    return Point(seconds=other.step_time_s, num_bytes=other.safe_reserved_bytes, mark=mark, style=style)
+
+
+def _chosen_point(plan: Plan) -> Point:
+    seconds = plan.estimate.step_time_s or plan.step_time_s
+    return Point(seconds=seconds, num_bytes=plan.estimate.safe_reserved_bytes, mark="●", style="bold green")
+
+
+def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    table.add_column("Also predicted")
+    for name in ("passes", "a step", "reserved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    seconds = plan.estimate.step_time_s or plan.step_time_s
+    for other in shown:
+        mark = Text("○", "cyan") if other.fits else Text("×", "red")
+        pace = other.step_time_s / seconds
+        beside = f"{pace:.1f}× the time" if pace >= 1.05 else "as fast" if pace > 0.99 else f"{1 - pace:.0%} less time"
+        words = f"{beside}" if other.fits else "does not fit"
+        passes = f"{other.micro_batch} × {other.accumulate}"
+        table.add_row(
+            mark,
+            f"{other.settings}",
+            passes,
+            duration(other.step_time_s),
+            size(other.safe_reserved_bytes),
+            Text(words, "dim"),
+        )
+    return table
+
+
+def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
+    w = plan.workload
+    yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
+    for line in snippet(w, path):
+        yield Text(f"  {line}", no_wrap=True, overflow="fold")
+    if w.allocator == "expandable":
+        yield Text("  started with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment", style="dim")
+    yield Text("Look closer", style="bold")
+    for line in wrap_command(estimate_command(w)):
+        yield Text(f"  {line}", no_wrap=True)
+
+
+def snippet(workload: Workload, path: str) -> list[str]:
+    """Python that runs a plan."""
+    return [
+        "import vramfit",
+        "from vramfit.techniques import optimizers",
+        "from vramfit.techniques.application import apply_techniques",
+        "",
+        f'plan = vramfit.Plan.load("{path}")',
+        f'model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device="cpu")',
+        "apply_techniques(model, plan.workload)",
+        "optimizer = optimizers.make(plan.workload.optimizer, model.cuda().parameters(), lr=2e-5)",
+        "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
+        f"for batch in loader:  # {workload.batch} samples each",
+        "    loss = stepper.step(batch)",
+    ]
+
+
+def estimate_command(workload: Workload) -> str:
+    """The command that shows a plan's memory in full."""
+    w = workload
+    words = ["vramfit", "estimate", w.model, "--batch", str(w.batch), "--micro-batch", str(w.micro_batch)]
+    words += ["--seq", str(w.seq)]
+    if w.task != "sequence-classification":
+        words += ["--task", w.task]
+    for name in OPTIONS:
+        value = getattr(w, name)
+        if value is not None and value != "default":
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            words += [f"--{name}", text]
+    words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]
+    words += [f"--memory={w.memory}"] if w.memory is not None else []
+    return shlex.join(words)
+
+
+def wrap_command(command: str) -> list[str]:
+    """A command in lines that a shell takes as one."""
+    lines, words = [""], command.replace(" --", "\n--").split("\n")
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > COMMAND_WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _remarks(plan: Plan) -> Iterator[RenderableType]:
+    for note in plan.notes:
+        is_basis = note.startswith("derived")
+        yield marked("!" if is_basis else "·", _sentence(note), "yellow" if is_basis else "dim")
+    if plan.estimate.basis == "verified":
+        yield Text("Verified: this torch on this architecture was compared with measurements.", style="dim")
+
+
+def render_instances(fits: Sequence[InstanceFit]) -> RenderableType:
+    """Cloud instances, smallest first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, justify in (("", "left"), ("Instance", "left"), ("GPU", "left"), ("GPUs", "right"), ("passes", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("a step", "reserved", "of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("Settings")
+    for fit in fits:
+        mark = Text("✓", "green") if fit.fits else Text("✗", "red")
+        passes = f"{fit.micro_batch} × {fit.accumulate}" if fit.fits else ""
+        seconds = duration(fit.step_time_s) if fit.step_time_s is not None else ""
+        used = size(fit.safe_reserved_bytes) if fit.safe_reserved_bytes is not None else ""
+        settings = fit.settings if fit.fits else Text(fit.settings, "dim")
+        table.add_row(
+            mark, fit.instance, fit.gpu, str(fit.num_gpus), passes, seconds, used, size(fit.budget_bytes), settings
+        )
+    return Sized([table, Text("Each plan is for one of the instance's GPUs.", style="dim")])

@@ -1,0 +1,1 @@
+"""Data sets: files read and checked, tokenized once, batched by length; metrics and predictions of what comes out."""

@@ -1,0 +1,98 @@
+"""Answers to questions: the best span of a window, the best window of a question, and SQuAD's scores for it."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MAX_ANSWER_TOKENS = 30
+"""As the SQuAD examples of transformers limit it."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a window, or all windows of a question, say."""
+
+    text: str
+    begin: int
+    end: int
+    """Characters of the context."""
+    score: float
+    """Logits of the first and the last token, added; of windows, the highest counts."""
+    no_answer_score: float
+    """The same for saying nothing; of windows, the lowest counts."""
+
+    def or_better(self, other: "Answer") -> "Answer":
+        """The answer of two windows together."""
+        best = other if (other.score, -other.begin) > (self.score, -self.begin) else self
+        silence = min(self.no_answer_score, other.no_answer_score)
+        return Answer(best.text, best.begin, best.end, best.score, silence)
+
+
+def read_answers(output: Any, references: Sequence[dict[str, Any]]) -> list[Answer]:
+    """The best answer of each window; two numbers a token come to the host, where the spans are compared."""
+    start, end = output.start_logits.float().cpu(), output.end_logits.float().cpu()
+    width = start.shape[1]
+    begins = torch.tensor([r["context_at"] for r in references])[:, None]
+    sizes = torch.tensor([len(r["offsets"]) // 2 for r in references])[:, None]
+    places = torch.arange(width)
+    outside = (places < begins) | (places >= begins + sizes)
+    score, first, last = _best_spans(start.masked_fill(outside, -torch.inf), end.masked_fill(outside, -torch.inf))
+    answers = []
+    for i, reference in enumerate(references):
+        silence = float(start[i, reference["cls"]] + end[i, reference["cls"]])
+        answers.append(_answer(reference, float(score[i]), int(first[i]), int(last[i]), silence))
+    return answers
+
+
+def _best_spans(start: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Score, first and last token of the best span of each row; all spans up to the longest allowed are compared."""
+    best = torch.full((start.shape[0],), -torch.inf)
+    first, last = torch.zeros_like(best, dtype=torch.long), torch.zeros_like(best, dtype=torch.long)
+    for more in range(min(MAX_ANSWER_TOKENS, start.shape[1])):
+        score, place = (start[:, : start.shape[1] - more] + end[:, more:]).max(dim=1)
+        better = score > best
+        best = torch.where(better, score, best)
+        first, last = torch.where(better, place, first), torch.where(better, place + more, last)
+    return best, first, last
+
+
+def _answer(reference: dict[str, Any], score: float, first: int, last: int, silence: float) -> Answer:
+    offsets, at = reference["offsets"], reference["context_at"]
+    if not 0 <= 2 * (last - at) < len(offsets) or not first >= at:  # no token of the context is in this window
+        return Answer("", 0, 0, silence, silence)
+    begin, end = offsets[2 * (first - at)], offsets[2 * (last - at) + 1]
+    return Answer(reference["context"][begin:end], begin, end, score, silence)
+
+
+def normalized(text: str) -> str:
+    """As SQuAD's script compares answers: lower case, no punctuation, no articles, single spaces.
+
+    >>> normalized("The  Eiffel-Tower, a  sight!")
+    'eiffeltower sight'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, gold: Iterable[str]) -> float:
+    """1 where an answer is one of the true ones, normalized."""
+    return float(any(normalized(answer) == normalized(g) for g in gold))
+
+
+def f1(answer: str, gold: Iterable[str]) -> float:
+    """Words that an answer shares with a true one: the best F1 of all true ones."""
+    return max(_f1(normalized(answer).split(), normalized(g).split()) for g in gold)
+
+
+def _f1(said: list[str], true: list[str]) -> float:
+    if not said or not true:  # as SQuAD 2.0 counts it: silence is right where there is no answer
+        return float(said == true)
+    num_shared = sum((Counter(said) & Counter(true)).values())
+    precision, recall = num_shared / len(said), num_shared / len(true)
+    return 2 * precision * recall / (precision + recall) if num_shared else 0.0

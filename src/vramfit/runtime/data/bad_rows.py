@@ -1,0 +1,42 @@
+"""`BadRow`: a row that cannot be used, and the error that many of them make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vramfit.errors import DataError
+
+NUM_SHOWN = 5
+MAX_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used."""
+
+    file: str
+    row: int
+    """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
+    what: str
+
+
+class BadValue(ValueError):
+    """Raised while a row is looked at; the message says what is wrong with it."""
+
+
+def shown(value: object) -> str:
+    """A value for a message: quoted, and not too long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+
+
+def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
+    """The error for rows that the user did not allow to be skipped."""
+    first = "; ".join(f"row {b.row}: {b.what}" for b in bad[:NUM_SHOWN])
+    more = len(bad) - NUM_SHOWN
+    return DataError(
+        f"{bad[0].file}: {len(bad):,} of {num_rows:,} rows cannot be used: {first}"
+        + (f"; and {more:,} more" if more > 0 else ""),
+        file=bad[0].file,
+        rows=[b.row for b in bad],
+        hint="mend the rows, or leave them out: --skip-bad-rows",
+    )

@@ -1,0 +1,110 @@
+"""Which columns hold the texts and the labels: as named, or guessed from the names that data sets use."""
+
+from dataclasses import dataclass
+
+from vramfit.errors import DataError, nearest_names
+from vramfit.runtime.data.rows import Table
+from vramfit.runtime.data.source import DataSource
+
+SINGLE_TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "review",
+    "utterance",
+    "query",
+    "question",
+    "message",
+    "comment",
+    "tweet",
+)
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("question", "sentence"),
+    ("question", "context"),
+)
+TEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sequence-classification": (*PAIRS, *((name,) for name in SINGLE_TEXTS)),
+    "token-classification": (("tokens",), ("words",), ("text",), ("sentence",)),
+    "question-answering": (("question", "context"),),
+    "masked-lm": tuple((name,) for name in SINGLE_TEXTS),
+}
+LABELS: dict[str, tuple[str, ...]] = {
+    "sequence-classification": ("label", "labels", "intent", "category", "class", "target", "sentiment", "topic"),
+    "token-classification": ("ner_tags", "tags", "labels", "label", "ner", "pos_tags", "chunk_tags"),
+    "question-answering": ("answers", "answer", "answer_text"),
+    "masked-lm": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns to read."""
+
+    texts: tuple[str, ...]
+    label: str | None
+    """None where no labels are wanted, or where texts are their own labels."""
+
+
+def find_columns(source: DataSource, table: Table) -> Columns:
+    """The columns of a table that a source means.
+
+    Raises:
+        DataError: a column that is not there, with those that are; or nothing that looks like the texts or the label.
+    """
+    for name in (*source.text_columns, *([source.label_column] if source.label_column else [])):
+        if name not in table.columns:
+            raise _missing(source, table, name)
+    texts = source.text_columns or _guess_texts(source, table)
+    if not source.needs_labels or source.task == "masked-lm":
+        return Columns(texts, None)
+    return Columns(texts, source.label_column or _guess_label(source, table, texts))
+
+
+def _guess_texts(source: DataSource, table: Table) -> tuple[str, ...]:
+    known = {name.lower(): name for name in reversed(table.columns)}
+    for names in TEXTS[source.task]:
+        if all(name in known for name in names):
+            return tuple(known[name] for name in names)
+    others = [name for name in table.columns if name != source.label_column]
+    if len(others) == 1 and source.task != "question-answering" and (source.label_column or not source.needs_labels):
+        return (others[0],)
+    raise _unknown(source, table, "the text", "--text-column")
+
+
+def _guess_label(source: DataSource, table: Table, texts: tuple[str, ...]) -> str:
+    known = {name.lower(): name for name in reversed(table.columns) if name not in texts}
+    for name in LABELS[source.task]:
+        if name in known:
+            return known[name]
+    if source.text_columns and len(known) == 1:
+        return next(iter(known.values()))
+    raise _unknown(source, table, "the label", "--label-column")
+
+
+def _missing(source: DataSource, table: Table, name: str) -> DataError:
+    nearest = nearest_names(name, table.columns, 1)
+    return DataError(
+        f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
+        file=source.name,
+        hint=f"did you mean {nearest[0]!r}?" if nearest else "a header line, then one sample a row",
+    )
+
+
+def _unknown(source: DataSource, table: Table, what: str, option: str) -> DataError:
+    hint = f"name it: {option} NAME"
+    if source.path.endswith((".csv", ".tsv")) and not table.by_position:
+        hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
+    return DataError(
+        f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
+    )
+
+
+def _shown(columns: tuple[str, ...], most: int = 12) -> str:
+    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in columns[:most]]
+    more = len(columns) - most
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,190 @@
+"""Rows looked at one by one for a task: what a sample needs, or what is wrong with the row."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from vramfit.errors import DataError
+from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown
+from vramfit.runtime.data.columns import Columns, find_columns
+from vramfit.runtime.data.documents import open_table
+from vramfit.runtime.data.labels import LabelNames
+from vramfit.runtime.data.rows import Row
+from vramfit.runtime.data.source import DataSource
+
+Reference = dict[str, Any]
+"""What is known of a sample beside its tokens: `row`, and by task the keys that each reader below puts in."""
+WORD = re.compile(r"\w+|[^\w\s]")
+"""Words of a text that no one has split: runs of letters and digits, and each mark by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Everything read from a source."""
+
+    references: list[Reference]
+    label_names: tuple[str, ...]
+    bad_rows: tuple[BadRow, ...]
+
+
+def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
+    """Reads and checks a source, row by row.
+
+    Raises:
+        DataError: a file that cannot be read, a column that is missing, no rows, or bad rows that were not to be
+            skipped.
+    """
+    labels = LabelNames(label_names)
+    good: list[Reference] = []
+    bad: list[BadRow] = []
+    num_rows = 0
+    with open_table(source) as table:
+        columns: Columns | None = None
+        read = _READERS[source.task]
+        for row in islice(table.rows, source.max_rows):
+            num_rows += 1
+            try:
+                if row.problem:
+                    raise BadValue(row.problem)
+                columns = columns or find_columns(source, table)
+                good.append({"row": row.number} | read(row, columns, labels))
+            except BadValue as error:
+                bad.append(BadRow(source.name, row.number, str(error)))
+    if bad and not source.skip_bad_rows:
+        raise refuse(bad, num_rows)
+    if not good:
+        what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
+        raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
+    return Examples(good, _label_names(source, labels, good), tuple(bad))
+
+
+def _label_names(source: DataSource, labels: LabelNames, references: list[Reference]) -> tuple[str, ...]:
+    """Names of the classes; none for tasks that have no classes."""
+    if source.task == "sequence-classification":
+        return labels.names(r["label"] for r in references if r["label"] is not None)
+    if source.task == "token-classification":
+        return labels.names(tag for r in references for tag in r["tags"] or ())
+    return ()
+
+
+def _text(row: Row, column: str) -> str:
+    value = row.fields.get(column)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if value is not None and not isinstance(value, str):
+        raise BadValue(f"{column} is {shown(value)}, not a text")
+    if value is None or not value.strip():
+        raise BadValue(f"no {column}" if column not in row.fields else f"{column} is empty")
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise BadValue(f"{column} has half of a surrogate pair, which is no character")
+    return value
+
+
+def _label(row: Row, columns: Columns, labels: LabelNames) -> str | None:
+    return None if columns.label is None else labels.name_of(row.fields.get(columns.label))
+
+
+def _classified(row: Row, columns: Columns, labels: LabelNames) -> Reference:
+    """`texts`: one or two; `label`: its name, or None."""
+    return {"texts": tuple(_text(row, c) for c in columns.texts), "label": _label(row, columns, labels)}
+
+
+def _plain(row: Row, columns: Columns, labels: LabelNames) -> Reference:
+    """`texts`: one."""
+    return {"texts": (_text(row, columns.texts[0]),)}
+
+
+def _tagged(row: Row, columns: Columns, labels: LabelNames) -> Reference:
+    """`text`; `spans`: where each word begins and ends in it; `tags`: their names, or None."""
+    value = row.fields.get(columns.texts[0])
+    if isinstance(value, list):
+        text, spans = _joined(value, columns.texts[0])
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise BadValue(f"{columns.texts[0]} has half of a surrogate pair, which is no character")
+    else:
+        text = _text(row, columns.texts[0])
+        found = re.finditer(r"\S+", text) if columns.label is not None else WORD.finditer(text)
+        spans = [match.span() for match in found]
+    if columns.label is None:
+        return {"text": text, "spans": spans, "tags": None}
+    tags = row.fields.get(columns.label)
+    tags = tags.split() if isinstance(tags, str) else tags
+    if not isinstance(tags, list):
+        raise BadValue(f"{columns.label} is {'missing' if tags is None else shown(tags)}, not a list of tags")
+    if len(tags) != len(spans):
+        raise BadValue(f"{len(tags)} tags for {len(spans)} tokens")
+    return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}
+
+
+def _joined(tokens: list[Any], column: str) -> tuple[str, list[tuple[int, int]]]:
+    """Tokens with a space between them, and the place of each."""
+    if not tokens:
+        raise BadValue(f"{column} is empty")
+    strange = next((token for token in tokens if not isinstance(token, str)), None)
+    if strange is not None or None in tokens:
+        raise BadValue(f"{column} has {shown(strange)} in it, which is no text")
+    spans = []
+    begin = 0
+    for token in tokens:
+        spans.append((begin, begin + len(token)))
+        begin += len(token) + 1
+    return " ".join(tokens), spans
+
+
+def _asked(row: Row, columns: Columns, labels: LabelNames) -> Reference:
+    """`id`, `question`, `context`; `answers`: texts, none for a question without an answer, or None; `answer_at`:
+    where the first one begins and ends in the context, or None."""
+    question, context = (_text(row, column) for column in columns.texts)
+    known: Reference = {"id": row.fields.get("id", row.number), "question": question, "context": context}
+    if columns.label is None:
+        return known | {"answers": None, "answer_at": None}
+    answers = _answers(row.fields.get(columns.label), row.fields.get("answer_start"), columns.label)
+    where = _locate(*answers[0], context) if answers else None
+    return known | {"answers": [text for text, _ in answers], "answer_at": where}
+
+
+def _answers(value: Any, start: Any, column: str) -> list[tuple[str, int | None]]:
+    """Texts and places, from any of the forms that answers come in."""
+    if value is None:
+        raise BadValue(f"no {column}")
+    if isinstance(value, dict):
+        texts, starts = value.get("text"), value.get("answer_start")
+        texts = [texts] if isinstance(texts, str) else texts
+        texts = texts if isinstance(texts, list) else [None]
+        starts = starts if isinstance(starts, list) and len(starts) == len(texts) else [starts] * len(texts)
+        pairs = list(zip(texts, starts, strict=True))
+    else:
+        entries = [{"text": value, "answer_start": start}] if isinstance(value, str) else value
+        entries = entries if isinstance(entries, list) else [entries]
+        entries = [e if isinstance(e, dict) else {"text": e} for e in entries]
+        pairs = [(e.get("text"), e.get("answer_start")) for e in entries]
+    if any(not isinstance(text, str) or not text.strip() for text, _ in pairs):
+        raise BadValue(f"{column} has an answer without a text")
+    return [(text, _place(begin)) for text, begin in pairs]
+
+
+def _place(begin: Any) -> int | None:
+    text = str(begin).strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _locate(answer: str, begin: int | None, context: str) -> tuple[int, int]:
+    """Where an answer is: at its place, or else where it occurs nearest to it."""
+    if begin is None or not context.startswith(answer, begin):
+        wanted = begin or 0
+        before, after = context.rfind(answer, 0, wanted + len(answer)), context.find(answer, wanted)
+        found = [place for place in (before, after) if place >= 0]
+        if not found:
+            raise BadValue(f"the answer {shown(answer)} is not in its context")
+        begin = min(found, key=lambda place: abs(place - wanted))
+    return begin, begin + len(answer)
+
+
+_READERS: dict[str, Callable[[Row, Columns, LabelNames], Reference]] = {
+    "sequence-classification": _classified,
+    "token-classification": _tagged,
+    "question-answering": _asked,
+    "masked-lm": _plain,
+}

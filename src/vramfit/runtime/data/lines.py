@@ -1,0 +1,92 @@
+"""Lines of a file or a pipe, decoded one at a time; those that are not UTF-8 are remembered with their place."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from vramfit.errors import DataError
+from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+
+MAX_LINE_BYTES = 256 * 2**20
+"""A line this long is no row of a data set; reading on would only fill the memory."""
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Lines:
+    """Iterates over decoded lines, each with its line end; counts them."""
+
+    def __init__(self, stream: IO[bytes], name: str) -> None:
+        self.name = name
+        self.number = 0
+        """Of the line given last, from 1."""
+        self.broken: dict[int, str] = {}
+        """Line number → what is wrong with it. Such a line is given all the same, with marks in place of the bytes, so
+        that rows of several lines stay in step."""
+        self._stream = stream
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        raw = self._stream.readline(MAX_LINE_BYTES)
+        if not raw:
+            raise StopIteration
+        self.number += 1
+        if len(raw) == MAX_LINE_BYTES:
+            raise self._not_text(f"line {self.number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+        if self.number == 1:
+            self._check_start(raw)
+        text = self._decode(raw)
+        self._offset += len(raw)
+        return text.removeprefix("\ufeff") if self.number == 1 else text
+
+    def problem(self, first: int, last: int) -> str:
+        """What is wrong with the lines from first to last; empty when nothing is."""
+        if not self.broken:
+            return ""
+        return next((self.broken[n] for n in range(first, last + 1) if n in self.broken), "")
+
+    def _decode(self, raw: bytes) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = self._offset + error.start
+            self.broken[self.number] = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {where:,} of the file"
+            return raw.decode("utf-8", errors="replace")
+
+    def _check_start(self, raw: bytes) -> None:
+        if raw.startswith(UTF16_MARKS):
+            raise self._not_text("it begins as UTF-16 does")
+        if b"\0" in raw[:4096]:
+            raise self._not_text(f"there is a zero byte at offset {raw.index(0)}, in row 1")
+
+    def _not_text(self, why: str) -> DataError:
+        return DataError(
+            f"{self.name} is not UTF-8 text: {why}",
+            file=self.name,
+            rows=[self.number],
+            hint=f"save it as UTF-8, for example: iconv -f UTF-16 -t UTF-8 {self.name}",
+        )
+
+
+@contextmanager
+def open_lines(source: DataSource) -> Iterator[Lines]:
+    """The lines of a source's file, or of standard input.
+
+    Raises:
+        DataError: no such file, or one that cannot be read.
+    """
+    if source.path == STANDARD_INPUT:
+        yield Lines(sys.stdin.buffer, source.name)
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(Path(source.path).open("rb"))
+        except OSError as error:
+            raise DataError(
+                f"cannot read {source.path}: {error.strerror}", file=source.path, hint="name a file that is there"
+            ) from None
+        yield Lines(file, source.name)

@@ -1,0 +1,174 @@
+"""`Samples`: a data set, tokenized once and kept compactly on the host; batches are made from it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from vramfit.runtime.data.bad_rows import BadRow
+from vramfit.runtime.data.encoding import Encoded, check_room, encode_questions, encode_texts, encode_words, texts_of
+from vramfit.runtime.data.examples import Examples, read_examples
+from vramfit.runtime.data.masking import Masking
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.data.token_store import TokenStore
+from vramfit.step.heads import IGNORED
+from vramfit.step.inputs import Batch
+from vramfit.workload import Task
+
+__all__ = ["BadRow", "Samples", "read_samples"]
+
+
+class Samples:
+    """Samples ready to be batched; made by `read_samples`.
+
+    Args:
+        task: what they are for.
+        label_names: names of the classes, in the order of their numbers.
+        bad_rows: rows that were kept out.
+        encoded: the samples, one after another; for question answering, each window of a long context is one.
+        max_length: the most tokens a sample may have.
+        pad_id: the token that fills up.
+        masking: for masked language modelling: how tokens are hidden.
+        token_types: whether the model takes `token_type_ids`.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        label_names: Sequence[str],
+        bad_rows: Sequence[BadRow],
+        encoded: Iterable[Encoded],
+        max_length: int,
+        pad_id: int,
+        masking: Masking | None,
+        token_types: bool,
+    ) -> None:
+        self.task: Task = task
+        self.label_names = tuple(label_names)
+        """Names of the classes in the order of their numbers; none for question answering and masked-lm."""
+        self.bad_rows = tuple(bad_rows)
+        """Rows that were kept out."""
+        self.references: list[dict[str, Any]] = []
+        """What metrics and predictions need of each sample: its row, its text, what is true of it."""
+        self.num_truncated = 0
+        """Rows longer than the length: cut, or for question answering read in several windows."""
+        self.longest_before_truncation = 0
+        """Tokens of the longest row."""
+        self._pad_id, self._masking = pad_id, masking
+        self._ids, self._types, self._labels = TokenStore(), TokenStore(), TokenStore()
+        self._gather(encoded, max_length)
+        self._has_types = token_types and self._types.any()
+        self.lengths = self._ids.lengths()
+        """Tokens of each sample, as cut."""
+        self.fingerprint = self._hash()
+        """Changes with anything that a model would see: a resumed run checks it."""
+
+    def _gather(self, encoded: Iterable[Encoded], max_length: int) -> None:
+        last = -1
+        for sample in encoded:
+            self.references.append(sample.reference)
+            self._ids.add(sample.ids)
+            self._types.add(sample.token_types)
+            self._labels.add(sample.labels)
+            number = sample.reference.get("question_number", len(self.references))
+            self.num_truncated += sample.full_length > max_length and number != last
+            self.longest_before_truncation = max(self.longest_before_truncation, sample.full_length)
+            last = number
+
+    def _hash(self) -> str:
+        digest = hashlib.blake2b(repr((self.task, self.label_names, self._masking)).encode(), digest_size=16)
+        for store in (self._ids, self._types, self._labels):
+            store.feed(digest)
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def collate(self, indices: Sequence[int], *, epoch: int = 0) -> Batch:
+        """A batch on the host, padded on the right to its longest sample.
+
+        `token_type_ids` are there only where they say something, that is for pairs of texts: without them a model
+        takes them as zeros. Which tokens are masked depends on the epoch and the sample, not on the batch.
+        """
+        width = max(self.lengths[i] for i in indices)
+        lengths = torch.tensor([self.lengths[i] for i in indices])
+        batch = {
+            "input_ids": self._ids.padded(indices, width, self._pad_id),
+            "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
+        }
+        if self._has_types:
+            batch["token_type_ids"] = self._types.padded(indices, width, 0)
+        if self._masking is not None:
+            return batch | self._hidden(batch["input_ids"], self._masking, indices, epoch)
+        return batch | self._labelled(indices, width)
+
+    def _hidden(self, ids: torch.Tensor, masking: Masking, indices: Sequence[int], epoch: int) -> Batch:
+        labels = torch.full_like(ids, IGNORED)
+        for line, marks, index in zip(ids, labels, indices, strict=True):
+            length = self.lengths[index]
+            line[:length], marks[:length] = masking.hide(line[:length].clone(), epoch, index)
+        return {"input_ids": ids, "labels": labels}
+
+    def _labelled(self, indices: Sequence[int], width: int) -> Batch:
+        if self.task == "token-classification" and self.references[indices[0]]["tags"] is not None:
+            return {"labels": self._labels.padded(indices, width, IGNORED)}
+        rows = [self._labels.row(i) for i in indices]
+        if self.task not in ("sequence-classification", "question-answering") or not len(rows[0]):
+            return {}
+        labels = torch.stack(rows)
+        if self.task == "question-answering":
+            return {"start_positions": labels[:, 0].contiguous(), "end_positions": labels[:, 1].contiguous()}
+        return {"labels": labels[:, 0].contiguous()}
+
+
+def read_samples(
+    source: DataSource,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    label_names: Sequence[str] | None = None,
+    stride: int = 128,
+    seed: int = 0,
+    mask_probability: float = 0.15,
+    token_types: bool | None = None,
+) -> Samples:
+    """Reads a data set, checks every row, and tokenizes it.
+
+    Args:
+        source: which file and which columns.
+        tokenizer: a fast one, as `load_tokenizer` gives it.
+        max_length: tokens a sample may have, special ones included; longer ones are cut, or read in windows.
+        label_names: names of the classes in the order of their numbers; None takes those in the data, numbers by
+            value, names by alphabet.
+        stride: tokens that two windows of one context share (question answering).
+        seed, mask_probability: of masked language modelling.
+        token_types: whether the model takes `token_type_ids`; None asks the tokenizer.
+
+    Raises:
+        DataError: a file, a column or rows that cannot be used, with their numbers.
+        MissingExtra: a `datasets` folder, and `datasets` is not installed.
+        WorkloadError: a length without room for text, or a tokenizer that cannot do the task.
+    """
+    learns_masks = source.task == "masked-lm" and source.needs_labels
+    masking = Masking.of(tokenizer, seed, mask_probability) if learns_masks else None
+    examples = read_examples(source, label_names)
+    check_room(tokenizer, max_length, pair=len(texts_of(examples.references[0])) > 1)
+    return Samples(
+        task=source.task,
+        label_names=examples.label_names,
+        bad_rows=examples.bad_rows,
+        encoded=_encode(source, examples, tokenizer, max_length, stride),
+        max_length=max_length,
+        pad_id=tokenizer.pad_token_id or 0,
+        masking=masking,
+        token_types="token_type_ids" in tokenizer.model_input_names if token_types is None else token_types,
+    )
+
+
+def _encode(source: DataSource, examples: Examples, tokenizer: Any, max_length: int, stride: int) -> Iterable[Encoded]:
+    if source.task == "question-answering":
+        return encode_questions(examples.references, tokenizer, max_length, stride)
+    encode = encode_words if source.task == "token-classification" else encode_texts
+    return encode(examples.references, tokenizer, max_length, examples.label_names)

@@ -1,0 +1,65 @@
+"""`DataSource`: which file is read, for which task, and which of its columns."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from vramfit.errors import WorkloadError
+from vramfit.workload import Task
+
+NUM_TEXT_COLUMNS = {
+    "sequence-classification": (1, 2),
+    "token-classification": (1, 1),
+    "question-answering": (2, 2),
+    "masked-lm": (1, 1),
+}
+"""Tasks that data can be read for, with the fewest and the most columns of text they take."""
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSource:
+    """A data set as the user names it.
+
+    >>> DataSource(path="train.csv", task="sequence-classification").name
+    'train.csv'
+
+    Raises:
+        WorkloadError: a task without data of its own, too many columns for it, or no rows asked for.
+    """
+
+    path: str
+    """`.csv`, `.tsv`, `.jsonl`, `.json` (SQuAD's form too), `.txt`, `.conll`, a folder that `datasets` saved, or `-`
+    for standard input: JSON lines or plain text."""
+    task: Task
+    """`sequence-classification`, `token-classification`, `question-answering` or `masked-lm`."""
+    text_columns: tuple[str, ...] = ()
+    """One column, or two for pairs of texts; guessed from the names where empty. In a file without a header, positions
+    from 1."""
+    label_column: str | None = None
+    """Guessed from the names where None."""
+    needs_labels: bool = True
+    """False for prediction: labels are not looked for."""
+    skip_bad_rows: bool = False
+    """Keep bad rows out and report them, where otherwise they are an error."""
+    max_rows: int | None = None
+    """Read no more rows than this."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.task not in NUM_TEXT_COLUMNS:
+            kind = "has no data set to read" if self.task in get_args(Task) else "is no task"
+            problems.append(f"task {self.task!r} {kind}; those that do: {', '.join(NUM_TEXT_COLUMNS)}")
+        elif self.text_columns:
+            least, most = NUM_TEXT_COLUMNS[self.task]
+            if not least <= len(self.text_columns) <= most:
+                wanted = f"{least}" if least == most else f"{least} or {most}"
+                problems.append(f"{self.task} reads {wanted} columns of text, not {len(self.text_columns)}")
+        if self.max_rows is not None and self.max_rows < 1:
+            problems.append(f"max_rows {self.max_rows} is not a whole number from 1")
+        if problems:
+            raise WorkloadError(problems)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "standard input" if self.path == STANDARD_INPUT else self.path

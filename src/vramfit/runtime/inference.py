@@ -1,0 +1,118 @@
+"""Forward passes over a data set: batches by tokens, the longest first, halved and done again where memory runs out."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from vramfit.errors import RecoveryExhausted
+from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.training.place import Place
+from vramfit.step.heads import model_inputs
+from vramfit.step.inputs import Batch
+from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.techniques import precision as precisions
+from vramfit.workload import Precision
+
+MAX_SAMPLES = 1024
+"""Of one batch, however short they are."""
+
+OnOutput = Callable[[Any, Batch, list[int]], None]
+"""Takes the output for a batch, the batch as it lay on the device, and the numbers of its samples."""
+OnProgress = Callable[[int, int], None]
+
+
+class Inference:
+    """Runs a model over samples, learning nothing.
+
+    Args:
+        model: on its device; it is put into evaluation mode for the time, and its generators are left as they were.
+        place: where it runs.
+        max_tokens: tokens of a batch at most, padding included; one sample at the least.
+        precision: as in training: `amp-*` runs under autocast.
+    """
+
+    def __init__(self, model: torch.nn.Module, place: Place, *, max_tokens: int, precision: Precision = "fp32") -> None:
+        self.model = model
+        self.max_tokens = max_tokens
+        self.num_recoveries = 0
+        """How often a batch ran out of memory and was halved."""
+        self._place = place
+        self._dtype = precisions.autocast_dtype(precision)
+
+    def run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress = lambda done, total: None) -> None:
+        """Pass all samples through the model, longest first.
+
+        Args:
+            on_output: called once for each batch, and once more for one that ran out of memory inside it: it must not
+                keep half of what it was given.
+            on_progress: called with samples done and samples to do.
+
+        Raises:
+            RecoveryExhausted: a single sample does not fit.
+        """
+        was_training, generators = self.model.training, RandomState.now()
+        self.model.eval()
+        try:
+            self._run(samples, on_output, on_progress)
+        finally:
+            self.model.train(was_training)
+            generators.restore()
+
+    def _run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress) -> None:
+        waiting = deque(group_by_length(samples.lengths, self.max_tokens))
+        done, failure = 0, ""
+        while waiting:
+            group = waiting.popleft()
+            failure = self._try(samples, group, on_output)
+            if not failure:
+                done += len(group)
+                on_progress(done, len(samples))
+                continue
+            free_memory()
+            self.num_recoveries += 1
+            if len(group) == 1:
+                raise RecoveryExhausted(
+                    f"one sample of {samples.lengths[group[0]]} tokens does not fit: {failure}",
+                    attempts=[failure],
+                    hint="free the GPU, give more memory, or cut the sequences: --seq",
+                )
+            self.max_tokens = max(self.max_tokens // 2, 1)
+            left = [*group, *(i for other in waiting for i in other)]
+            waiting = deque(group_by_length(samples.lengths, self.max_tokens, chosen=left))
+
+    def _try(self, samples: Samples, group: list[int], on_output: OnOutput) -> str:
+        """One batch; gives what was said where memory ran out, and nothing where it did not."""
+        on_host = samples.collate(group)
+        autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
+        try:
+            with self._place.active(), torch.no_grad():
+                batch = {name: value.to(self._place.device) for name, value in on_host.items()}
+                with autocast:
+                    output = self.model(**model_inputs(batch))
+                on_output(output, batch, group)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return str(error).splitlines()[0]
+        return ""
+
+
+def group_by_length(lengths: Sequence[int], max_tokens: int, *, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    """Samples in batches of at most `max_tokens` tokens, like lengths together, the longest first.
+
+    >>> group_by_length([3, 9, 4, 8], 18)
+    [[1, 3], [2, 0]]
+    """
+    order = sorted(range(len(lengths)) if chosen is None else chosen, key=lambda i: (-lengths[i], i))
+    groups: list[list[int]] = []
+    for i in order:
+        group = groups[-1] if groups else None
+        if group is None or len(group) >= MAX_SAMPLES or (len(group) + 1) * lengths[group[0]] > max_tokens:
+            groups.append([i])
+        else:
+            group.append(i)
+    return groups

@@ -1,0 +1,204 @@
+"""The loop: epochs of effective batches, evaluations and checkpoints between them, an end that is known beforehand."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramfit.records.run import Status
+from vramfit.runtime.data.metrics import make_metrics
+from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.inference import Inference
+from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.stepper import Stepper
+from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
+from vramfit.runtime.training.divergence import Watch
+from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Saved, Stepped
+from vramfit.runtime.training.interruption import StopRequest
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.progress import Progress
+from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.schedule import Schedule
+from vramfit.runtime.training.state import (
+    learned_tensors,
+    optimizer_state,
+    random_tensors,
+    random_values,
+    restore_learned,
+    restore_optimizer,
+    restore_random,
+)
+from vramfit.step.heads import IGNORED
+from vramfit.step.inputs import Batch
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """What a loop moves."""
+
+    request: TrainRequest
+    train: Samples
+    evaluation: Samples | None
+    order: BatchOrder
+    num_steps: int
+    """Batches to learn from in all."""
+    model: Any
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    stepper: Stepper
+    inference: Inference
+    place: Place
+    store: CheckpointStore
+    identity: dict[str, Any]
+    """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
+
+
+class Loop:
+    """Trains from wherever `progress` is to the end."""
+
+    def __init__(self, parts: Parts, stop: StopRequest, on_event: OnEvent) -> None:
+        self.progress = Progress()
+        self.watch = Watch(scales=parts.stepper.loss_scale is not None)
+        self._parts = parts
+        self._stop = stop
+        self._on_event = on_event
+        self._saved_step = -1
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Be where a checkpoint was written."""
+        p, state = self._parts, checkpoint.state()
+        restore_learned(p.model, checkpoint.tensors("weights"))
+        restore_optimizer(p.model, p.optimizer, checkpoint.tensors("optimizer"), state["optimizer"])
+        p.schedule.load_state_dict(state["schedule"])
+        p.stepper.load_state_dict(state["stepper"])
+        self.watch.load_state_dict(state["watch"])
+        self.progress = Progress.from_state(state["progress"])
+        restore_random(checkpoint.tensors("random"), state["random"])
+        self._saved_step = checkpoint.step
+
+    def run(self) -> Status:
+        """Train to the end, or until an evaluation says that more is no use.
+
+        Raises:
+            Interrupted: a signal came; the checkpoint is written.
+            Diverged: losses or weights are no longer numbers.
+            RecoveryExhausted: not even one sample fits.
+            VramfitError: a checkpoint could not be written.
+        """
+        p, progress = self._parts, self.progress
+        progress.num_sessions += 1
+        batches = p.order.epoch(progress.epoch)
+        epoch = progress.epoch
+        while progress.step < p.num_steps and not self._is_enough():
+            if progress.epoch != epoch:
+                epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
+            self._learn(p.train.collate(batches[progress.index], epoch=epoch), len(batches))
+            self._after_step(is_end_of_epoch=progress.index == 0)
+        if p.evaluation is not None and not progress.is_evaluated:
+            self._evaluate(p.evaluation)
+        self._save()
+        return "stopped early" if progress.step < p.num_steps else "completed"
+
+    def _is_enough(self) -> bool:
+        patience = self._parts.request.patience
+        return patience is not None and self.progress.num_without_better >= patience
+
+    def _learn(self, batch: Batch, num_batches: int) -> None:
+        p, stepper, started = self._parts, self._parts.stepper, time.perf_counter()
+        lr, skipped_before, loss = p.schedule.lr, stepper.num_skipped, math.nan
+        counts = _has_labels(batch)
+        if counts:
+            with p.place.active():
+                loss = stepper.step(batch)
+        num_tokens = int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
+        time_s = time.perf_counter() - started
+        progress = self.progress
+        progress.time_s += time_s
+        progress.learned(loss, num_tokens, num_batches)
+        diverged = self.watch.see(progress.step, loss, skipped=stepper.num_skipped > skipped_before) if counts else None
+        self._on_event(
+            Stepped(
+                step=progress.step,
+                num_steps=p.num_steps,
+                epoch=progress.epochs(num_batches),
+                loss=loss,
+                lr=lr,
+                tokens_per_s=num_tokens / max(time_s, 1e-9),
+                num_skipped=stepper.num_skipped,
+                num_recoveries=stepper.num_recoveries,
+                num_nonfinite=self.watch.num_nonfinite,
+                loss_scale=stepper.loss_scale,
+                micro_batch=stepper.micro_batch,
+                reserved_bytes=p.place.reserved_bytes,
+            )
+        )
+        if diverged is not None:
+            raise diverged
+
+    def _after_step(self, *, is_end_of_epoch: bool) -> None:
+        p, step = self._parts, self.progress.step
+        every = p.request.eval_every
+        due = step >= p.num_steps or (step % every == 0 if every is not None else is_end_of_epoch)
+        if p.evaluation is not None and due:
+            self._evaluate(p.evaluation)
+        saves = p.request.save_every
+        if (step % saves == 0) if saves is not None else (due or is_end_of_epoch):
+            self._save()
+        if self._stop.number is not None and step < p.num_steps:
+            self._save()
+            raise self._stop.error(step)
+
+    def _evaluate(self, samples: Samples) -> None:
+        """Metrics of the weights as they are; the best ones are saved at once."""
+        started = time.perf_counter()
+        metrics = make_metrics(samples)
+        self._parts.inference.run(
+            samples,
+            lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
+            lambda done, total: self._on_event(Evaluating(num_done=done, num_samples=total)),
+        )
+        result = metrics.result()
+        time_s = time.perf_counter() - started
+        progress = self.progress
+        progress.time_s += time_s
+        progress.evaluated(
+            progress.epochs(self._parts.order.num_batches),
+            result,
+            float(result[metrics.best_metric]),
+            higher=metrics.higher_is_better,
+            time_s=time_s,
+        )
+        self._on_event(Evaluated(result=progress.evaluations[-1]))
+        if progress.best_step == progress.step:
+            self._save()
+
+    def _save(self) -> None:
+        """A checkpoint of this moment, unless there is one."""
+        p, progress = self._parts, self.progress
+        if self._saved_step == progress.step:
+            return
+        self.watch.check_weights(progress.step, [q for group in p.optimizer.param_groups for q in group["params"]])
+        tensors, scalars = optimizer_state(p.model, p.optimizer)
+        generators = RandomState.now()
+        state = {
+            **p.identity,
+            "optimizer": scalars,
+            "schedule": p.schedule.state_dict(),
+            "stepper": p.stepper.state_dict(),
+            "watch": self.watch.state_dict(),
+            "progress": progress.state_dict(),
+            "random": random_values(generators),
+        }
+        files = {"weights": learned_tensors(p.model), "optimizer": tensors, "random": random_tensors(generators)}
+        saved = p.store.save(progress.step, files, state, best=progress.best_step)
+        self._saved_step = progress.step
+        self._on_event(Saved(folder=saved.folder, step=progress.step))
+
+
+def _has_labels(batch: Batch) -> bool:
+    """Whether there is anything to learn: masking may have left a small batch without a label."""
+    labels = batch.get("labels")
+    return labels is None or labels.is_floating_point() or bool((labels != IGNORED).any())

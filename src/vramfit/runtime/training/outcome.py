@@ -1,0 +1,76 @@
+"""The record of a run that has come to its end, and its settings in words."""
+
+from typing import Any
+
+from vramfit.records.plan import Plan
+from vramfit.records.run import RunRecord, Status
+from vramfit.runtime.data.metrics import make_metrics
+from vramfit.runtime.training.loop import Loop, Parts
+from vramfit.runtime.training.preparation import Data
+from vramfit.workload import Workload
+
+SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "checkpointing", "freeze", "lora")
+
+
+def settings_of(workload: Workload) -> dict[str, Any]:
+    """The settings that a run has, but for those left alone."""
+    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def settings_in_words(workload: Workload) -> str:
+    """One line for the start of a run."""
+    w = workload
+    split = f" in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
+    rest = settings_of(w)
+    words = [
+        f"{name} {value}" for name, value in rest.items() if name in ("checkpointing", "freeze", "lora", "quantize")
+    ]
+    return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
+
+
+def make_record(
+    parts: Parts, data: Data, workload: Workload, plan: Plan | None, loop: Loop, status: Status, notes: list[str]
+) -> RunRecord:
+    """What a finished run has to say."""
+    request, progress, stepper, place = parts.request, loop.progress, parts.stepper, parts.place
+    evaluated = make_metrics(data.evaluation) if data.evaluation is not None else None
+    training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
+    return RunRecord(
+        model=request.model,
+        model_class=type(parts.model).__name__,
+        task=request.task,
+        data=request.data,
+        eval_data=request.eval_data,
+        output=request.output,
+        device=place.name,
+        status=status,
+        num_samples=len(data.train),
+        num_truncated=data.train.num_truncated,
+        longest_before_truncation=data.train.longest_before_truncation,
+        num_bad_rows=len(data.train.bad_rows),
+        label_names=tuple(data.train.label_names),
+        settings=settings_of(workload),
+        num_epochs=progress.epochs(parts.order.num_batches),
+        num_steps=stepper.num_steps,
+        num_skipped=stepper.num_skipped,
+        loss_scale=stepper.loss_scale,
+        num_recoveries=stepper.num_recoveries + parts.inference.num_recoveries,
+        final_micro_batch=stepper.micro_batch,
+        train_loss=progress.mean_loss,
+        evaluations=tuple(progress.evaluations),
+        best_metric=evaluated.best_metric if evaluated is not None else None,
+        best_value=progress.best_value,
+        best_step=progress.best_step,
+        budget_bytes=plan.budget_bytes if plan is not None else None,
+        predicted_reserved_bytes=plan.estimate.safe_reserved_bytes if plan is not None else None,
+        measured_reserved_bytes=place.reserved_bytes,
+        measured_allocated_bytes=place.allocated_bytes,
+        predicted_step_time_s=plan.step_time_s if plan is not None else None,
+        step_time_s=training_s / progress.step if progress.step else None,
+        time_s=progress.time_s,
+        num_tokens=progress.num_tokens,
+        tokens_per_s=progress.num_tokens / max(training_s, 1e-9),
+        num_sessions=progress.num_sessions,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,76 @@
+"""`Place`: where a model runs: a GPU, the CPU, or an emulated GPU on the CPU; its memory is asked in one way."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from vramfit.emulator.gpu import EmulatedGPU
+from vramfit.errors import WorkloadError
+from vramfit.units import parse_bytes
+
+
+class Place:
+    """A device to run on.
+
+    Args:
+        name: cuda, cuda:N, cpu or emulated; None takes the GPU where there is one.
+        memory: the size of an emulated GPU; elsewhere it is the caller's to hold.
+        fail_at: numbers of allocations that fail on an emulated GPU.
+
+    Raises:
+        WorkloadError: no such device here, or an emulated GPU without a size.
+    """
+
+    def __init__(self, name: str | None = None, *, memory: str | int | None = None, fail_at: tuple[int, ...] = ()):
+        self.name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.emulated: EmulatedGPU | None = None
+        if self.name == "emulated":
+            if memory is None:
+                raise WorkloadError(["device emulated needs memory: how large the GPU is to be"])
+            # the Stepper lets segments grow on a real GPU, and so does this one
+            self.emulated = EmulatedGPU(parse_bytes(memory, name="memory"), fail_at=fail_at, allocator="expandable")
+        self.device = torch.device("cpu") if self.name in ("cpu", "emulated") else _cuda(self.name)
+        if self.device.type == "cuda":
+            self.name = str(self.device)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether memory can run out here in a way that can be planned for."""
+        return self.name != "cpu"
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, the work of a model goes on; an emulated GPU counts what it takes."""
+        if self.emulated is None:
+            yield
+            return
+        with self.emulated:
+            yield
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """The reserved peak so far; None on the CPU."""
+        if self.emulated is not None:
+            return self.emulated.max_reserved_bytes
+        return torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """The allocated peak so far; None on the CPU."""
+        if self.emulated is not None:
+            return self.emulated.max_allocated_bytes
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+def _cuda(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu, emulated"]) from None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type != "cuda" or (device.index or 0) >= count:
+        raise WorkloadError(
+            [f"device {name}: this machine has {count} CUDA devices"], hint="take device cpu, or emulated with a memory"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

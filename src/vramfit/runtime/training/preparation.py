@@ -1,0 +1,244 @@
+"""From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.loader.budget import free_bytes
+from vramfit.loader.load import load_request
+from vramfit.loader.request import make_request
+from vramfit.models.anatomy import max_positions
+from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.records.load_report import LoadReport
+from vramfit.records.plan import Plan
+from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.data.tokenizers import load_tokenizer
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
+from vramfit.units import parse_bytes
+from vramfit.workload import Workload
+
+LONGEST = 512
+"""Tokens of a sequence where neither the model nor the request says."""
+STRIDE = 128
+"""Tokens that two windows of a long context share, in question answering."""
+WITHOUT_PLAN = 8
+"""Samples of a forward pass on a CPU, where memory is not the question."""
+HEADS_BY_LABELS = ("sequence-classification", "token-classification")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize")
+"""Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What there is to learn from and to evaluate on."""
+
+    resolved: ResolvedModel
+    tokenizer: Any
+    train: Samples
+    evaluation: Samples | None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max(self.train.lengths)
+
+
+def read_data(request: TrainRequest, plan: Plan | None) -> Data:
+    """The model's configuration and tokenizer, and both data sets, tokenized.
+
+    Raises:
+        UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
+    """
+    resolved = resolve(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
+    tokenizer = load_tokenizer(request.model)
+    limits = [max_positions(resolved.config) or LONGEST, request.seq]
+    limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
+    max_length = int(min(n for n in limits if n))
+    settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
+    train = read_samples(_source(request, request.data), tokenizer, **settings)
+    evaluation = None
+    if request.eval_data is not None:
+        names = train.label_names or None
+        evaluation = read_samples(_source(request, request.eval_data), tokenizer, label_names=names, **settings)
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+
+
+def _source(request: TrainRequest, path: str) -> DataSource:
+    return DataSource(
+        path=path,
+        task=request.task,
+        text_columns=request.text_columns,
+        label_column=request.label_column,
+        skip_bad_rows=request.skip_bad_rows,
+        max_rows=request.max_rows,
+    )
+
+
+def saved_plan(request: TrainRequest) -> Plan | None:
+    """The plan that was given as a file.
+
+    Raises:
+        VramfitError: the file is no plan.
+        WorkloadError: a plan for another job.
+    """
+    if request.plan is None:
+        return None
+    plan = Plan.load(request.plan)
+    w = plan.workload
+    problems = []
+    if w.task != request.task:
+        problems.append(f"the plan is for task {w.task}, not {request.task}")
+    if request.batch is not None and w.batch != request.batch:
+        problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
+    if w.offload is not None:
+        problems.append(f"the plan offloads {w.offload}, which train does not do yet")
+    if problems:
+        raise WorkloadError(problems, hint="plan anew, or leave out what the plan says already")
+    return plan
+
+
+def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload | None = None) -> Plan | None:
+    """A plan for the real lengths of the data; None on a CPU without a budget.
+
+    Args:
+        former: the settings of the run that is resumed.
+
+    Raises:
+        NoPlanFits: nothing that is allowed fits.
+    """
+    if not place.has_budget:
+        return None
+    from vramfit.planner.plan import plan
+
+    keywords: dict[str, Any] = request.settings()
+    if former is not None:
+        keywords |= {name: getattr(former, name) for name in CHOSEN}
+    if place.emulated is not None:
+        keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
+    keywords |= {"batch": min(request.batch or DEFAULT_BATCH, len(data.train)), "seq": data.longest}
+    keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
+    return plan(
+        request.model,
+        lengths=list(data.train.lengths),
+        num_labels=_num_labels(request, data),
+        allow=request.allow,
+        trust_remote_code=request.trust_remote_code,
+        **keywords,
+    )
+
+
+def gpu_here(place: Place) -> str | None:
+    """The catalogue's name of the GPU that is there."""
+    if place.device.type != "cuda":
+        return None
+    from vramfit.devices.catalogue import match_gpu
+
+    properties = torch.cuda.get_device_properties(place.device)
+    found = match_gpu(properties.name, properties.total_memory)
+    return found.name if found is not None else None
+
+
+def _memory(request: TrainRequest, place: Place) -> int | None:
+    if request.memory is not None:
+        return parse_bytes(request.memory, name="memory")
+    return free_bytes(place.device)
+
+
+def _num_labels(request: TrainRequest, data: Data) -> int | None:
+    return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
+
+
+def settle(request: TrainRequest, data: Data, plan: Plan | None) -> Workload:
+    """The workload as it runs: the plan's, or what was asked for with the plainest of everything else."""
+    longest = data.longest
+    if plan is not None:
+        return replace(plan.workload, seq=max(longest, 1)) if plan.workload.seq > longest else plan.workload
+    batch = request.batch or DEFAULT_BATCH
+    keywords: dict[str, Any] = {
+        "precision": "fp32",
+        "optimizer": "adamw-fused",
+        "micro_batch": min(batch, WITHOUT_PLAN),
+        **request.settings(),
+        "seq": longest,
+        "num_labels": _num_labels(request, data),
+    }
+    return Workload.from_keywords(model=request.model, batch=batch, loop="stepper", **keywords)
+
+
+def load_model(
+    request: TrainRequest,
+    data: Data,
+    workload: Workload,
+    place: Place,
+    budget_bytes: int | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Any, LoadReport]:
+    """The model on its device, inside the budget, ready to learn.
+
+    Weights that are to be quantized are loaded and quantized on the host, so that the device never has them in full.
+
+    Raises:
+        NoPlanFits, CheckpointError, WorkloadError: as `load` raises them.
+    """
+    if budget_bytes is not None:
+        use_expandable_segments(place.device)
+        enforce(budget_bytes, place.device)
+    on_host = workload.quantize is not None
+    asked = make_request(
+        request.model,
+        task=request.task,
+        precision=workload.precision,
+        attention=workload.attention,
+        num_labels=_num_labels(request, data),
+        memory=None if on_host else budget_bytes,
+        device="cpu" if on_host else str(place.device),
+        trust_remote_code=request.trust_remote_code,
+    )
+    model, report = load_request(asked, progress=progress)
+    name_labels(model, data.train.label_names)
+    torch.manual_seed(request.seed)
+    apply_techniques(model, workload)
+    if on_host:
+        move(model, place.device)
+    return model, report
+
+
+def name_labels(model: Any, names: tuple[str, ...]) -> None:
+    """Write the names of the labels into the model's configuration."""
+    if not names:
+        return
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: i for i, name in enumerate(names)}
+
+
+def move(model: torch.nn.Module, device: torch.device) -> None:
+    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared."""
+    moved: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in moved:
+                parts = {part: inner.detach().to(device) for part, inner in inner_tensors(parameter)}
+                moved[id(parameter)] = with_inner_tensors(parameter, parts)
+            module._parameters[name] = moved[id(parameter)]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def source_fingerprint(resolved: ResolvedModel) -> str:
+    """What the frozen weights of a resumed run are recognised by: the sizes of the source's files."""
+    folder = resolved.folder
+    if folder is None:
+        return resolved.name
+    sizes = sorted((p.name, p.stat().st_size) for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
+    return ", ".join(f"{name} of {size} bytes" for name, size in sizes) or resolved.name

@@ -1,0 +1,176 @@
+"""`Session`: everything that one process makes for a run: model, optimizer, stepper, and what becomes of them."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vramfit.loader.load import load_request
+from vramfit.loader.request import make_request
+from vramfit.records.plan import Plan
+from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.inference import Inference
+from vramfit.runtime.stepper import Stepper
+from vramfit.runtime.training import events
+from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
+from vramfit.runtime.training.journal import Journal
+from vramfit.runtime.training.loop import Loop, Parts
+from vramfit.runtime.training.losses import num_labelled, smoothed_loss
+from vramfit.runtime.training.outcome import settings_in_words
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
+from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.saving import save_model
+from vramfit.runtime.training.schedule import Schedule
+from vramfit.runtime.training.state import restore_learned
+from vramfit.runtime.training.weight_decay import make_optimizer
+from vramfit.units import parse_bytes
+from vramfit.workload import Workload
+
+EVALUATION_WITHOUT_PLAN = 32
+"""Samples of full length in an evaluation batch, where nothing was planned."""
+
+
+class Session:
+    """Everything that one process makes for a run."""
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        data: Data,
+        place: Place,
+        plan: Plan | None,
+        workload: Workload,
+        store: CheckpointStore,
+        on_event: events.OnEvent,
+    ) -> None:
+        self._request, self._data, self._place, self._workload = request, data, place, workload
+        self._on_event = on_event
+        self._journal: Journal | None = None
+        self.notes: list[str] = []
+        budget_bytes = _budget(request, place, plan)
+        model, _ = load_model(request, data, workload, place, budget_bytes, self._loading)
+        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed)
+        num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
+        optimizer = make_optimizer(workload, model, request)
+        schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
+        evaluation_batch = plan.evaluation_batch if plan is not None else EVALUATION_WITHOUT_PLAN
+        seq = plan.workload.seq if plan is not None else workload.seq
+        self.parts = Parts(
+            request=request,
+            train=data.train,
+            evaluation=data.evaluation,
+            order=order,
+            num_steps=num_steps,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            stepper=self._stepper(model, optimizer, schedule, budget_bytes),
+            inference=Inference(model, place, max_tokens=evaluation_batch * seq, precision=workload.precision),
+            place=place,
+            store=store,
+            identity={
+                "request": request.as_data(),
+                "data": data.train.fingerprint,
+                "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
+                "source": source_fingerprint(data.resolved),
+            },
+        )
+        self._budget_bytes = budget_bytes
+
+    def _stepper(
+        self, model: Any, optimizer: torch.optim.Optimizer, schedule: Schedule, budget_bytes: int | None
+    ) -> Stepper:
+        w, smoothing = self._workload, self._request.label_smoothing
+        return Stepper(
+            model,
+            optimizer,
+            micro_batch=w.micro_batch,
+            seq=w.seq,
+            memory=budget_bytes,
+            max_grad_norm=self._request.max_grad_norm,
+            scheduler=schedule,
+            precision=w.precision,
+            loss_fn=smoothed_loss(smoothing) if smoothing else None,
+            count_fn=num_labelled if smoothing else None,
+        )
+
+    def _loading(self, done_bytes: int, total_bytes: int) -> None:
+        self._on_event(events.Loading(done_bytes=done_bytes, total_bytes=total_bytes))
+
+    def tell(self, event: events.Event) -> None:
+        """Pass an event on, and write it down."""
+        if self._journal is not None:
+            self._journal.write(event)
+        self._on_event(event)
+
+    def rehearse(self, checkpoint: Checkpoint | None) -> None:
+        """Try the dearest batch there can be: the longest samples, in full micro-batches."""
+        stepper = self.parts.stepper
+        if checkpoint is not None:
+            stepper.load_state_dict(checkpoint.state()["stepper"])
+        lengths = self._data.train.lengths
+        longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self._workload.batch]
+        batch = self._data.train.collate(longest)
+        with self._place.active():
+            stepper.rehearse(batch)
+        if stepper.micro_batch < (self._workload.micro_batch or 1) and checkpoint is None:
+            self.notes.append(f"the rehearsal ran out of memory; micro-batches of {stepper.micro_batch} fit")
+            self._on_event(events.Note(text=self.notes[-1].capitalize() + ".", warns=True))
+
+    def start(self, loop: Loop) -> None:
+        """Training is about to begin."""
+        self._journal = Journal(Path(self._request.output), from_step=loop.progress.step)
+        self._on_event(
+            events.Started(
+                step=loop.progress.step,
+                num_steps=self.parts.num_steps,
+                settings=settings_in_words(self._workload),
+                budget_bytes=self._budget_bytes,
+            )
+        )
+
+    def end(self) -> None:
+        """No more events to write down."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def save(self, loop: Loop, output: Path) -> None:
+        """The best weights, or the last ones where nothing was evaluated, as a model."""
+        model, best = self.parts.model, loop.progress.best_step
+        if best is not None and best != loop.progress.step:
+            checkpoint = self.parts.store.at(best)
+            if checkpoint is None:
+                self.notes.append(f"the best checkpoint, of step {best}, is damaged: the last weights were saved")
+                self._on_event(events.Note(text=self.notes[-1], warns=True))
+            else:
+                restore_learned(model, checkpoint.tensors("weights"))
+        save_model(model, self._data.tokenizer, output, load_source=self._load_source())
+
+    def _load_source(self) -> Callable[[], Any]:
+        request, w = self._request, self._workload
+
+        def load() -> Any:
+            asked = make_request(
+                request.model,
+                task=request.task,
+                precision=w.precision,
+                num_labels=w.num_labels,
+                device="cpu",
+                trust_remote_code=request.trust_remote_code,
+            )
+            model, _ = load_request(asked)
+            name_labels(model, self._data.train.label_names)
+            return model
+
+        return load
+
+
+def _budget(request: TrainRequest, place: Place, plan: Plan | None) -> int | None:
+    if plan is not None:
+        return plan.budget_bytes
+    if place.has_budget and request.memory is not None:
+        return parse_bytes(request.memory, name="memory")
+    return None

@@ -1,0 +1,121 @@
+"""What a run is made of at one moment, as plain tensors and JSON: learned weights, optimizer state, generators."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vramfit.errors import VramfitError
+from vramfit.runtime.random_state import RandomState
+from vramfit.techniques.quantization import inner_tensors
+
+PART = "|"
+"""Between the name of a parameter, the name of its state, and the name of a quantized tensor's part."""
+Tensors = dict[str, torch.Tensor]
+
+
+def learned_tensors(model: torch.nn.Module) -> Tensors:
+    """The parameters that learn, by name, each once; what is frozen comes from the source again."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def restore_learned(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    """Put saved weights into a model's own tensors.
+
+    Raises:
+        VramfitError: weights of another model.
+    """
+    own = learned_tensors(model)
+    if set(own) != set(saved) or any(own[name].shape != saved[name].shape for name in own):
+        raise VramfitError(
+            "the checkpoint's weights are those of another model, or other parts of it learned",
+            hint="resume with the model and the settings of the run, or start anew in another folder",
+        )
+    with _disable_current_modes(), torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    """The optimizer's tensors and its other values, both by parameter name."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    tensors: Tensors = {}
+    scalars: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            name = f"{names[id(parameter)]}{PART}{key}"
+            if isinstance(value, torch.Tensor):
+                tensors |= {f"{name}{PART}{part}": inner.detach() for part, inner in inner_tensors(value)}
+            else:
+                scalars[name] = value
+    return tensors, scalars
+
+
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, torch.Tensor], scalars: dict[str, Any]
+) -> None:
+    """Put saved state into an optimizer, into the tensors that are there where there are any.
+
+    A rehearsal has made them; without one they are made here, on the parameter's device, but for what torch keeps on
+    the host (the count of steps of an optimizer that is not fused).
+    """
+    parameters = dict(model.named_parameters())
+    with _disable_current_modes(), torch.no_grad():
+        for path, tensor in saved.items():
+            name, key, part = path.split(PART)
+            _put(optimizer, parameters[name], key, part, tensor)
+    for path, value in scalars.items():
+        name, key = path.split(PART)
+        optimizer.state[parameters[name]][key] = value
+
+
+def _put(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, part: str, tensor: torch.Tensor
+) -> None:
+    state = optimizer.state[parameter]
+    if key in state:
+        dict(inner_tensors(state[key]))[part].copy_(tensor)
+        return
+    if part:
+        raise VramfitError("quantized optimizer state needs a rehearsed step before it is restored")
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    on_host = tensor.dim() == 0 and not fused
+    state[key] = tensor.clone() if on_host else tensor.to(parameter.device, copy=True)
+
+
+def random_tensors(state: RandomState) -> Tensors:
+    """torch's generators."""
+    return {"host": state.host, **{f"device{i}": value for i, value in enumerate(state.devices)}}
+
+
+def random_values(state: RandomState) -> dict[str, Any]:
+    """The generators of Python and numpy, as JSON takes them."""
+    version, words, gauss = state.python
+    numpy = state.numpy
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": None if numpy is None else [numpy[0], [int(n) for n in numpy[1]], *map(_plain, numpy[2:])],
+    }
+
+
+def _plain(value: Any) -> int | float:
+    return value if isinstance(value, float) else int(value)
+
+
+def restore_random(tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+    """Turn all generators to where they were."""
+    version, words, gauss = values["python"]
+    numpy = values["numpy"]
+    devices = [tensors[f"device{i}"] for i in range(len(tensors) - 1)]
+    if numpy is not None:
+        import numpy as np
+
+        numpy = (numpy[0], np.array(numpy[1], dtype=np.uint32), *numpy[2:])
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    RandomState(
+        host=tensors["host"],
+        devices=tuple(devices) if len(devices) == present else (),
+        python=(version, tuple(words), gauss),
+        numpy=numpy,
+    ).restore()

@@ -1,0 +1,166 @@
+"""`train`: from a file of samples to a saved model, inside a budget."""
+
+from pathlib import Path
+
+from vramfit.errors import VramfitError
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.plan import Plan
+from vramfit.records.run import RunRecord
+from vramfit.records.saving import replace_file
+from vramfit.runtime.training import events
+from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
+from vramfit.runtime.training.interruption import stop_request
+from vramfit.runtime.training.loop import Loop
+from vramfit.runtime.training.outcome import make_record
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.preparation import (
+    Data,
+    make_plan,
+    read_data,
+    saved_plan,
+    settle,
+    source_fingerprint,
+)
+from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.seeding import seed_everything
+from vramfit.runtime.training.session import Session
+from vramfit.workload import Workload
+
+RECORD = "run.json"
+PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
+
+
+def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
+    """Fine-tune a model, and save it as a normal `transformers` folder.
+
+    Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the dearest
+    batch there can be is tried before the first one is learned from. With `resume`, the run goes on from its newest
+    whole checkpoint, to the same weights bit for bit as if it had never stopped (on one kind of machine).
+
+    Args:
+        request: what to do.
+        on_event: sees what happens.
+
+    Raises:
+        WorkloadError, UnknownModel, VramfitError: the request, the model or the data, before any GPU time.
+        NoPlanFits: nothing that is allowed fits the budget.
+        Interrupted: Ctrl-C or a polite kill; a checkpoint is written.
+        Diverged: losses or weights are no numbers any more.
+        RecoveryExhausted: not even one sample of full length fits.
+    """
+    output = Path(request.output)
+    store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
+    checkpoint = _begin(request, output, store, on_event)
+    plan = saved_plan(request)
+    data = read_data(request, plan)
+    _say_what_was_cut(data, on_event)
+    if checkpoint is not None:
+        _check_same(request, data, checkpoint)
+        if (output / RECORD).exists():
+            on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
+            return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
+    memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
+    place = Place(request.device, memory=memory, fail_at=request.fail_at)
+    plan = plan or _plan(request, data, place, output, checkpoint, on_event)
+    workload = settle(request, data, plan)
+    seed_everything(request.seed)
+    with stop_request() as stop:
+        session = Session(request, data, place, plan, workload, store, on_event)
+        loop = Loop(session.parts, stop, session.tell)
+        session.rehearse(checkpoint)
+        if checkpoint is not None:
+            loop.restore(checkpoint)
+        else:
+            seed_everything(request.seed)
+        session.start(loop)
+        try:
+            status = loop.run()
+        finally:
+            session.end()
+    session.save(loop, output)
+    record = make_record(session.parts, data, workload, plan, loop, status, session.notes)
+    replace_file(output / RECORD, (to_json(record) + "\n").encode())
+    on_event(events.Saved(folder=output, step=loop.progress.step, final=True))
+    return record
+
+
+def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
+    """The checkpoint to go on from; None to start at the beginning."""
+    used = (output / RECORD).exists() or bool(store.steps())
+    if used and not request.resume:
+        raise VramfitError(
+            f"{output} holds a run already",
+            hint="go on with it: the same command with --resume (resume=True); or choose another --output",
+        )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VramfitError(f"cannot make {output}: {error.strerror}", hint="choose a folder you can write to") from None
+    store.clean()
+    checkpoint = store.newest()
+    for name in store.damaged:
+        instead = f"step {checkpoint.step:,}" if checkpoint is not None else "the beginning"
+        on_event(events.Note(text=f"Checkpoint {name} is damaged or incomplete: going on from {instead}.", warns=True))
+    return checkpoint
+
+
+def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> None:
+    """Refuse to go on with something else."""
+    saved = checkpoint.state()
+    different = request.differences(saved["request"])
+    if saved["data"] != data.train.fingerprint:
+        different.append(f"the training data {request.data} has changed, or is read otherwise")
+    if data.evaluation is not None and saved["eval_data"] not in (None, data.evaluation.fingerprint):
+        different.append(f"the evaluation data {request.eval_data} has changed, or is read otherwise")
+    if (saved["eval_data"] is None) != (data.evaluation is None):
+        different.append("evaluation data is given in one of the two runs only")
+    if saved["source"] != source_fingerprint(data.resolved):
+        different.append(f"the weights in {request.model} are not those the run began with")
+    if different:
+        raise VramfitError(
+            f"cannot resume the run in {request.output}: {'; '.join(different)}",
+            hint="give the same data and settings, or start anew with another --output",
+        )
+
+
+def _plan(
+    request: TrainRequest,
+    data: Data,
+    place: Place,
+    output: Path,
+    checkpoint: Checkpoint | None,
+    on_event: events.OnEvent,
+) -> Plan | None:
+    """The plan of the run that is resumed, where it is for the same place; else a new one."""
+    former: Workload | None = None
+    if checkpoint is not None and (output / PLAN).exists():
+        found = Plan.load(output / PLAN)
+        saved = checkpoint.state()["request"]
+        if all(getattr(request, name) == saved[name] for name in ("memory", "gpu", "device", "micro_batch")):
+            return found
+        former = found.workload
+    if place.has_budget:
+        on_event(events.Note(text="Planning for the lengths of the data …"))
+    plan = make_plan(request, data, place, former)
+    if plan is not None:
+        plan.save(output / PLAN)
+    return plan
+
+
+def _say_what_was_cut(data: Data, on_event: events.OnEvent) -> None:
+    for name, samples in (("training", data.train), ("evaluation", data.evaluation)):
+        if samples is None:
+            continue
+        if samples.bad_rows:
+            first = samples.bad_rows[0]
+            text = f"{len(samples.bad_rows):,} rows of the {name} data are left out; the first is row {first.row}: "
+            on_event(events.Note(text=text + first.what, warns=True))
+        if samples.num_truncated:
+            cut = "split into overlapping windows" if samples.task == "question-answering" else "cut"
+            on_event(
+                events.Note(
+                    text=f"{samples.num_truncated:,} of {len(samples):,} samples of the {name} data are {cut} at "
+                    f"{max(samples.lengths):,} tokens; the longest has {samples.longest_before_truncation:,}."
+                )
+            )

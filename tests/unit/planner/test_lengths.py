@@ -1,0 +1,116 @@
+"""Real lengths: read, cut, summed up; split as the `Stepper` splits; timed; certified at the longest."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from vramfit.errors import VramfitError
+from vramfit.planner import lengths as lengths_module
+from vramfit.planner.lengths import lengths_from_data, lengths_of
+from vramfit.planner.plan import plan
+from vramfit.planner.varied import group
+from vramfit.runtime.splitting import split
+
+WORDS = ("a", "few", "words", "of", "text", "to", "count")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """A tokenizer of whole words, with [CLS] and [SEP]."""
+    from transformers import BertTokenizerFast
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(names) + "\n")
+    made = BertTokenizerFast(vocab={name: i for i, name in enumerate(names)})
+    made.save_pretrained(str(folder))
+    return str(folder)
+
+
+def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("12\n512\n80\n")
+    assert lengths_of(file).values == lengths_of([12, 512, 80]).values == (12, 512, 80)
+    summary = lengths_of(file).cut(100).summary()
+    assert (summary.longest, summary.median, summary.num_truncated, summary.num_samples) == (100, 80, 1, 3)
+    assert summary.source == str(file)
+
+
+@pytest.mark.parametrize("values", [[], [3, 0], ["x"], [1.5]])
+def test_what_is_no_length_is_one_line(values: list[object]) -> None:
+    with pytest.raises(VramfitError, match="lengths, a list"):
+        lengths_of(values)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_tokens_of_texts_are_counted_with_special_ones(tmp_path: Path, tokenizer: str, ending: str) -> None:
+    texts = ["a few words", "a", "text to count of words"]
+    file = tmp_path / f"train.{ending}"
+    if ending == "jsonl":
+        file.write_text("\n".join(json.dumps({"text": t, "label": 0}) for t in texts))
+    else:
+        separator = "," if ending == "csv" else "\t"
+        file.write_text("\n".join([f"text{separator}label", *(f"{t}{separator}0" for t in texts)]))
+    assert lengths_from_data(file, text_column="text", tokenizer=tokenizer).values == (5, 3, 7)
+    with pytest.raises(VramfitError, match=r"no column 'body'; it has text, label"):
+        lengths_from_data(file, text_column="body", tokenizer=tokenizer)
+
+
+def test_pairs_are_counted_together(tmp_path: Path, tokenizer: str) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"question": "a few", "context": "words of text"}))
+    assert lengths_from_data(file, text_column="question,context", tokenizer=tokenizer).values == (8,)
+
+
+def test_where_not_all_rows_were_seen_the_longest_is_expected(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths_module, "MAX_ROWS", 4)
+    monkeypatch.setattr(lengths_module, "CHUNK", 2)
+    file = tmp_path / "train.csv"
+    file.write_text("text\n" + "a few words\n" * 9)
+    found = lengths_from_data(file, text_column="text", tokenizer=tokenizer)
+    assert not found.complete
+    assert "the first 4 rows" in found.source
+    assert found.cut(128).longest == 128
+
+
+@pytest.mark.parametrize("name", ["none.csv", "train.parquet"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, tokenizer: str, name: str) -> None:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(VramfitError):
+        lengths_from_data(tmp_path / name, text_column="text", tokenizer=tokenizer)
+
+
+def test_passes_are_those_of_the_stepper() -> None:
+    draw = Random(7)
+    for _ in range(50):
+        counts = [draw.randint(1, 64) for _ in range(draw.randint(1, 20))]
+        limit = draw.randint(64, 300)
+        width = max(counts)
+        mask = (torch.arange(width)[None] < torch.tensor(counts)[:, None]).long()
+        batch = {"input_ids": mask.clone(), "attention_mask": mask}
+        made = [tuple(part["input_ids"].shape) for part in split(batch, limit)]
+        assert list(group(counts, limit)) == made
+
+
+def test_a_plan_is_certified_at_the_longest_and_timed_on_all() -> None:
+    short = [20] * 95 + [256] * 5
+    made = plan("bert-small", batch=32, gpu="t4", lengths=short, precision="fp32")
+    full = plan("bert-small", batch=32, seq=256, gpu="t4", precision="fp32")
+    assert made.workload.seq == 256
+    assert made.lengths is not None
+    assert made.lengths.longest == 256
+    assert made.step_time_s < full.step_time_s
+    assert made.estimate.safe_reserved_bytes <= made.budget_bytes - made.margin_bytes
+
+
+def test_samples_beyond_the_model_are_cut_and_counted() -> None:
+    made = plan("bert-tiny", batch=8, gpu="t4", lengths=[700, 40, 513, 512])
+    assert made.workload.seq == 512
+    assert made.lengths is not None
+    assert made.lengths.num_truncated == 2

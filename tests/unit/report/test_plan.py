@@ -1,0 +1,110 @@
+"""A plan as it is drawn: every part is there, narrow and wide, without colour."""
+
+from typing import Any
+
+import pytest
+from tests.unit.report.samples import drawn, estimate
+
+from vramfit.errors import NoPlanFits
+from vramfit.records.plan import Alternative, InstanceFit, LengthSummary, Plan, Reason
+from vramfit.report.no_plan import no_plan_data, render_no_plan
+from vramfit.report.plan import estimate_command, render_instances, render_plan
+from vramfit.units import GIB, MIB
+
+
+def sample(**changes: Any) -> Plan:
+    made = estimate(
+        batch=32, micro_batch=4, loop="stepper", precision="amp-fp16", optimizer="adamw-fused", allocator="expandable"
+    )
+    evaluation = estimate(batch=64, mode="infer")
+    others = [("fp32, adamw-fused", 2, 16, 2.0, 4 * GIB, True), ("fp32, adamw-fused", 32, 1, 1.5, 20 * GIB, False)]
+    return Plan(
+        **{
+            "workload": made.workload,
+            "estimate": made,
+            "evaluation": evaluation,
+            "step_time_s": 0.8,
+            "budget_bytes": made.capacity_bytes,
+            "margin_bytes": 500 * MIB,
+            "margin_reason": "500.00 MiB stay free: 5% since rules are carried over to this GPU",
+            "reasons": (
+                Reason(setting="micro_batch 4 × 8", kind="free", why="passes of 5 would need 12.00 GiB"),
+                Reason(setting="precision amp-fp16", kind="numeric", why="2.5 times as fast", cost="hardly any"),
+            ),
+            "alternatives": tuple(
+                Alternative(
+                    settings=s,
+                    kind="free",
+                    micro_batch=m,
+                    accumulate=n,
+                    step_time_s=t,
+                    safe_reserved_bytes=b,
+                    fits=f,
+                )
+                for s, m, n, t, b, f in others
+            ),
+            "notes": ("derived: rules are carried over",),
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_part_is_shown_at_any_width(width: int) -> None:
+    text = drawn(render_plan(sample()), width)
+    for part in ("passes of 4, 8 a step", "40 samples/s", "evaluation, batch 64", "precision amp-fp16", "fewer bits"):
+        assert part in text, part
+    for part in ("●", "○", "×", "┄", "does not fit", "vramfit.Stepper", "expandable_segments", "Derived"):
+        assert part in text, part
+    assert max(map(len, text.splitlines())) <= max(width, 96)
+
+
+def test_the_plot_is_at_most_fifteen_lines() -> None:
+    lines = drawn(render_plan(sample()), 120).splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Memory against time"))
+    end = next(i for i, line in enumerate(lines) if "● this plan" in line)
+    assert end - begin <= 15
+
+
+def test_lengths_are_told() -> None:
+    summary = LengthSummary(num_samples=100, mean=40.0, median=30, longest=512, num_truncated=3, source="train.csv")
+    assert "Timed on 100 lengths (train.csv)" in drawn(render_plan(sample(lengths=summary)), 120)
+
+
+def test_the_command_has_every_setting() -> None:
+    command = estimate_command(sample().workload)
+    for part in ("--batch 32", "--micro-batch 4", "--precision amp-fp16", "--allocator expandable", "--loop stepper"):
+        assert part in command
+
+
+def test_no_plan_is_a_few_lines_with_what_would_do() -> None:
+    failure = NoPlanFits(
+        "does not fit",
+        best=estimate(batch=32, micro_batch=1, loop="stepper", memory=600 * MIB),
+        shortfall_bytes=3 * GIB,
+        budget_bytes=600 * MIB,
+        margin_bytes=30 * MIB,
+        allow=("freeze", "int8"),
+        gpu="rtx-2060",
+        model="bert-small",
+    )
+    text = drawn(render_no_plan(failure), 100)
+    for part in ("3.00 GiB too little", "--allow freeze,int8", "--gpu rtx-2060", "bert-small", "570.00 MiB"):
+        assert part in text, part
+    assert no_plan_data(failure)["gpu"] == "rtx-2060"
+
+
+def test_instances_are_a_table() -> None:
+    fits = [
+        InstanceFit(
+            instance="ml.g4dn.xlarge", gpu="t4", num_gpus=1, budget_bytes=14 * GIB, fits=True, settings="amp-fp16",
+            micro_batch=8, accumulate=4, step_time_s=1.5, safe_reserved_bytes=9 * GIB,
+        ),
+        InstanceFit(
+            instance="ml.g5.xlarge", gpu="a10g", num_gpus=1, budget_bytes=22 * GIB, fits=False, settings="too little"
+        ),
+    ]  # fmt: skip
+    text = drawn(render_instances(fits), 120)
+    assert "✓  ml.g4dn.xlarge" in text
+    assert "✗  ml.g5.xlarge" in text
+    assert "8 × 4" in text

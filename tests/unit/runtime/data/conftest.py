@@ -1,0 +1,62 @@
+"""A tiny WordPiece tokenizer and files of a few rows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.data.tokenizers import load_tokenizer
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c d e f good bad film very ##ly ##s where is in the berlin anna . , ##x"
+LETTERS = [f"{prefix}{chr(n)}" for n in range(ord("a"), ord("z") + 1) for prefix in ("", "##")]
+
+Write = Callable[[str, str | bytes], str]
+Read = Callable[..., Samples]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    vocabulary = list(dict.fromkeys([*WORDS.split(), *LETTERS]))
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder: Path) -> Any:
+    return load_tokenizer(tokenizer_folder)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a file and gives its path."""
+
+    def write_file(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write_file
+
+
+@pytest.fixture
+def read(tokenizer: Any) -> Read:
+    """Reads samples of a path; keywords go to the source or to `read_samples`."""
+
+    def read_path(path: str, task: Any = "sequence-classification", **options: Any) -> Samples:
+        reading = {
+            key: options.pop(key)
+            for key in ("label_names", "stride", "seed", "mask_probability", "token_types")
+            if key in options
+        }
+        max_length = options.pop("max_length", 16)
+        source = DataSource(path=path, task=task, **options)
+        return read_samples(source, tokenizer, max_length=max_length, **reading)
+
+    return read_path

@@ -1,0 +1,74 @@
+"""Predictions as rows for JSON."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vramfit.runtime.data.predictions import merge_windows, predictions
+
+
+def test_a_label_with_its_probability(read: Any, write: Any) -> None:
+    samples = read(write("a.csv", "text\ngood\nbad\n"), needs_labels=False, label_names=["neg", "pos"])
+    output = SimpleNamespace(logits=torch.tensor([[0.0, 3.0], [0.0, -1.0]]))
+    rows = predictions(output, samples.collate([0, 1]), samples.references, samples.label_names, samples.task)
+    assert [(row["row"], row["label"]) for row in rows] == [(2, "pos"), (3, "neg")]
+    assert rows[0]["probability"] == pytest.approx(1 / (1 + torch.tensor(-3.0).exp().item()))
+    json.dumps(rows)
+
+
+def test_entities_with_their_text(read: Any, write: Any) -> None:
+    names = ("B-place", "I-place", "O")
+    samples = read(write("a.txt", "in berlin film.\n"), "token-classification", needs_labels=False, label_names=names)
+    batch = samples.collate([0])
+    chosen = torch.tensor([[2, 2, 0, 1, 2, 2]])
+    output = SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot(chosen, 3).float())
+    (row,) = predictions(output, batch, samples.references, names, samples.task)
+    (entity,) = row["entities"]
+    assert entity == {"type": "place", "text": "berlin film", "start": 3, "end": 14, "probability": pytest.approx(1.0)}
+    assert row["tags"] == ["O", "B-place", "I-place", "O"]
+    assert "num_words_cut" not in row
+    json.dumps(row)
+
+
+def test_words_that_were_cut_are_counted(read: Any, write: Any) -> None:
+    samples = read(
+        write("a.txt", "a b c d e\n"), "token-classification", needs_labels=False, max_length=4, label_names=["NOUN"]
+    )
+    output = SimpleNamespace(logits=torch.zeros(1, 4, 1))
+    (row,) = predictions(output, samples.collate([0]), samples.references, ["NOUN"], samples.task)
+    assert row["num_words_cut"] == 3
+    assert [e["text"] for e in row["entities"]] == ["a", "b"]
+
+
+def test_windows_of_a_question_become_one_row(read: Any, write: Any) -> None:
+    rows = [
+        {"id": "x", "question": "where is anna", "context": "a b c d e f good bad film very berlin a b"},
+        {"id": "y", "question": "where", "context": "good film"},
+    ]
+    path = write("a.jsonl", "\n".join(map(json.dumps, rows)))
+    samples = read(path, "question-answering", needs_labels=False, max_length=12, stride=2)
+    batch = samples.collate(range(len(samples)))
+    assert len(samples) > 2
+    berlin = batch["input_ids"][2, 7]
+    logits = 5.0 * (batch["input_ids"] == berlin).float()
+    output = SimpleNamespace(start_logits=logits, end_logits=logits)
+    found = predictions(output, batch, samples.references, (), samples.task)
+    first, second = merge_windows(reversed(found))
+    assert (first["id"], first["answer"], first["score"]) == ("x", "berlin", 10.0)
+    assert rows[0]["context"][first["start"] : first["end"]] == "berlin"
+    assert second["id"] == "y"
+    json.dumps(found)
+
+
+def test_masks_are_filled(read: Any, write: Any, tokenizer: Any) -> None:
+    samples = read(write("a.txt", "good [MASK]\nbad\n"), "masked-lm", needs_labels=False)
+    batch = samples.collate([0, 1])
+    logits = torch.zeros(2, 4, len(tokenizer))
+    logits[0, 2, tokenizer.convert_tokens_to_ids("film")] = 30
+    output = SimpleNamespace(logits=logits)
+    first, second = predictions(output, batch, samples.references, (), samples.task, tokenizer=tokenizer)
+    assert first["fills"] == [{"position": 2, "token": "film", "probability": pytest.approx(1.0)}]
+    assert second["fills"] == []

@@ -1,0 +1,30 @@
+"""Tokenizers from folders: without the lengths that some files fix, and not without words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramfit.errors import CheckpointError
+from vramfit.runtime.data.tokenizers import load_tokenizer
+
+
+def test_a_fixed_length_in_the_file_is_taken_off(tmp_path: Path, tokenizer_folder: Path) -> None:
+    made = load_tokenizer(tokenizer_folder)
+    made.backend_tokenizer.enable_padding(length=128)
+    made.backend_tokenizer.enable_truncation(max_length=4)
+    made.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["padding"] is not None
+    again = load_tokenizer(str(tmp_path))
+    assert again.backend_tokenizer.padding is None
+    assert again.backend_tokenizer.truncation is None
+    assert len(again("a b c d e f")["input_ids"]) == 8
+
+
+@pytest.mark.parametrize("files", [{}, {"config.json": {"model_type": "bert"}}])
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="no tokenizer at"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,60 @@
+"""Forward passes over a data set: every sample once, in any memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
+from tests.unit.runtime.training.small_runs import write_classes, write_model
+
+from vramfit.errors import RecoveryExhausted
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.inference import Inference, group_by_length
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.trained import open_model
+
+
+def test_batches_hold_to_the_tokens_and_begin_with_the_longest() -> None:
+    lengths = [5, 30, 7, 7, 12, 30, 2]
+    groups = group_by_length(lengths, 40)
+    assert sorted(i for group in groups for i in group) == list(range(7))
+    assert groups[0] == [1]
+    assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= 40 for g in groups)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    write_model(tmp_path / "m")
+    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    data = write_classes(tmp_path / "d.csv", num_rows=30)
+    samples = trained.read(DataSource(path=str(data), task="sequence-classification", needs_labels=False))
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(tmp_path / "m"), samples
+
+
+def logits_of(opened: Any, place: Place, max_tokens: int) -> tuple[torch.Tensor, Inference]:
+    model, samples = opened
+    found = torch.zeros(len(samples), 2)
+
+    def take(output: Any, batch: Any, rows: list[int]) -> None:
+        found[torch.tensor(rows)] = output.logits
+
+    inference = Inference(model, place, max_tokens=max_tokens)
+    inference.run(samples, take)
+    return found, inference
+
+
+def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(opened: Any) -> None:
+    plain, _ = logits_of(opened, Place("cpu"), 16)
+    disturbed, inference = logits_of(opened, Place("emulated", memory="1GiB", fail_at=(60, 200)), 512)
+    assert inference.num_recoveries == 2
+    assert inference.max_tokens == 128
+    assert torch.allclose(plain, disturbed, atol=1e-6)
+    assert opened[0].training is False
+
+
+def test_one_sample_that_does_not_fit_is_an_error(opened: Any) -> None:
+    with pytest.raises(RecoveryExhausted, match="one sample of"):
+        logits_of(opened, Place("emulated", memory="16KiB"), 64)

@@ -1,0 +1,248 @@
+"""Fine-tuning end to end on the CPU: every task, every technique, and whatever may come between."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.training.small_runs import (
+    request_of,
+    run,
+    same_weights,
+    weights,
+    write_classes,
+    write_questions,
+    write_tags,
+    write_texts,
+)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from vramfit.errors import DataError, VramfitError
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.run import RunRecord
+from vramfit.runtime.training import checkpoints
+from vramfit.runtime.training.divergence import Diverged
+from vramfit.runtime.training.events import Event, Note, Saved, Stepped
+from vramfit.runtime.training.interruption import Interrupted, Terminated
+from vramfit.runtime.training.train import train
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> str:
+    return str(write_classes(tmp_path / "dev.csv", num_rows=20, seed=5))
+
+
+def test_sentences_are_learned_and_the_record_says_how(tmp_path: Path, dev: str) -> None:
+    write_classes(tmp_path / "train.csv", num_rows=160)
+    record = run(tmp_path, eval_data=dev, epochs=8, lr=3e-3)
+    assert record.status == "completed"
+    assert record.best_metric == "accuracy"
+    assert record.best_value is not None
+    assert record.best_value >= 0.9
+    assert record.num_steps == 160
+    assert record.label_names == ("bad", "good")
+    assert from_json(RunRecord, to_json(record)) == record
+    assert from_json(RunRecord, (tmp_path / "out" / "run.json").read_text()) == record
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "metric", "least"),
+    [
+        ("token-classification", write_tags, "f1", 0.8),
+        ("question-answering", write_questions, "exact_match", 60.0),
+        ("masked-lm", write_texts, "loss", None),
+    ],
+)
+def test_every_task_runs_end_to_end(tmp_path: Path, task: str, write: Any, metric: str, least: float | None) -> None:
+    data = str(write(tmp_path / ("d.txt" if task == "masked-lm" else "d.jsonl")))
+    record = run(tmp_path, task=task, data=data, eval_data=data, epochs=8, lr=3e-3)
+    first, last = (record.evaluations[i].metrics[metric] for i in (0, -1))
+    assert last >= least if least is not None else last < first
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"][0].startswith("BertFor")
+
+
+def test_the_saved_folder_is_a_transformers_folder(tmp_path: Path) -> None:
+    run(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "out")("the film was fine", return_tensors="pt")
+    assert model(**tokens).logits.shape == (1, 2)
+
+
+def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
+    def on_event(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), number)
+
+    return on_event
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"save_every": 4, "eval_every": 3},
+        {"optimizer": "adamw", "schedule": "cosine", "label_smoothing": 0.1},
+        {"precision": "amp-fp16", "micro_batch": 2},
+        {"lora": 4},
+        {"quantize": "int8", "freeze": "encoder"},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, dev: str, changes: dict[str, Any]) -> None:
+    settings = {"eval_data": dev, **changes}
+    whole = run(tmp_path, output=str(tmp_path / "whole"), **settings)
+    request = request_of(tmp_path, resume=True, **settings)
+    for step in (1, 5, 9):
+        with pytest.raises(Interrupted, match=f"after step {step}; its checkpoint is saved"):
+            train(request, on_event=stopped_at(step))
+    record = train(request)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    assert record.num_sessions == 4
+    assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_a_polite_kill_leaves_a_checkpoint_too(tmp_path: Path) -> None:
+    with pytest.raises(Terminated) as caught:
+        train(request_of(tmp_path), on_event=stopped_at(3, signal.SIGTERM))
+    assert (caught.value.exit_code, Interrupted.exit_code) == (143, 130)
+    assert (tmp_path / "out" / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    run(tmp_path, output=str(tmp_path / "whole"), save_every=2)
+    request = request_of(tmp_path, save_every=2, resume=True)
+    with pytest.raises(Interrupted):
+        train(request, on_event=stopped_at(7))
+    newest = tmp_path / "out" / "checkpoints" / "step-00000007" / "optimizer.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    said: list[Event] = []
+    train(request, on_event=said.append)
+    notes = [event.text for event in said if isinstance(event, Note)]
+    assert any("step-00000007 is damaged" in text and "step 6" in text for text in notes)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, output=str(tmp_path / "whole"), save_every=3)
+    request = request_of(tmp_path, save_every=3, resume=True)
+    write = checkpoints.write_tensors
+
+    def full(path: Path, tensors: Any) -> None:
+        if "00000009" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_tensors", full)
+        with pytest.raises(VramfitError, match=r"disk is full.*step 9.*step 6 is whole"):
+            train(request)
+    train(request)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+def test_other_data_and_other_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(request_of(tmp_path), on_event=stopped_at(2))
+    write_classes(tmp_path / "train.csv", seed=9)
+    with pytest.raises(VramfitError, match=r"lr is 0.5, and was 0.001.*training data .* has changed"):
+        run(tmp_path, lr=0.5, resume=True)
+
+
+def test_a_folder_with_a_run_is_not_overwritten_and_a_finished_one_not_done_again(tmp_path: Path) -> None:
+    record = run(tmp_path)
+    with pytest.raises(VramfitError, match="holds a run already"):
+        run(tmp_path)
+    assert run(tmp_path, resume=True) == record
+
+
+def test_early_stopping_keeps_the_best_model(tmp_path: Path, dev: str) -> None:
+    saved: list[Event] = []
+    request = request_of(tmp_path, eval_data=dev, epochs=30, lr=3e-3, patience=2, keep=1)
+    record = train(request, on_event=saved.append)
+    assert record.status == "stopped early"
+    assert record.best_step == record.evaluations[-3].step
+    assert record.num_epochs < 30
+    best = tmp_path / "out" / "checkpoints" / f"step-{record.best_step:08d}"
+    assert best.is_dir()
+    assert isinstance(saved[-1], Saved)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    from safetensors.torch import load_file
+
+    learned = load_file(best / "weights.safetensors")
+    assert all(torch.equal(parameter, learned[name]) for name, parameter in model.named_parameters())
+
+
+def test_memory_that_runs_out_on_an_emulated_gpu_changes_nothing(tmp_path: Path, dev: str) -> None:
+    settings = {"eval_data": dev, "micro_batch": 4}
+    run(tmp_path, output=str(tmp_path / "cpu"), **settings)
+    emulated = {"device": "emulated", "memory": "64MiB", "optimizer": "adamw-fused"}
+    record = run(tmp_path, **settings, **emulated, fail_at=(900, 2500, 4000))
+    assert record.num_recoveries >= 2
+    assert record.budget_bytes == 64 * 2**20
+    assert record.measured_reserved_bytes is not None
+    assert record.predicted_reserved_bytes is not None
+    assert same_weights(tmp_path / "cpu", tmp_path / "out")
+
+
+@pytest.mark.parametrize("changes", [{"lora": 4}, {"quantize": "int8", "freeze": "encoder"}], ids=["lora", "int8"])
+def test_adapters_are_merged_and_frozen_weights_are_the_sources(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run(tmp_path, epochs=4, lr=5e-3, **changes)
+    source, saved = weights(tmp_path / "source"), weights(tmp_path / "out")
+    assert all(tensor.dtype == torch.float32 for tensor in saved.values())
+    assert not any("lora" in name or "base_layer" in name for name in saved)
+    same = {name for name in source if torch.equal(source[name], saved[f"bert.{name}"])}
+    adapted = {name for name in source if ".query.weight" in name or ".value.weight" in name}
+    learned = adapted if "lora" in changes else {"pooler.dense.weight", "pooler.dense.bias"}
+    assert same >= set(source) - learned - {"pooler.dense.weight", "pooler.dense.bias"}
+    assert not same & learned
+
+
+def test_a_run_that_diverges_stops_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramfit.runtime.stepper import Stepper
+
+    step = Stepper.step
+
+    def overflowing(self: Stepper, batch: Any) -> float:
+        loss = step(self, batch)
+        return loss if self.num_steps < 4 else float("nan")
+
+    monkeypatch.setattr(Stepper, "step", overflowing)
+    with pytest.raises(Diverged, match="loss of step 4 is nan") as caught:
+        run(tmp_path, save_every=3)
+    assert "lower learning rate" in str(caught.value.hint)
+    assert (tmp_path / "out" / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_bad_data_is_an_error_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "bad.csv"
+    data.write_text("text,label\nfine film,good\n,bad\ndull film,bad\n", encoding="utf-8")
+
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("vramfit.runtime.training.session.load_model", loaded)
+    with pytest.raises(DataError, match="row 3"):
+        run(tmp_path, data=str(data))
+    monkeypatch.undo()
+    record = run(tmp_path, data=str(data), skip_bad_rows=True, epochs=1)
+    assert (record.num_samples, record.num_bad_rows) == (2, 1)
+
+
+def test_long_samples_are_cut_and_that_is_said(tmp_path: Path) -> None:
+    data = tmp_path / "long.csv"
+    rows = [f"{'film was ' * 40}{word},{label}" for word, label in (("fine", "good"), ("dull", "bad"))]
+    data.write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    said: list[Event] = []
+    record = train(request_of(tmp_path, data=str(data), epochs=1, seq=24), on_event=said.append)
+    assert record.num_truncated == 2
+    assert record.longest_before_truncation == 83
+    assert any("cut at 24 tokens" in event.text for event in said if isinstance(event, Note))
