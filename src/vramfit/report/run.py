@@ -86,7 +86,8 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
 def _memory(r: RunRecord) -> str:
     said = [format_bytes(r.measured_reserved_bytes or 0)]
     if r.predicted_reserved_bytes is not None:
-        said.append(f"predicted at most {format_bytes(r.predicted_reserved_bytes)}")
+        where = " on a real GPU" if r.device == "emulated" else ""
+        said.append(f"predicted at most {format_bytes(r.predicted_reserved_bytes)}{where}")
     if r.budget_bytes is not None:
         said.append(f"budget {format_bytes(r.budget_bytes)}")
     return "; ".join(said)

@@ -66,7 +66,7 @@ def make_record(
         predicted_reserved_bytes=plan.estimate.safe_reserved_bytes if plan is not None else None,
         measured_reserved_bytes=place.reserved_bytes,
         measured_allocated_bytes=place.allocated_bytes,
-        predicted_step_time_s=plan.step_time_s if plan is not None else None,
+        predicted_step_time_s=plan.step_time_s if plan is not None and place.emulated is None else None,
         step_time_s=training_s / progress.step if progress.step else None,
         time_s=progress.time_s,
         num_tokens=progress.num_tokens,

@@ -27,10 +27,9 @@ def test_entities_of_a_sentence(tags: str) -> None:
 
 def test_scores_count_exact_spans_of_the_right_type() -> None:
     counts = EntityCounts()
-    # seqeval's own example: one entity of two is found exactly, one has a wrong border
-    counts.add(
-        ["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"]
-    )
+    # of two entities one is found exactly, and one with a wrong border
+    true = ["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"]
+    counts.add(true, ["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"])
     counts.add(["B-PER", "I-PER", "O"], ["B-PER", "I-PER", "O"])
     assert counts.scores() == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
     assert (counts.num_words_right, counts.num_words) == (8, 10)

@@ -1,0 +1,147 @@
+"""`vramfit train`, `evaluate` and `predict` as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.integration.command import Done, vramfit
+from tests.unit.runtime.training.small_runs import same_weights, write_classes, write_model
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("train")
+    write_model(made / "source")
+    write_classes(made / "train.csv", num_rows=80)
+    write_classes(made / "dev.csv", num_rows=20, seed=5)
+    return made
+
+
+def command(folder: Path, output: str, *more: str) -> list[str]:
+    paths = ["--model", str(folder / "source"), "--output", str(folder / output)]
+    settings = ["--device", "cpu", "--batch", "8", "--lr", "3e-3"]
+    return ["train", str(folder / "train.csv"), *paths, "--eval-data", str(folder / "dev.csv"), *settings, *more]
+
+
+def run(*arguments: str, stdin: str | None = None) -> Done:
+    return vramfit(*arguments, stdin=stdin, OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Done:
+    return run(*command(folder, "out", "--epochs", "6", "--json"))
+
+
+def test_train_saves_a_model_and_prints_its_record(folder: Path, trained: Done) -> None:
+    assert trained.code == 0, trained.err
+    record = json.loads(trained.out)
+    assert record["status"] == "completed"
+    assert record["num_steps"] == 60
+    assert "Training: 60 steps, batch 8" in trained.err
+    assert (folder / "out" / "model.safetensors").exists()
+    kinds = [json.loads(line)["kind"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("train") == 60
+    assert kinds.count("eval") == 6
+
+
+def test_evaluate_gives_the_metrics_of_the_best_step(folder: Path, trained: Done) -> None:
+    done = run("evaluate", str(folder / "out"), str(folder / "dev.csv"), "--json")
+    assert done.code == 0, done.err
+    record, result = json.loads(trained.out), json.loads(done.out)
+    assert result["accuracy"] == record["best_value"]
+    assert result["num_samples"] == 20
+
+
+def test_predictions_are_those_of_plain_transformers_in_the_order_of_the_input(folder: Path, trained: Done) -> None:
+    texts = ["the film was fine", "music and film and the film was very dull", "", "great", "the awful film"]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    done = run("predict", str(folder / "out"), "-", stdin=rows)
+    assert done.code == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [row["row"] for row in found] == [1, 2, 3, 4, 5]
+    assert "empty" in found[2]["error"]
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "out")
+    for text, row in zip(texts, found, strict=True):
+        if not text:
+            continue
+        with torch.no_grad():
+            probabilities = model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
+        assert row["label"] == model.config.id2label[int(probabilities.argmax())]
+        assert row["probability"] == pytest.approx(float(probabilities.max()), abs=1e-5)
+
+
+def test_predict_chooses_a_batch_for_an_emulated_gpu(folder: Path, trained: Done) -> None:
+    place = ("--device", "emulated", "--memory", "64MiB")
+    plain = run("predict", str(folder / "out"), str(folder / "dev.csv"))
+    done = run("predict", str(folder / "out"), str(folder / "dev.csv"), *place)
+    assert done.code == 0, done.err
+    assert [json.loads(line)["label"] for line in done.out.splitlines()] == [
+        json.loads(line)["label"] for line in plain.out.splitlines()
+    ]
+    small = run("predict", str(folder / "out"), str(folder / "dev.csv"), "--device", "emulated", "--memory", "1MiB")
+    assert small.code == 3
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained: Done) -> None:
+    arguments = command(folder, "stopped", "--epochs", "6")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vramfit", *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    journal = folder / "stopped" / "metrics.jsonl"
+    while process.poll() is None and not (journal.exists() and journal.stat().st_size > 200):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "its checkpoint is saved" in err
+    assert "go on with: vramfit train" in err
+    assert err.rstrip().endswith("--resume")
+    done = run(*arguments, "--resume")
+    assert done.code == 0, done.err
+    assert "Going on after step" in done.err
+    assert same_weights(folder / "out", folder / "stopped")
+
+
+def test_wrong_requests_are_two_lines_and_code_two(folder: Path) -> None:
+    done = run(*command(folder, "never", "--schedule", "linar", "--patience", "0"))
+    assert done.code == 2
+    assert "schedule 'linar'" in done.err
+    assert "patience 0" in done.err
+    assert not (folder / "never").exists()
+
+
+def test_what_does_not_fit_is_code_three(folder: Path) -> None:
+    paths = ["--model", str(folder / "source"), "--output", str(folder / "small")]
+    done = run("train", str(folder / "train.csv"), *paths, "--device", "emulated", "--memory", "1MiB")
+    assert done.code == 3, done.err
+
+
+def test_an_encoder_without_a_head_cannot_predict(folder: Path) -> None:
+    done = run("predict", str(folder / "source"), str(folder / "dev.csv"), "--task", "sequence-classification")
+    assert done.code == 1
+    assert "no trained head" in done.err
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "kill_and_resume.py"), "--count", "3", "--steps", "40"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills" in done.stdout
+    assert "0 wrong" in done.stdout
