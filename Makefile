@@ -27,7 +27,7 @@ demo: $(STAMP)  ## Show what vramfit does today
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile
 
 check: $(STAMP)  ## Lint and types, as CI runs them
 	$(BIN)/ruff format --check .

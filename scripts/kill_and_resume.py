@@ -1,6 +1,7 @@
 """Kill `vramfit train` at random moments with SIGKILL, resume it, and compare the weights with an undisturbed run.
 
     python scripts/kill_and_resume.py --count 50
+    python scripts/kill_and_resume.py --count 5 --fork      # quicker: children have torch imported already
 
 A small model is trained on the CPU. Every kill is followed by a look at all checkpoints (each must be whole) and by
 `--resume`, which may be killed again; a run that comes to its end must have saved the same weights bit for bit.
@@ -35,6 +36,8 @@ WORDS = [
     "slow",
     "warm",
 ]
+DURING_TRAINING = 0.85
+"""Share of kills after training has begun; the others come at any moment."""
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -73,20 +76,81 @@ def command(folder: Path, output: Path, num_steps: int) -> list[str]:
         "--lr": 0.001,
     }
     given = [str(part) for pair in arguments.items() for part in pair]
-    return [sys.executable, "-m", "vramfit", "train", str(folder / "train.jsonl"), *given, "--resume", "--json"]
+    return ["train", str(folder / "train.jsonl"), *given, "--resume", "--json"]
 
 
-def start(folder: Path, output: Path, num_steps: int) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command(folder, output, num_steps), env=environment, text=True, **pipes)
+class Run:
+    """`vramfit train` in a process of its own: a new one, or a fork of this one, which has imported everything."""
+
+    def __init__(self, arguments: list[str], *, fork: bool) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the run)
+        if fork:
+            self.pid = os.fork()
+            if self.pid == 0:
+                become(arguments, self._log.fileno())
+        else:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vramfit", *arguments], env=environment, stdout=self._log, stderr=self._log
+            )
+            self.pid = self._process.pid
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or the signal as a negative number; None while it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, until_s: float = float("inf")) -> int | None:
+        """Wait for the end, or for a moment."""
+        while self.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.002)
+        return self.code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
 
 
-def wait_until_begun(process: "subprocess.Popen[str]", output: Path) -> None:
+def become(arguments: list[str], log: int) -> None:
+    """Be `vramfit`, in a child."""
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.argv = ["vramfit", *arguments]
+    try:
+        from vramfit.cli.main import main as vramfit
+
+        vramfit()
+    except SystemExit as end:
+        sys.stdout.flush()
+        os._exit(int(end.code or 0))
+    finally:
+        os._exit(1)
+
+
+def import_everything() -> None:
+    """What a run imports, so that its forks need not; on one thread, which a fork survives."""
+    import torch
+    import transformers.quantizers  # noqa: F401
+
+    import vramfit.cli.main
+    import vramfit.runtime.training.train
+    import vramfit.runtime.training.trained  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def wait_until_begun(run: Run, output: Path) -> None:
     """Until a session writes its journal anew; what comes before it is mostly imports."""
     journal, begun = output / "metrics.jsonl", time.time()
-    while process.poll() is None and not (journal.exists() and journal.stat().st_mtime >= begun - 0.01):
-        time.sleep(0.005)
+    while run.poll() is None and not (journal.exists() and journal.stat().st_mtime >= begun - 0.01):
+        time.sleep(0.002)
 
 
 def damaged(output: Path) -> list[str]:
@@ -101,55 +165,63 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50, help="kills")
     parser.add_argument("--steps", type=int, default=150, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--fork", action="store_true", help="fork this process in place of starting new ones")
     options = parser.parse_args()
-    draw = random.Random(options.seed)
+    if options.fork:
+        import_everything()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_inputs(folder)
-        plain = folder / "undisturbed"
-        began = start(folder, plain, options.steps)
-        wait_until_begun(began, plain)
-        first = time.monotonic()
-        if began.wait() != 0:
-            print(began.stderr.read() if began.stderr else "", file=sys.stderr)
-            return 1
-        length_s = time.monotonic() - first
-        print(f"undisturbed: {options.steps} steps in {length_s:.1f} s")
-        expected = (plain / "model.safetensors").read_bytes()
-        num_kills = num_runs = num_wrong = 0
-        while num_kills < options.count or num_runs == 0:
-            num_runs += 1
-            output = folder / f"run{num_runs}"
-            kills = 0
-            while True:
-                process = start(folder, output, options.steps)
-                if num_kills < options.count:
-                    if draw.random() < 0.85:
-                        wait_until_begun(process, output)
-                        pause_s = draw.uniform(0, length_s * 0.7)
-                    else:
-                        pause_s = draw.uniform(0, 4)
-                    try:
-                        process.wait(timeout=pause_s)
-                    except subprocess.TimeoutExpired:
-                        process.send_signal(signal.SIGKILL)
-                        kills += 1
-                        num_kills += 1
-                code = process.wait()
-                broken = damaged(output)
-                if broken:
-                    print(f"run {num_runs}: not whole after kill {num_kills}: {', '.join(broken)}")
-                    num_wrong += 1
-                if code == 0:
-                    break
-                if code != -signal.SIGKILL:
-                    print(process.stderr.read() if process.stderr else "", file=sys.stderr)
-                    return 1
-            same = (output / "model.safetensors").read_bytes() == expected
-            num_wrong += not same
-            print(f"run {num_runs}: {kills} kills, weights {'equal to the bit' if same else 'DIFFER'}", flush=True)
-        print(f"{num_kills} kills in {num_runs} runs; {num_wrong} wrong")
+        return disturb(Path(name), options)
+
+
+def disturb(folder: Path, options: argparse.Namespace) -> int:
+    """One undisturbed run, then others that are killed and resumed; 0 when all end with the same weights."""
+    write_inputs(folder)
+    plain = Run(command(folder, folder / "undisturbed", options.steps), fork=options.fork)
+    wait_until_begun(plain, folder / "undisturbed")
+    began = time.monotonic()
+    if plain.wait() != 0:
+        print(plain.said(), file=sys.stderr)
+        return 1
+    length_s = time.monotonic() - began
+    print(f"undisturbed: {options.steps} steps in {length_s:.1f} s", flush=True)
+    expected = (folder / "undisturbed" / "model.safetensors").read_bytes()
+    draw = random.Random(options.seed)
+    num_kills = num_runs = num_wrong = 0
+    while num_kills < options.count:
+        num_runs += 1
+        output = folder / f"run{num_runs}"
+        kills, wrong = until_finished(folder, output, options, options.count - num_kills, length_s, draw)
+        same = (output / "model.safetensors").read_bytes() == expected
+        num_kills += kills
+        num_wrong += wrong + (not same)
+        print(f"run {num_runs}: {kills} kills, weights {'equal to the bit' if same else 'DIFFER'}", flush=True)
+    print(f"{num_kills} kills in {num_runs} runs; {num_wrong} wrong")
     return 1 if num_wrong else 0
+
+
+def until_finished(
+    folder: Path, output: Path, options: argparse.Namespace, most: int, length_s: float, draw: random.Random
+) -> tuple[int, int]:
+    """Start, kill and resume a run until it is done; the kills, and the checkpoints that were not whole."""
+    kills = wrong = 0
+    while True:
+        run = Run(command(folder, output, options.steps), fork=options.fork)
+        if kills < most:
+            if draw.random() < DURING_TRAINING:
+                wait_until_begun(run, output)
+            if run.wait(until_s=time.monotonic() + draw.uniform(0, 0.7 * length_s)) is None:
+                run.kill()
+                kills += 1
+        code = run.wait()
+        broken = damaged(output)
+        if broken:
+            print(f"{output.name}: not whole: {', '.join(broken)}", flush=True)
+            wrong += len(broken)
+        if code == 0:
+            return kills, wrong
+        if code != -signal.SIGKILL:
+            print(run.said(), file=sys.stderr)
+            raise SystemExit(f"a resumed run ended with {code}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def run(
     ] = None,
     label_column: Annotated[str | None, _option("Column of the labels.", _DATA, "NAME")] = None,
     max_rows: Annotated[int | None, _option("Read no more rows.", _DATA, "N")] = None,
-    skip_bad_rows: Annotated[bool, _option("Leave out rows that cannot be used.", _DATA)] = False,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used.", rich_help_panel=_DATA)
+    ] = False,
     epochs: Annotated[float, _option("Passes over the data.", _HOW, "X")] = 3,
     max_steps: Annotated[int | None, _option("Batches to learn from, whatever the epochs.", _HOW, "N")] = None,
     batch: Annotated[
@@ -108,7 +110,7 @@ def run(
     }
     request = TrainRequest(**given)
     display = Display()
-    with display, console(stderr=True).status("Loading …"):
+    with console(stderr=True).status("Loading …"):
         from vramfit.runtime.training.interruption import Interrupted
         from vramfit.runtime.training.train import train
     try:
@@ -214,7 +216,7 @@ class Display:
             budget = f" of {format_bytes(self._budget_bytes)}" if self._budget_bytes else ""
             parts.append(f"{format_bytes(event.reserved_bytes)}{budget}")
         counts = {"recoveries": event.num_recoveries, "skipped": event.num_skipped, "not finite": event.num_nonfinite}
-        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        parts += [f"{name} {count}" for name, count in counts.items() if count]
         if event.loss_scale is not None:
             parts.append(f"scale {event.loss_scale:g}")
         return "  ".join(parts)

@@ -29,7 +29,8 @@ def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> W
         last = workload.batch - num_more * micro_batch
     parts = [(micro_batch, "steady.micro0", 1)]
     if workload.trains:
-        parts += [(micro_batch, "steady.micro1", num_more - 1), (last, "steady.micro1", min(num_more, 1))]
+        num_smaller = int(last < micro_batch)
+        parts += [(micro_batch, "steady.micro1", num_more - num_smaller), (last, "steady.micro1", num_smaller)]
         parts.append((micro_batch, "steady.optimizer", 1))
     works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]
     segments = tuple(segment for work in works for segment in work.segments)

@@ -83,7 +83,8 @@ class Search:
             return None
         first = self._recipes[0].optimizer
         for recipe in self._recipes:
-            if recipe.optimizer == first and not self._is_hopeless():
+            is_first = recipe.optimizer == first
+            if (is_first or self._is_hopeless(first)) and not self._is_hopeless(recipe.optimizer):
                 self._open(_Family(recipe))
         while self._queue:
             _, _, item = heapq.heappop(self._queue)
@@ -97,9 +98,12 @@ class Search:
                     return found
         return None
 
-    def _is_hopeless(self) -> bool:
-        """Whether a recipe was traced whose optimizer's step alone is too much: another precision has the same."""
-        return any(min(p.floor_bytes for p in f.plain.values()) > self.limit_bytes for f in self.families)
+    def _is_hopeless(self, optimizer: str) -> bool:
+        """Whether this optimizer's step alone is too much, with weights and gradients: so it is in any precision."""
+        return any(self._is_too_much(f) for f in self.families if f.recipe.optimizer == optimizer)
+
+    def _is_too_much(self, family: _Family) -> bool:
+        return min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
 
     def _push(self, seconds: float, item: object) -> None:
         heapq.heappush(self._queue, (seconds, next(self._order), item))
@@ -109,14 +113,14 @@ class Search:
         try:
             family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
         except (MissingExtra, WorkloadError, TraceError) as error:
-            if not self.families and family.sibling is None:
+            if not self.families:
                 raise  # what was asked for does not go
             self.not_available.append(f"{family.recipe.optimizer} was left out: {error}")
             return
         self.families.append(family)
+        if self._is_too_much(family):
+            return  # no split and no checkpointing will help
         self._push_eight_bit(family)
-        if min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes:
-            return  # weights, gradients and state alone do not fit: no split and no checkpointing will help
         fastest = min(p.step_time_s for p in family.plain.values())
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))

@@ -59,7 +59,8 @@ def _facts(record: RunRecord) -> Table:
 
 
 def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
-    cut = f", {r.num_truncated:,} of them cut" if r.num_truncated else ""
+    how = "read in windows" if r.task == "question-answering" else "cut"
+    cut = f"; {r.num_truncated:,} rows too long, and {how}" if r.num_truncated else ""
     left_out = f"; {r.num_bad_rows:,} rows left out" if r.num_bad_rows else ""
     yield "data", f"{r.num_samples:,} samples{cut}{left_out}"
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())

@@ -19,9 +19,12 @@ from vramfit.workload import Precision
 
 MAX_SAMPLES = 1024
 """Of one batch, however short they are."""
+MAX_HOST_BYTES = 64 * 2**20
+"""Outputs up to this size are looked at on the host; larger ones, a logit for every word of the vocabulary, stay on
+the device."""
 
 OnOutput = Callable[[Any, Batch, list[int]], None]
-"""Takes the output for a batch, the batch as it lay on the device, and the numbers of its samples."""
+"""Takes the output for a batch, the batch beside it, and the numbers of its samples."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -47,8 +50,7 @@ class Inference:
         """Pass all samples through the model, longest first.
 
         Args:
-            on_output: called once for each batch, and once more for one that ran out of memory inside it: it must not
-                keep half of what it was given.
+            on_output: called once for each batch that went through.
             on_progress: called with samples done and samples to do.
 
         Raises:
@@ -93,12 +95,22 @@ class Inference:
                 batch = {name: value.to(self._place.device) for name, value in on_host.items()}
                 with autocast:
                     output = self.model(**model_inputs(batch))
-                on_output(output, batch, group)
+                small = _num_bytes(output) <= MAX_HOST_BYTES
+                if small:
+                    output = type(output)(**{k: v.cpu() for k, v in output.items() if isinstance(v, torch.Tensor)})
+                else:
+                    on_output(output, batch, group)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return str(error).splitlines()[0]
+        if small:  # on the host nothing runs out half-way
+            on_output(output, on_host, group)
         return ""
+
+
+def _num_bytes(output: Any) -> int:
+    return sum(value.nbytes for value in output.values() if isinstance(value, torch.Tensor))
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, *, chosen: Sequence[int] | None = None) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ class Journal:
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        with suppress(OSError):  # a full disk: the next checkpoint says so, with what to do
+            self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -46,7 +48,8 @@ class Journal:
 
     def close(self) -> None:
         """Finish the files."""
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

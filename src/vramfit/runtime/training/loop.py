@@ -95,7 +95,7 @@ class Loop:
         while progress.step < p.num_steps and not self._is_enough():
             if progress.epoch != epoch:
                 epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
-            self._learn(p.train.collate(batches[progress.index], epoch=epoch), len(batches))
+            self._learn(batches[progress.index], epoch, len(batches))
             self._after_step(is_end_of_epoch=progress.index == 0)
         if p.evaluation is not None and not progress.is_evaluated:
             self._evaluate(p.evaluation)
@@ -106,8 +106,9 @@ class Loop:
         patience = self._parts.request.patience
         return patience is not None and self.progress.num_without_better >= patience
 
-    def _learn(self, batch: Batch, num_batches: int) -> None:
+    def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
         p, stepper, started = self._parts, self._parts.stepper, time.perf_counter()
+        batch = p.train.collate(rows, epoch=epoch)
         lr, skipped_before, loss = p.schedule.lr, stepper.num_skipped, math.nan
         counts = _has_labels(batch)
         if counts:

@@ -28,6 +28,8 @@ class Progress:
     """The last ones."""
     evaluations: list[EvaluationResult] = field(default_factory=list)
     best_value: float | None = None
+    best_loss: float = math.inf
+    """Decides between evaluations of the same value."""
     best_step: int | None = None
     num_without_better: int = 0
     """Evaluations since the best one."""
@@ -47,10 +49,14 @@ class Progress:
 
     def evaluated(self, epochs: float, metrics: dict[str, Any], value: float, *, higher: bool, time_s: float) -> None:
         """Note an evaluation, and whether it is the best."""
-        best = self.best_value is None or (value > self.best_value if higher else value < self.best_value)
-        best = best and not math.isnan(value)
+        loss = float(metrics.get("loss", 0.0))
+        best = not math.isnan(value) and (
+            self.best_value is None
+            or (value > self.best_value if higher else value < self.best_value)
+            or (value == self.best_value and loss < self.best_loss)
+        )
         if best:
-            self.best_value, self.best_step, self.num_without_better = value, self.step, 0
+            self.best_value, self.best_loss, self.best_step, self.num_without_better = value, loss, self.step, 0
         else:
             self.num_without_better += 1
         self.evaluations.append(

@@ -147,6 +147,10 @@ class Session:
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
                 restore_learned(model, checkpoint.tensors("weights"))
+        if self._workload.quantize is not None:
+            self.notes.append(
+                f"weights that were {self._workload.quantize} did not learn: saved as the source has them"
+            )
         save_model(model, self._data.tokenizer, output, load_source=self._load_source())
 
     def _load_source(self) -> Callable[[], Any]:

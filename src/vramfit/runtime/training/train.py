@@ -62,6 +62,10 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
             return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
     memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
     place = Place(request.device, memory=memory, fail_at=request.fail_at)
+    _make_folder(output)
+    if not place.has_budget and (request.memory or request.gpu):
+        text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
+        on_event(events.Note(text=text, warns=True))
     plan = plan or _plan(request, data, place, output, checkpoint, on_event)
     workload = settle(request, data, plan)
     seed_everything(request.seed)
@@ -93,16 +97,19 @@ def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event
             f"{output} holds a run already",
             hint="go on with it: the same command with --resume (resume=True); or choose another --output",
         )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VramfitError(f"cannot make {output}: {error.strerror}", hint="choose a folder you can write to") from None
     store.clean()
     checkpoint = store.newest()
     for name in store.damaged:
         instead = f"step {checkpoint.step:,}" if checkpoint is not None else "the beginning"
         on_event(events.Note(text=f"Checkpoint {name} is damaged or incomplete: going on from {instead}.", warns=True))
     return checkpoint
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VramfitError(f"cannot make {output}: {error.strerror}", hint="choose a folder you can write to") from None
 
 
 def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> None:
@@ -157,10 +164,10 @@ def _say_what_was_cut(data: Data, on_event: events.OnEvent) -> None:
             text = f"{len(samples.bad_rows):,} rows of the {name} data are left out; the first is row {first.row}: "
             on_event(events.Note(text=text + first.what, warns=True))
         if samples.num_truncated:
-            cut = "split into overlapping windows" if samples.task == "question-answering" else "cut"
+            how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
             on_event(
                 events.Note(
-                    text=f"{samples.num_truncated:,} of {len(samples):,} samples of the {name} data are {cut} at "
-                    f"{max(samples.lengths):,} tokens; the longest has {samples.longest_before_truncation:,}."
+                    text=f"{samples.num_truncated:,} rows of the {name} data are longer than {max(samples.lengths):,} "
+                    f"tokens and {how}; the longest has {samples.longest_before_truncation:,}."
                 )
             )

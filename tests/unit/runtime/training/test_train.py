@@ -21,7 +21,7 @@ from tests.unit.runtime.training.small_runs import (
 )
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from vramfit.errors import DataError, VramfitError
+from vramfit.errors import DataError, VramfitError, WorkloadError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
@@ -149,6 +149,23 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_good_checkpoint(
     assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
+def test_a_disk_that_is_full_at_the_very_end_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, output=str(tmp_path / "whole"))
+    request = request_of(tmp_path, resume=True)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+        with pytest.raises(VramfitError, match=r"disk is full: the model was not saved.*last checkpoint is whole"):
+            train(request)
+    said: list[Event] = []
+    train(request, on_event=said.append)
+    assert not any(isinstance(event, Stepped) for event in said)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
 def test_other_data_and_other_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(request_of(tmp_path), on_event=stopped_at(2))
@@ -193,9 +210,34 @@ def test_memory_that_runs_out_on_an_emulated_gpu_changes_nothing(tmp_path: Path,
     assert same_weights(tmp_path / "cpu", tmp_path / "out")
 
 
+def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"device": "emulated", "memory": "64MiB"}
+    run(tmp_path, output=str(tmp_path / "whole"), **settings)
+    request = request_of(tmp_path, resume=True, **settings)
+    with pytest.raises(Interrupted):
+        train(request, on_event=stopped_at(5))
+
+    def planned(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was planned anew")
+
+    monkeypatch.setattr("vramfit.runtime.training.train.make_plan", planned)
+    train(request)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_saved_plan_is_followed(tmp_path: Path) -> None:
+    first = run(tmp_path, device="emulated", memory="64MiB", micro_batch=2, output=str(tmp_path / "first"))
+    plan = str(tmp_path / "first" / "plan.json")
+    record = run(tmp_path, device="emulated", plan=plan, batch=None)
+    assert record.settings == first.settings
+    with pytest.raises(WorkloadError, match=r"for batch 8, not 4.*task sequence|task sequence.*for batch 8, not 4"):
+        run(tmp_path, plan=plan, batch=4, task="masked-lm", output=str(tmp_path / "never"))
+
+
 @pytest.mark.parametrize("changes", [{"lora": 4}, {"quantize": "int8", "freeze": "encoder"}], ids=["lora", "int8"])
 def test_adapters_are_merged_and_frozen_weights_are_the_sources(tmp_path: Path, changes: dict[str, Any]) -> None:
-    run(tmp_path, epochs=4, lr=5e-3, **changes)
+    record = run(tmp_path, epochs=4, lr=5e-3, **changes)
+    assert any("saved as the source has them" in note for note in record.notes) == ("quantize" in changes)
     source, saved = weights(tmp_path / "source"), weights(tmp_path / "out")
     assert all(tensor.dtype == torch.float32 for tensor in saved.values())
     assert not any("lora" in name or "base_layer" in name for name in saved)
@@ -245,4 +287,6 @@ def test_long_samples_are_cut_and_that_is_said(tmp_path: Path) -> None:
     record = train(request_of(tmp_path, data=str(data), epochs=1, seq=24), on_event=said.append)
     assert record.num_truncated == 2
     assert record.longest_before_truncation == 83
-    assert any("cut at 24 tokens" in event.text for event in said if isinstance(event, Note))
+    assert any(
+        "longer than 24 tokens and cut; the longest has 83" in event.text for event in said if isinstance(event, Note)
+    )

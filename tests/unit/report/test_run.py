@@ -1,0 +1,68 @@
+"""A run shown in the terminal."""
+
+import io
+
+from rich.console import Console
+
+from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.report.run import render_metrics, render_run
+
+RECORD = RunRecord(
+    model="minilm",
+    model_class="BertForSequenceClassification",
+    task="sequence-classification",
+    data="d.csv",
+    output="my-model",
+    device="cuda:0",
+    status="completed",
+    num_samples=1000,
+    num_truncated=7,
+    settings={"batch": 32, "precision": "amp-fp16"},
+    num_epochs=2.0,
+    num_steps=64,
+    num_skipped=1,
+    loss_scale=32768.0,
+    num_recoveries=2,
+    final_micro_batch=8,
+    train_loss=0.25,
+    evaluations=(EvaluationResult(step=32, epoch=1.0, metrics={"accuracy": 0.9}, time_s=1.0, is_best=True),),
+    best_metric="accuracy",
+    best_value=0.9,
+    best_step=32,
+    budget_bytes=2**30,
+    predicted_reserved_bytes=2**29,
+    measured_reserved_bytes=2**28,
+    predicted_step_time_s=0.1,
+    step_time_s=0.125,
+    time_s=75.0,
+    num_tokens=64000,
+    tokens_per_s=1000.0,
+)
+
+
+def shown(content: object) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(content)
+    return console.export_text()
+
+
+def test_a_run_shows_what_it_took_beside_what_was_predicted() -> None:
+    text = shown(render_run(RECORD))
+    for part in (
+        "1,000 samples; 7 rows too long, and cut",
+        "256.00 MiB; predicted at most 512.00 MiB; budget 1.00 GiB",
+        "125 ms; predicted 100 ms",
+        "2: memory ran out and nothing was lost",
+        "loss scale 32768, 1 steps skipped",
+        "accuracy 0.9000 at step 32",
+        "1 min 15 s",
+        "Saved in my-model",
+    ):
+        assert part in text
+
+
+def test_metrics_are_numbers_only() -> None:
+    text = shown(render_metrics({"accuracy": 0.5, "num_samples": 1200, "names": ["a"]}))
+    assert "0.5000" in text
+    assert "1,200" in text
+    assert "names" not in text

@@ -1,0 +1,42 @@
+"""Saved models, opened to evaluate and predict with."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.runtime.training.small_runs import run, write_classes, write_model, write_questions
+
+from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.trained import open_model
+
+
+def test_a_saved_model_knows_its_task_and_its_labels(tmp_path: Path) -> None:
+    run(tmp_path, epochs=1)
+    trained = open_model(str(tmp_path / "out"))
+    assert (trained.task, trained.label_names) == ("sequence-classification", ("bad", "good"))
+    data = str(write_questions(tmp_path / "qa.jsonl"))
+    run(tmp_path, task="question-answering", data=data, output=str(tmp_path / "qa"), epochs=1)
+    assert open_model(str(tmp_path / "qa")).task == "question-answering"
+
+
+def test_an_encoder_has_no_answers(tmp_path: Path) -> None:
+    write_model(tmp_path / "m")
+    with pytest.raises(WorkloadError, match="has no head"):
+        open_model(str(tmp_path / "m"))
+    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    data = write_classes(tmp_path / "d.csv")
+    samples = trained.read(DataSource(path=str(data), task="sequence-classification", needs_labels=False))
+    with pytest.raises(CheckpointError, match="no trained head"):
+        trained.load(Place("cpu"), samples)
+
+
+def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:
+    run(tmp_path, epochs=1)
+    trained = open_model(str(tmp_path / "out"))
+    samples = trained.read(DataSource(path=str(tmp_path / "train.csv"), task="sequence-classification"))
+    longest = max(samples.lengths)
+    place = Place("emulated", memory="64MiB")
+    assert trained.load(place, samples, memory="64MiB").max_tokens == 256 * longest
+    with pytest.raises(NoPlanFits, match="not even one sample"):
+        trained.load(Place("emulated", memory="1MiB"), samples, memory="1MiB")
