@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vramfit.errors import (
         BudgetExceeded,
         CheckpointError,
+        DataError,
         MissingExtra,
         NoPlanFits,
         RecoveryExhausted,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _HOME = {
     "BudgetExceeded": "vramfit.errors",
     "CheckpointError": "vramfit.errors",
+    "DataError": "vramfit.errors",
     "EmulatedGPU": "vramfit.emulator.gpu",
     "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
@@ -62,6 +64,7 @@ _HOME = {
 __all__ = [
     "BudgetExceeded",
     "CheckpointError",
+    "DataError",
     "EmulatedGPU",
     "Estimate",
     "Finding",
