@@ -19,6 +19,8 @@ MAX_ALTERNATIVES = 6
 COMMAND_WIDTH = 72
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
+TRAINED_TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
+"""Tasks that `vramfit train` knows."""
 OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator")
 
 
@@ -149,13 +151,21 @@ def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
 def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
+    if w.task in TRAINED_TASKS:
+        yield Text(f"  {train_command(w, path)}", no_wrap=True, overflow="fold")
+        yield Text("Or in a loop of your own", style="bold")
     for line in snippet(w, path):
         yield Text(f"  {line}", no_wrap=True, overflow="fold")
-    if w.allocator == "expandable":
-        yield Text("  started with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment", style="dim")
     yield Text("Look closer", style="bold")
     for line in wrap_command(estimate_command(w)):
         yield Text(f"  {line}", no_wrap=True)
+
+
+def train_command(workload: Workload, path: str) -> str:
+    """The command that trains by a plan; the data is the reader's."""
+    task = [] if workload.task == "sequence-classification" else ["--task", workload.task]
+    words = ["vramfit", "train", "DATA.csv", "--model", workload.model, *task, "--plan", path, "--output", "my-model"]
+    return shlex.join(words)
 
 
 def snippet(workload: Workload, path: str) -> list[str]:

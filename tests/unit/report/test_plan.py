@@ -54,7 +54,7 @@ def test_every_part_is_shown_at_any_width(width: int) -> None:
     text = drawn(render_plan(sample()), width)
     for part in ("passes of 4, 8 a step", "40 samples/s", "evaluation, batch 64", "precision amp-fp16", "fewer bits"):
         assert part in text, part
-    for part in ("●", "○", "×", "┄", "does not fit", "vramfit.Stepper", "expandable_segments", "Derived"):
+    for part in ("●", "○", "×", "┄", "does not fit", "vramfit.Stepper", "vramfit train", "Derived"):
         assert part in text, part
     assert max(map(len, text.splitlines())) <= max(width, 96)
 
