@@ -392,10 +392,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             ),
             remark="What works today: the job is predicted, and int8 weights that are to learn are refused. "
             "`vramfit.load` gives an int8 base with a head in full precision, and your own loop can train that head, "
-            "as above; vramfit has no command that trains. What comes after the encoder, the pooler and the head, is "
-            "never quantized, in a load as in a prediction, since what is new must learn. With `quantize_dynamic` (the "
-            "last lines) the head is quantized, so that no parameter is left to train and the optimizer refuses an "
-            "empty list.",
+            "as above; from a file, `vramfit train` does it with `--quantize int8 --freeze encoder`. What comes after "
+            "the encoder, the pooler and the head, is never quantized, in a load as in a prediction, since what is new "
+            "must learn. With `quantize_dynamic` (the last lines) the head is quantized, so that no parameter is left "
+            "to train and the optimizer refuses an empty list.",
         ),
     ),
     "Memory of the host": (

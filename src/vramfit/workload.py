@@ -43,6 +43,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
 
+TRAINED_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
+"""Tasks that vramfit reads data for, trains, evaluates and predicts."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 MAX_COUNT = 2**31 - 1
 """Upper bound of every count: CUDA kernels index with 32 bits, and sizes stay exact integers."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
+from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
 from vramfit.workload import CHOICES
 
@@ -59,7 +60,7 @@ def run(
             DataSource(
                 path=data,
                 task=trained.task,
-                text_columns=columns(text_column),
+                text_columns=parse_names(text_column),
                 label_column=label_column,
                 skip_bad_rows=skip_bad_rows,
                 max_rows=max_rows,
@@ -89,11 +90,6 @@ def check_precision(precision: str) -> None:
     """Refuse a name that is no precision, before anything heavy is imported."""
     if precision not in CHOICES["precision"]:
         raise WorkloadError([f"precision {precision!r} is not one of {', '.join(CHOICES['precision'])}"])
-
-
-def columns(text: str | None) -> tuple[str, ...]:
-    """Names with commas between them."""
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def say_what_was_cut(samples: Any) -> None:

@@ -21,10 +21,10 @@ from vramfit.cli.evaluate import (
     TextColumn,
     Trust,
     check_precision,
-    columns,
     say_what_was_cut,
 )
 from vramfit.cli.terminal import console
+from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
 
 NAME = "predict"
@@ -64,7 +64,7 @@ def run(
         source = DataSource(
             path=data,
             task=trained.task,
-            text_columns=columns(text_column),
+            text_columns=parse_names(text_column),
             needs_labels=False,
             skip_bad_rows=True,
             max_rows=max_rows,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import parse_counts
+from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
 from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ def run(
 
     given = {k: v for k, v in locals().items() if k not in ("json", "TrainRequest", "text_column")}
     given |= {
-        "text_columns": tuple(_parts(text_column)),
-        "allow": tuple(_parts(allow)),
+        "text_columns": parse_names(text_column),
+        "allow": parse_names(allow),
         "fail_at": tuple(parse_counts(fail_at, "--fail-at")),
-        "checkpointing": _number_or_text(checkpointing),
-        "freeze": _freeze(freeze),
+        "checkpointing": None if checkpointing is None else number_or_text(checkpointing),
+        "freeze": None if freeze is None else parse_freeze(freeze),
         "max_grad_norm": max_grad_norm or None,
     }
     request = TrainRequest(**given)
@@ -127,19 +127,6 @@ def run(
     from vramfit.report.run import render_run
 
     console().print(render_run(record))
-
-
-def _parts(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _number_or_text(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else text
-
-
-def _freeze(text: str | None) -> int | str | tuple[str, ...] | None:
-    parts = _parts(text)
-    return tuple(parts) if len(parts) > 1 else _number_or_text(text)
 
 
 def _resume_command() -> str:

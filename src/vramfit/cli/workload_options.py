@@ -137,9 +137,9 @@ class WorkloadOptions:
         if self.no_dropout:
             given["dropout"] = False
         if self.checkpointing is not None:
-            given["checkpointing"] = _number_or_text(self.checkpointing)
+            given["checkpointing"] = number_or_text(self.checkpointing)
         if self.freeze is not None:
-            given["freeze"] = _freeze(self.freeze)
+            given["freeze"] = parse_freeze(self.freeze)
         if self.lengths is not None:
             given["lengths"] = tuple(parse_counts(self.lengths, "--lengths", unique=False))
         return given
@@ -189,11 +189,17 @@ def parse_counts(text: str | None, option: str, *, unique: bool = True) -> list[
     return sorted(set(counts)) if unique else counts
 
 
-def _number_or_text(text: str) -> int | str:
+def parse_names(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def number_or_text(text: str) -> int | str:
+    """A number of layers where the text is one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else text
 
 
-def _freeze(text: str) -> int | str | tuple[str, ...]:
+def parse_freeze(text: str) -> int | str | tuple[str, ...]:
     """A number of layers, a name or a pattern; or several of them."""
     parts = tuple(part.strip() for part in text.split(","))
-    return parts if len(parts) > 1 else _number_or_text(parts[0])
+    return parts if len(parts) > 1 else number_or_text(parts[0])

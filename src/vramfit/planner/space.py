@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from vramfit.errors import WorkloadError
 from vramfit.planner.request import Request
-from vramfit.records.plan import Kind
+from vramfit.records.estimate import Kind
 from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by
 from vramfit.workload import Workload
 

@@ -11,6 +11,8 @@ from vramfit.records.saving import replace_file
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
+Kind = Literal["free", "numeric", "different training"]
+"""Of a change: same maths; same training in another precision; something else is learned."""
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (
@@ -164,8 +166,7 @@ class Advice:
 
     change: str
     """Keyword and value, as on the command line: `optimizer adamw-fused`."""
-    kind: Literal["free", "numeric", "different training"]
-    """Same maths; same training in another precision; something else is learned."""
+    kind: Kind
     saved_bytes: int
     """Of the allocated peak."""
     peak_allocated_bytes: int

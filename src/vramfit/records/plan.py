@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.estimate import Estimate
+from vramfit.records.estimate import Estimate, Kind
 from vramfit.records.saving import replace_file
 from vramfit.workload import Workload
-
-Kind = Literal["free", "numeric", "different training"]
-"""Same maths; same training in another precision; something else is learned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

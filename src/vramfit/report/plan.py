@@ -8,19 +8,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.plan import Alternative, InstanceFit, Kind, Plan
+from vramfit.records.estimate import Kind
+from vramfit.records.plan import Alternative, InstanceFit, Plan
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, duration, marked
 from vramfit.report.scatter import Point, Scatter
 from vramfit.report.words import NO_BREAK, percent, size, target
-from vramfit.workload import Workload
+from vramfit.workload import TRAINED_TASKS, Workload
 
 MAX_ALTERNATIVES = 6
 COMMAND_WIDTH = 72
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-TRAINED_TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
-"""Tasks that `vramfit train` knows."""
 OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator")
 
 

@@ -20,15 +20,16 @@ from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.monitor.readings import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
+from vramfit.runtime.budget import ALLOCATOR_VARIABLES
 from vramfit.runtime.preparation import check, make_step, prepare, write_tokens
 from vramfit.step.inputs import make_batch
+from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.techniques.catalogue import conflicts
 from vramfit.workload import Workload
 
 DEVICE = torch.device("cuda", 0)
 DEFAULT_STEPS = 3
 """The second step is the first with optimizer state; the third shows that nothing grows any more."""
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 DROPPED_VARIABLES = (
     *ALLOCATOR_VARIABLES,
     "CUBLAS_WORKSPACE_CONFIG",
@@ -95,7 +96,7 @@ def run_workload(workload: Workload, num_steps: int = DEFAULT_STEPS, model: Any 
     try:
         run.go(num_steps)
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         message = " ".join(str(error).split())
     return run.measurement(message)
@@ -193,11 +194,6 @@ def _check_cuda(workload: Workload) -> None:
         raise WorkloadError(problems)
     if workload.memory is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, workload.memory / properties.total_memory), DEVICE)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "ALLOC_FAILED" in text
 
 
 def _environment(workload: Workload) -> dict[str, str]:

@@ -6,12 +6,13 @@ Three classes: `free` changes no result beyond the order of sums, `numeric` comp
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
+from vramfit.records.estimate import Kind
 from vramfit.workload import Workload
 
-Kind = Literal["free", "numeric", "different training"]
-KINDS: tuple[Kind, ...] = ("free", "numeric", "different training")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""The mildest first."""
 BF16_CAPABILITY = (8, 0)
 """The first with bfloat16 and TF32 arithmetic, and the first that torch's int4 product is built for."""
 TRITON_CAPABILITY = (7, 0)

@@ -19,13 +19,12 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here
 from vramfit.units import parse_bytes
-from vramfit.workload import Precision, Task
+from vramfit.workload import TRAINED_TASKS, Precision, Task
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
-KINDS: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,10 +137,10 @@ def open_model(
     """
     config = resolve(model, task=task or "features", trust_remote_code=trust_remote_code).config
     found = task or _task_of(config)
-    if found not in KINDS:
+    if found not in TRAINED_TASKS:
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
-            hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(KINDS)}",
+            hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
         )
     tokenizer = load_tokenizer(model)
     limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
@@ -165,6 +164,6 @@ def _task_of(config: Any) -> str | None:
     for task in supported_tasks(config):
         found = getattr(transformers, AUTO_CLASSES[task])._model_mapping.get(type(config), None)
         classes = found if isinstance(found, tuple | list) else (found,)
-        if task in KINDS and any(c.__name__ in architectures for c in classes if c is not None):
+        if task in TRAINED_TASKS and any(c.__name__ in architectures for c in classes if c is not None):
             return task
     return None
