@@ -37,27 +37,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(run_one(**json.loads(options.child))))
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        results = compare(Path(folder), options)
-    print(render(results))
-    print(f"wrote {save(results, options.results)}")
+        print(f"wrote {compare(Path(folder), options)}")
     return 0
 
 
-def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Every loader in every precision, the loaders taking turns."""
+def compare(folder: Path, options: argparse.Namespace) -> Path:
+    """Every loader in every precision, the loaders taking turns; results are written after each precision."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     paths = {name: _write_checkpoint(name, folder) for name in (SMALL, options.model)}
-    rows = []
-    for kind in options.kinds.split(","):
-        runs: dict[str, list[dict[str, Any]]] = {loader: [] for loader in LOADERS}
-        for _ in range(options.repeats):
-            for loader in LOADERS:
-                runs[loader].append(_in_child(loader, kind, device, paths[SMALL], paths[options.model]))
-        rows += [_summary(loader, kind, made) for loader, made in runs.items()]
-        print(render({"rows": rows[-len(LOADERS) :]}), flush=True)
-    return {
+    results: dict[str, Any] = {
         "model": options.model,
         "checkpoint_bytes": sum(p.stat().st_size for p in Path(paths[options.model]).glob("*.safetensors")),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -66,8 +56,18 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "versions": {
             name: _version(name) for name in ("torch", "transformers", "accelerate", "torchao", "safetensors")
         },
-        "rows": rows,
+        "rows": [],
     }
+    for kind in options.kinds.split(","):
+        runs: dict[str, list[dict[str, Any]]] = {loader: [] for loader in LOADERS}
+        for _ in range(options.repeats):
+            for loader in LOADERS:
+                runs[loader].append(_in_child(loader, kind, device, paths[SMALL], paths[options.model]))
+        rows = [_summary(loader, kind, made) for loader, made in runs.items()]
+        print(render(rows), flush=True)
+        results["rows"] += rows
+        path = save(results, options.results)
+    return path
 
 
 def _write_checkpoint(name: str, folder: Path) -> str:
@@ -196,10 +196,10 @@ def _summary(loader: str, kind: str, runs: list[dict[str, Any]]) -> dict[str, An
     return {"loader": loader, "kind": kind, **middle, "all_seconds": [run["seconds"] for run in runs]}
 
 
-def render(results: dict[str, Any]) -> str:
+def render(rows: list[dict[str, Any]]) -> str:
     """One line a loader."""
     lines = []
-    for row in results["rows"]:
+    for row in rows:
         if "error" in row:
             lines.append(f"{row['kind']:5} {row['loader']:16} failed: {row['error']}")
             continue

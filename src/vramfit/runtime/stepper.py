@@ -250,6 +250,8 @@ class Stepper:
         self._drop_gradients()
         if self._scaler is not None:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
+            if self._scaler._growth_tracker is None:
+                self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype is None:

@@ -49,6 +49,26 @@ def test_a_failure_anywhere_in_five_steps_leaves_no_trace(name: str, clean: dict
         assert train(KINDS[name], [n]).equals(expected), n
 
 
+def test_a_scaler_that_was_half_made_is_made_again(
+    clean: dict[str, Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scale and its counter are two allocations; the second may fail after the first."""
+    make = torch.amp.GradScaler._lazy_init_scale_growth_tracker
+    failed: list[torch.device] = []
+
+    def half(self: torch.amp.GradScaler, device: torch.device) -> None:
+        make(self, device)
+        if not failed:
+            failed.append(device)
+            self._growth_tracker = None
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", half)
+    made = train(KINDS["fp16 and GradScaler"])
+    assert failed and made.num_recoveries == 1
+    assert made.equals(clean["fp16 and GradScaler"])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_where_the_micro_batch_shrinks_the_weights_are_the_same_within_rounding(name: str) -> None:
     kind = replace(KINDS[name], changes={})
