@@ -4,7 +4,7 @@
     python benchmarks/planned_runs.py --plans plans.json           # on a GPU: runs them
 
 The grid is memory {2, 4, 8, 11.17, 16} GiB × four models × 128 and 512 tokens, at an effective batch of 32. A plan runs
-in a process of its own: N steps with `Stepper(plan=…)` on batches of full length, then two evaluation batches, with the
+in a process of its own: N steps with `Stepper` on batches of full length, then two evaluation batches, with the
 allocator capped at the budget. Written down are allocated and reserved peaks, retries, out-of-memory errors and seconds
 a step, beside what was predicted. Where no plan fits, the settings that take least are run, and should fail. One line
 of JSON a case is added to the results; cases that are there are not run again.
@@ -12,21 +12,19 @@ of JSON a case is added to the results; cases that are there are not run again.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import capped_run
+
 GIB = 2**30
 MEMORIES = (2.0, 4.0, 8.0, 11.17, 16.0)
 MODELS = ("bert-base-uncased", "bert-large-uncased", "roberta-large", "xlm-roberta-base")
 SEQS = (128, 512)
 BATCH = 32
-NUM_WARM = 3
-"""Steps at the beginning whose times do not count."""
 CASE_TIMEOUT_S = 180
 LEAST_S = 30.0
 """A case is not begun with less time than this left."""
@@ -35,9 +33,6 @@ LEAST_S = 30.0
 def main(arguments: list[str] | None = None) -> int:
     """Make plans, or run them; 0 when everything that ran did what was predicted."""
     options = _parse(arguments)
-    if options.child:
-        print(json.dumps(run_case(json.loads(options.child.read_text()), options.steps)))
-        return 0
     cases = [case for case in grid() if options.only in case["name"]]
     if options.plans_only:
         make_plans(cases, options.plans_only, options)
@@ -45,11 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     planned = json.loads(options.plans.read_text()) if options.plans else {}
     done = {line["name"] for line in _lines(options.out)}
     deadline = time.monotonic() + options.limit_s
+    capped_run.import_all()
     for case in cases:
         if case["name"] in done or deadline - time.monotonic() < LEAST_S:
             continue
         entry = planned.get(case["name"]) or make_plan(case, options)
-        line = {**case, **_run(entry, options, deadline - time.monotonic())}
+        shown = {"answer": entry["answer"], "plan_s": entry["plan_s"], "is_plan": entry["plan"] is not None}
+        timeout_s = min(CASE_TIMEOUT_S, deadline - time.monotonic())
+        line = {**case, **shown, **capped_run.in_child(run_case, entry, options.steps, timeout_s=timeout_s)}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(_short(line), flush=True)
@@ -99,75 +97,27 @@ def make_plan(case: dict[str, Any], options: argparse.Namespace) -> dict[str, An
     return {**entry, "plan_s": time.perf_counter() - began, "answer": f"{settings}: {answer}"}
 
 
-def _run(entry: dict[str, Any], options: argparse.Namespace, left_s: float) -> dict[str, Any]:
-    """The case in a process of its own."""
-    shown = {"answer": entry["answer"], "plan_s": entry["plan_s"], "is_plan": entry["plan"] is not None}
-    given = options.out.with_suffix(".case.json")
-    given.write_text(json.dumps(entry))
-    expandable = (entry["plan"] or entry["best"])["workload"]["allocator"] == "expandable"
-    env = {**os.environ, "PYTORCH_ALLOC_CONF": f"expandable_segments:{expandable}"}
-    command = [sys.executable, __file__, "--child", str(given), "--steps", str(options.steps)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=env, timeout=min(CASE_TIMEOUT_S, left_s), check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {**shown, "error": "took too long"}
-    finally:
-        given.unlink(missing_ok=True)
-    if done.returncode:
-        return {**shown, "error": done.stderr.strip()[-600:] or f"exit {done.returncode}"}
-    return {**shown, **json.loads(done.stdout.splitlines()[-1])}
-
-
 def run_case(entry: dict[str, Any], num_steps: int) -> dict[str, Any]:
     """Steps and an evaluation under the cap, in this process."""
     import torch
 
-    from vramfit.errors import RecoveryExhausted
-    from vramfit.models.resolve import resolve
     from vramfit.records.codec import from_data
     from vramfit.records.estimate import Estimate
     from vramfit.records.plan import Plan
-    from vramfit.runtime.preparation import prepare
-    from vramfit.runtime.stepper import Stepper
-    from vramfit.techniques import optimizers
 
     plan = from_data(Plan, entry["plan"]) if entry["plan"] is not None else None
     training = plan.estimate if plan is not None else from_data(Estimate, entry["best"])
     w = training.workload
-    device = torch.device("cuda")
-    torch.cuda.init()
-    warm = torch.ones(8, 8, device=device)
-    del warm
     memory = plan.budget_bytes if plan is not None else w.memory
-    model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), w)
-    outcome: dict[str, Any] = {}
-    times: list[float] = []
-    try:
-        model.to(device)
-        optimizer = optimizers.make(w.optimizer, model.parameters())
-        stepper = Stepper(
-            model, optimizer, micro_batch=w.micro_batch, seq=w.seq, memory=memory, precision=w.precision,
-            max_grad_norm=w.max_grad_norm,
-        )  # fmt: skip
-        for index in range(num_steps):
-            began = time.perf_counter()
-            stepper.step(_batch(model, w.batch, w.seq, index))
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-            if stepper.num_recoveries and plan is None:
-                break  # what was to be shown
-        outcome |= {"num_recoveries": stepper.num_recoveries, "num_steps": len(times)}
-        outcome |= _peaks("training")
-        if plan is not None:
+    model = capped_run.make_model(w)
+    outcome = capped_run.run_steps(model, w, memory, num_steps, stop_at_recovery=plan is None)
+    if plan is not None and not outcome.get("failed"):
+        try:
             _evaluate(model, plan.evaluation_batch, w)
-            outcome |= _peaks("evaluation") | {"evaluation_batch": plan.evaluation_batch}
-    except (torch.OutOfMemoryError, RecoveryExhausted) as error:
-        outcome |= {"num_steps": len(times), "failed": type(error).__name__} | _peaks("training")
+        except torch.OutOfMemoryError as error:
+            outcome["failed"] = type(error).__name__
+        outcome |= capped_run.peaks("evaluation") | {"evaluation_batch": plan.evaluation_batch}
     stats = torch.cuda.memory_stats()
-    steady = times[NUM_WARM:]
-    predicted_s = plan.step_time_s if plan is not None else training.step_time_s
     return {
         **outcome,
         "num_alloc_retries": stats["num_alloc_retries"],
@@ -177,31 +127,10 @@ def run_case(entry: dict[str, Any], num_steps: int) -> dict[str, Any]:
         "safe_reserved_bytes": training.safe_reserved_bytes,
         "evaluation_safe_reserved_bytes": plan.evaluation.safe_reserved_bytes if plan is not None else None,
         "budget_bytes": memory,
-        "step_s": median(steady) if steady else None,
-        "predicted_step_s": predicted_s,
+        "predicted_step_s": plan.step_time_s if plan is not None else training.step_time_s,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
-
-
-def _peaks(phase: str) -> dict[str, int]:
-    import torch
-
-    return {
-        f"{phase}_allocated_bytes": torch.cuda.max_memory_allocated(),
-        f"{phase}_reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
-
-
-def _batch(model: Any, size: int, seq: int, seed: int) -> dict[str, Any]:
-    """Samples of full length, one of them padded by a token: the dearest that a sampler can give."""
-    import torch
-
-    draw = torch.Generator().manual_seed(seed)
-    mask = torch.ones(size, seq, dtype=torch.long)
-    mask[1::2, -1] = 0
-    ids = torch.randint(1000, 30000, (size, seq), generator=draw) * mask + (1 - mask)
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 2, (size,), generator=draw)}
 
 
 def _evaluate(model: Any, size: int, workload: Any) -> None:
@@ -212,7 +141,8 @@ def _evaluate(model: Any, size: int, workload: Any) -> None:
     dtype = autocast_dtype(workload.precision)
     model.eval()
     for seed in range(2):
-        batch = {k: v.cuda() for k, v in _batch(model, size, workload.seq, seed).items() if k != "labels"}
+        batch = capped_run.full_batch(size, workload.seq, seed)
+        batch = {name: value.cuda() for name, value in batch.items() if name != "labels"}
         with torch.no_grad(), torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             model(**batch)
     model.train()
@@ -266,7 +196,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
     parser.add_argument("--gpu", default="h200", help="the GPU that plans are made for")
     parser.add_argument("--torch-version", help="the torch of that machine; None for the one here")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

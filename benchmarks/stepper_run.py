@@ -1,11 +1,12 @@
 """`Stepper` on a real GPU: a long run inside a budget, one beside a process that takes memory, and its overhead.
 
-    python benchmarks/stepper_run.py undisturbed repeated disturbed overhead
+    python benchmarks/stepper_run.py undisturbed disturbed overhead
 
-`undisturbed`: BERT-large, 512 tokens, samples of varied lengths, capped at 11.17 GiB, 300 steps, beside the prediction.
-`repeated`: once more, to see how far two runs differ by themselves. `disturbed`: the same run while another process
-holds all but 11.9 GiB of the card, and one more takes 3 GiB at step 100, when the run has emptied its cache as an
-evaluation would. `overhead`: against a loop written by hand.
+`undisturbed`: BERT-large, 512 tokens, samples of varied lengths, capped at 11.17 GiB, 300 steps, beside the prediction;
+and at the same time, on the same card, once more as it is and once in micro-batches of half the size, to see how far
+clean runs differ by themselves. `disturbed`: the same run while another process holds all but 11.9 GiB of the card, and
+one more takes 3 GiB at step 100, when the run has emptied its cache as an evaluation would. `overhead`: against a loop
+written by hand.
 Each run is a process of its own; results are written after each, and a part that is there is not done again.
 """
 
@@ -29,6 +30,8 @@ LEFT_BY_OTHERS = int(11.9 * GIB)
 TAKEN, TAKEN_AT = 3 * GIB, 100
 CHUNK = 64 * 2**20
 TIMEOUT_S = 280
+NUM_WARM, NUM_PAIRS = 5, 60
+"""Steps of both loops in turn, the first few not counted; the overhead is the median over pairs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,8 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
             made[part] = PARTS[part](options, made)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(made, indent=1) + "\n")
-        print(part, json.dumps({k: v for k, v in made[part].items() if k != "losses"}), flush=True)
+        print(part, json.dumps(_without_losses(made[part])), flush=True)
     return 0
+
+
+def _without_losses(part: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_losses(v) if isinstance(v, dict) else v for k, v in part.items() if k != "losses"}
 
 
 def _head() -> dict[str, Any]:
@@ -64,22 +71,26 @@ def _head() -> dict[str, Any]:
 
 
 def undisturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
-    """The long run, and the prediction made for it beforehand."""
+    """The long run, the prediction made for it beforehand, and two clean runs to compare losses with."""
     predicted = _choose()
-    run = _child("train", {"micro_batch": predicted["micro_batch"], "num_steps": options.steps})
-    return {"predicted": predicted, **run}
-
-
-def repeated(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
-    """The same run again; kernels that add in any order make the losses differ a little."""
-    micro_batch = made["undisturbed"]["predicted"]["micro_batch"]
-    return _beside(_child("train", {"micro_batch": micro_batch, "num_steps": options.steps}), made)
+    sizes = {"itself": predicted["micro_batch"], "repeated": predicted["micro_batch"], "halved": 0}
+    sizes["halved"] = max(1, predicted["micro_batch"] // 2)
+    started = {name: _start("train", {"micro_batch": size, "num_steps": options.steps}) for name, size in sizes.items()}
+    runs = {name: _result(process) for name, process in started.items()}
+    made["undisturbed"] = runs["itself"]
+    return {
+        "predicted": predicted,
+        "repeated": _beside(runs["repeated"], made),
+        "halved": _beside(runs["halved"], made),
+        **runs["itself"],
+    }
 
 
 def _beside(run: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     """The largest difference of a run's losses to the undisturbed ones, in all and before memory was taken."""
     pairs = list(zip(run["losses"], made["undisturbed"]["losses"], strict=True))
     run["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
+    run["mean_loss_difference"] = sum(abs(a - b) for a, b in pairs) / len(pairs)
     run["max_loss_difference_before"] = max(abs(a - b) for a, b in pairs[:TAKEN_AT])
     return run
 
@@ -110,7 +121,7 @@ def overhead(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any
     return {"rows": rows}
 
 
-PARTS = {"undisturbed": undisturbed, "repeated": repeated, "disturbed": disturbed, "overhead": overhead}
+PARTS = {"undisturbed": undisturbed, "disturbed": disturbed, "overhead": overhead}
 
 
 def _choose() -> dict[str, Any]:
@@ -253,27 +264,26 @@ def _compare(case: list[Any], fused: bool) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         float(total)
 
-    times: dict[str, list[float]] = {"by_hand": [], "stepper": []}
     loops = {"by_hand": by_hand, "stepper": lambda: stepper.step(batch)}
-    for index in range(options_repeats()):
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for index in range(NUM_PAIRS + NUM_WARM):
         for loop, run in loops.items():
             torch.cuda.synchronize()
             started = time.perf_counter()
             run()
             torch.cuda.synchronize()
-            if index >= 5:
+            if index >= NUM_WARM:
                 times[loop].append(time.perf_counter() - started)
+    ratios = [mine / hand - 1 for mine, hand in zip(times["stepper"], times["by_hand"], strict=True)]
     seconds = {loop: median(values) for loop, values in times.items()}
-    return {"case": case, "fused": fused, **seconds, "overhead": seconds["stepper"] / seconds["by_hand"] - 1}
-
-
-def options_repeats() -> int:
-    """Steps of each loop, the first five not counted."""
-    return 30
+    return {"case": case, "fused": fused, **seconds, "overhead": median(ratios)}
 
 
 def _child(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    done = _start(kind, settings)
+    return _result(_start(kind, settings))
+
+
+def _result(done: "subprocess.Popen[str]") -> dict[str, Any]:
     output, errors = done.communicate(timeout=TIMEOUT_S)
     if done.returncode:
         return {"error": errors.strip().splitlines()[-1][:400] if errors.strip() else f"exit {done.returncode}"}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 KINDS = [("fp32", None), ("bf16", None), ("fp16", None), ("fp32", "int8"), ("bf16", "int8"), ("bf16", "int8-dynamic")]
 MIB = 2**20
 ROUNDINGS = 4
-"""Of fp32 between a weight and its place on the steps: the scale (by a reciprocal on a GPU), its inverse, the product."""
+"""Of fp32, from a weight to its place: the scale (by a reciprocal on a GPU), its inverse, the product."""
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,133 @@
+"""Steps of `Stepper` under a memory cap, in fresh processes; shared by `planned_runs.py` and `brute_force.py`.
+
+The parent imports everything once and never touches the GPU; a child that it forks begins with a CUDA context of its
+own, so a case takes seconds and leaves nothing behind.
+"""
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+NUM_WARM = 3
+"""Steps at the beginning whose times do not count."""
+
+
+def import_all() -> None:
+    """What children need, so that they do not import it again; starts no threads and no CUDA."""
+    import torch
+    import transformers  # noqa: F401
+
+    import vramfit.planner.plan
+    import vramfit.runtime.preparation
+    import vramfit.runtime.stepper
+    import vramfit.techniques.optimizers  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """What the function gives, called in a process of its own; or `error`."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(timeout_s):
+            return {"error": f"took longer than {timeout_s:.0f} s"}
+        answer: dict[str, Any] = ours.recv()
+        return answer
+    except EOFError:
+        process.join()
+        return {"error": f"exit {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answer(pipe: Connection, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send(function(*arguments))
+    except Exception:
+        pipe.send({"error": traceback.format_exc()[-800:]})
+
+
+def make_model(workload: Any) -> Any:
+    """On the GPU, with the workload's techniques."""
+    import torch
+
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.preparation import prepare
+
+    torch.cuda.init()
+    if workload.allocator == "expandable":
+        use_expandable_segments(torch.device("cuda"))
+    return prepare(resolve(workload.model, task=workload.task, num_labels=workload.num_labels), workload).cuda()
+
+
+def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at_recovery: bool) -> dict[str, Any]:
+    """Steps of full length under the cap: how many, how long they took, and what happened to memory.
+
+    Args:
+        stop_at_recovery: the settings as they are, or nothing.
+    """
+    import torch
+
+    from vramfit.errors import RecoveryExhausted
+    from vramfit.runtime.stepper import Stepper
+    from vramfit.techniques import optimizers
+
+    w = workload
+    times: list[float] = []
+    outcome: dict[str, Any] = {}
+    stepper = None
+    try:
+        optimizer = optimizers.make(w.optimizer, model.parameters())
+        stepper = Stepper(
+            model, optimizer, micro_batch=w.micro_batch, seq=w.seq, memory=memory, precision=w.precision,
+            max_grad_norm=w.max_grad_norm,
+        )  # fmt: skip
+        for index in range(num_steps):
+            batch = full_batch(w.batch, w.seq, index)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            stepper.step(batch)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+            if stepper.num_recoveries and stop_at_recovery:
+                break
+    except (torch.OutOfMemoryError, RecoveryExhausted) as error:
+        outcome["failed"] = type(error).__name__
+    steady = times[NUM_WARM:]
+    return outcome | {
+        "num_steps": len(times),
+        "num_recoveries": stepper.num_recoveries if stepper is not None else 0,
+        "step_s": median(steady) if steady else None,
+        **peaks("training"),
+    }
+
+
+def peaks(phase: str) -> dict[str, int]:
+    """The most that was allocated and reserved so far."""
+    import torch
+
+    return {
+        f"{phase}_allocated_bytes": torch.cuda.max_memory_allocated(),
+        f"{phase}_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def full_batch(size: int, seq: int, seed: int) -> dict[str, Any]:
+    """Samples of full length, one of two padded by a token: the dearest that a sampler can give."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    mask = torch.ones(size, seq, dtype=torch.long)
+    mask[1::2, -1] = 0
+    ids = torch.randint(1000, 30000, (size, seq), generator=draw) * mask + (1 - mask)
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 2, (size,), generator=draw)}
