@@ -58,7 +58,11 @@ def compare(folder: Path, options: argparse.Namespace) -> Path:
         },
         "rows": [],
     }
-    for kind in options.kinds.split(","):
+    kinds = options.kinds.split(",")
+    path = _path(results, options.results)
+    if path.exists():
+        results["rows"] = [row for row in json.loads(path.read_text())["rows"] if row["kind"] not in kinds]
+    for kind in kinds:
         runs: dict[str, list[dict[str, Any]]] = {loader: [] for loader in LOADERS}
         for _ in range(options.repeats):
             for loader in LOADERS:
@@ -66,7 +70,8 @@ def compare(folder: Path, options: argparse.Namespace) -> Path:
         rows = [_summary(loader, kind, made) for loader, made in runs.items()]
         print(render(rows), flush=True)
         results["rows"] += rows
-        path = save(results, options.results)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -215,13 +220,10 @@ def _mib(num_bytes: float | None) -> str:
     return "       –" if num_bytes is None else f"{num_bytes / 2**20:8.1f} MiB"
 
 
-def save(results: dict[str, Any], folder: Path) -> Path:
-    """Results as JSON, named by GPU and date."""
+def _path(results: dict[str, Any], folder: Path) -> Path:
+    """Results are named by GPU and date; precisions that were not asked for again stay in the file."""
     name = results["device"].lower().replace("nvidia ", "").replace(" ", "-")
-    path = folder / f"loading_{name}_{results['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return path
+    return folder / f"loading_{name}_{results['date']}.json"
 
 
 def _version(name: str) -> str | None:
