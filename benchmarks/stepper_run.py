@@ -30,7 +30,7 @@ LEFT_BY_OTHERS = int(11.9 * GIB)
 TAKEN, TAKEN_AT = 3 * GIB, 100
 CHUNK = 64 * 2**20
 TIMEOUT_S = 280
-NUM_WARM, NUM_PAIRS = 5, 60
+NUM_WARM, NUM_PAIRS = 5, 40
 """Steps of both loops in turn, the first few not counted; the overhead is the median over pairs."""
 
 
