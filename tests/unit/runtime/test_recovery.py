@@ -49,9 +49,7 @@ def test_a_failure_anywhere_in_five_steps_leaves_no_trace(name: str, clean: dict
         assert train(KINDS[name], [n]).equals(expected), n
 
 
-def test_a_scaler_that_was_half_made_is_made_again(
-    clean: dict[str, Trained], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scaler_that_was_half_made_is_made_again(clean: dict[str, Trained], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scale and its counter are two allocations; the second may fail after the first."""
     make = torch.amp.GradScaler._lazy_init_scale_growth_tracker
     failed: list[torch.device] = []
