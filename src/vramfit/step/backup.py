@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class Backup:
@@ -51,12 +52,21 @@ def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_floating_point():
             alike.setdefault((tensor.dtype, tensor.device), []).append(i)
         else:
-            made[i] = tensor.detach().clone()
+            made[i] = _clone(tensor.detach())
     for indices in alike.values():
         copies = torch._foreach_mul([tensors[i].detach() for i in indices], 1.0)
         for i, copy in zip(indices, copies, strict=True):
             made[i] = copy
     return made
+
+
+def _clone(tensor: Any) -> Any:
+    """A copy; of a tensor made of tensors, such as torchao's quantized state, part by part: not all can be cloned."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor.clone()
+    names, rest = tensor.__tensor_flatten__()
+    parts = {name: _clone(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(parts, rest, tensor.shape, tensor.stride())
 
 
 def _with(state: dict[str, Any] | None, copies: Any) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ PORTION_BYTES = 32 * 2**20
 """Parameters are stepped in portions of at least this size, each backed up first, where a step needs temporaries."""
 NUM_ATTEMPTS = 3
 """Tries of a portion as it is, memory freed in between, before it is halved."""
-PER_PARAMETER = ("torch.optim.", "torchao.optim.", "vramfit.techniques.")
+PER_PARAMETER = ("torch.optim.", "torchao.optim.")
 """Optimizers whose step looks at one parameter at a time, so that portions are the same as the whole. Others may
 keep count of their steps in a group, and are stepped at once."""
 
@@ -50,7 +50,9 @@ def _lists(init_group: Any) -> list[list[Any]]:
 
 
 def needs_temporaries(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step allocates; fused ones do not."""
+    """Whether a step allocates; fused ones do not, and others may say so."""
+    if getattr(optimizer, "steps_in_place", False):
+        return False
     return not all(group.get("fused") for group in optimizer.param_groups)
 
 

@@ -1,146 +1,146 @@
-"""adamw-8bit: torchao's AdamW, whose moments take a byte a weight, a scale for each block of 256, and a table.
+"""adamw-8bit: AdamW whose moments take a byte a weight and a scale for each block of 256.
 
-torchao compiles the step of a parameter. Two things are settled here so that what it takes is known: the state of
-all parameters is made before the first of them is stepped, and Inductor does not try out variants of its kernels on
-the device (copies of what they change, and a buffer of the size of its cache, would come on top). A prediction
-requests what the compiled step does; where there is no compiler, a CPU takes the same step uncompiled.
+The moments are those of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), as torchao and bitsandbytes
+keep them. The step of a matrix is one kernel (`eight_bit_step`): it takes no memory of its own, and nothing has to be
+compiled for a shape. Small tensors keep full moments and are stepped together by torch's fused kernel.
 """
 
-import shutil
-from contextlib import AbstractContextManager
-from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
 
-from vramfit.errors import MissingExtra, WorkloadError
-from vramfit.techniques.quiet import quiet
+from vramfit.errors import WorkloadError
+from vramfit.techniques.eight_bit_step import BLOCK, eight_bit_step, tables
 
-OLDEST_TORCHAO = "0.18"
-COMPILERS = ("c++", "g++", "clang++", "cl")
-UNTRIED = {"triton.autotune_pointwise": False, "deterministic": True}
-"""Inductor's settings under which no kernel is tried out on the device (torch 2.11; older ones may lack some)."""
+LEAST_QUANTIZED = 4096
+"""Smaller tensors keep full moments, as in torchao and bitsandbytes."""
+PARTS = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
+"""The state of a quantized parameter, beside its step: codes and scales of both moments."""
 
 
 def make(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """The optimizer over parameters that learn.
 
     Raises:
-        MissingExtra: torchao is not installed.
         WorkloadError: parameters on a GPU, and no Triton to compile their step.
     """
-    made = _optimizer_class()
     if any(p.device.type == "cuda" for p in parameters) and find_spec("triton") is None:
         raise WorkloadError(
             ["optimizer adamw-8bit compiles its step, and this torch has no Triton to do so on a GPU"],
             hint="install triton, or take adamw-fused or adafactor",
         )
-    optimizer: torch.optim.Optimizer = made(parameters, lr=lr)
-    return optimizer
+    return AdamW8bit(parameters, lr=lr)
 
 
-def has_compiler() -> bool:
-    """Whether Inductor finds what it compiles with on a CPU."""
-    return any(shutil.which(name) for name in COMPILERS)
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW with 8-bit moments."""
 
+    steps_in_place = True
+    """A step allocates nothing, so memory cannot run out inside it; see `step.commit`."""
 
-def request_temporaries(parameter: torch.nn.Parameter, moment: Any) -> None:
-    """What the compiled step of a parameter holds at once: both moments in full and scaled, and their new scales.
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        for device in {p.device for group in self.param_groups for p in group["params"]}:
+            self._constants_on(device)
 
-    Seen in Inductor's code and on an H200 (torch 2.11 and 2.13): a step of a parameter whose moments are not
-    quantized is one kernel and takes nothing.
-    """
-    scale = getattr(moment, "scale", None)
-    if scale is not None:
-        scales = [torch.empty_like(scale) for _ in range(2)]
-        moments = [torch.empty_like(parameter, dtype=torch.float32) for _ in range(2)]
-        del moments, scales
+    def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables of codes, and a place for the number of the step; made with the optimizer, not inside a step."""
+        if device not in self._constants:
+            self._constants[device] = (tables(device), torch.zeros((), device=device))
+        return self._constants[device]
 
+    def _init_group(self, group: dict[str, Any]) -> None:
+        """The state of the parameters that have a gradient; called before the first step, so that it is secured."""
+        for parameter in group["params"]:
+            if parameter.grad is None or self.state[parameter]:
+                continue
+            state: dict[str, Any] = {"step": torch.tensor(0.0)}
+            for name in ("exp_avg", "exp_avg_sq"):
+                if _is_quantized(parameter):
+                    state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    num_blocks = parameter.numel() // BLOCK
+                    state[f"{name}_scale"] = torch.zeros(num_blocks, device=parameter.device)
+                else:
+                    state[name] = torch.zeros_like(parameter)
+            self.state[parameter].update(state)
 
-@cache
-def _optimizer_class() -> Any:
-    """torchao's class with the state made first; it is defined late because torchao is optional."""
-    optim = _torchao_optim()
-    _teach_copying(import_module("torchao.optim.subclass_8bit").OptimState8bit)
-
-    class AdamW8bit(optim.AdamW8bit):  # type: ignore[misc, name-defined]
-        def _init_group(self, group: dict[str, Any]) -> None:
-            """The state of the parameters that have a gradient, as torchao makes it inside its step."""
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step of every parameter that has a gradient."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            self._init_group(group)
+            small: dict[tuple[torch.device, torch.dtype, float], list[Any]] = {}
             for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self.state[parameter].update(
-                        step=torch.tensor(0.0),
-                        exp_avg=self._moment(parameter, True),
-                        exp_avg_sq=self._moment(parameter, False),
-                    )
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["step"] += 1
+                if _is_quantized(parameter):
+                    self._step_quantized(parameter, group)
+                else:
+                    key = (parameter.device, parameter.dtype, float(state["step"]))
+                    small.setdefault(key, []).append(parameter)
+            for (device, _, step), parameters in small.items():
+                self._step_small(parameters, group, self._constants_on(device)[1].fill_(step))
+        return loss
 
-        def _moment(self, parameter: torch.nn.Parameter, signed: bool) -> Any:
-            made = self._new_buffer(parameter, signed)
-            if parameter.device.type == "meta" and hasattr(made, "qmap"):
-                made.qmap = made.qmap.clone()  # its table comes from a list, which no mode sees
-            return made
+    def _step_quantized(self, parameter: torch.nn.Parameter, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        (beta1, beta2), step = group["betas"], float(state["step"])
+        eight_bit_step(
+            parameter,
+            parameter.grad.contiguous(),  # type: ignore[union-attr]
+            *(state[part] for part in PARTS),
+            self._constants_on(parameter.device)[0],
+            float(group["lr"]),
+            beta1,
+            beta2,
+            group["weight_decay"],
+            group["eps"],
+            1 - beta1**step,
+            (1 - beta2**step) ** 0.5,
+        )
 
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                self._init_group(group)
-            stepped = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-            if any(p.device.type == "meta" for p in stepped):
-                for parameter in stepped:
-                    request_temporaries(parameter, self.state[parameter]["exp_avg"])
-                return None
-            if _is_watched() or (any(p.device.type == "cpu" for p in stepped) and not has_compiler()):
-                return self._step_uncompiled(closure)
-            with _nothing_tried_out():
-                return super().step(closure)
+    def _step_small(self, parameters: list[Any], group: dict[str, Any], step: torch.Tensor) -> None:
+        states = [self.state[p] for p in parameters]
+        torch._fused_adamw_(
+            parameters,
+            [p.grad for p in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [step] * len(parameters),
+            lr=float(group["lr"]),
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
-        def _step_uncompiled(self, closure: Any) -> Any:
-            """torchao's own function for a parameter, called as its step would."""
-            with torch.enable_grad():
-                loss = None if closure is None else closure()
-            step_one = import_module("torchao.optim.adam").single_param_adam
-            for group in self.param_groups:
-                settings = (group["lr"], *group["betas"], group["weight_decay"], group["eps"], self.is_adamw, False)
-                for parameter in group["params"]:
-                    if parameter.grad is None:
-                        continue
-                    state = self.state[parameter]
-                    state["step"] += 1
-                    moments = (state["exp_avg"], state["exp_avg_sq"], None)
-                    step_one(parameter.detach(), parameter.grad, state["step"], *moments, *settings)
-            return loss
-
-    return AdamW8bit
-
-
-def _is_watched() -> bool:
-    """Whether a mode looks at every operator, which compiled code would hide from it."""
-    return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
-
-
-def _nothing_tried_out() -> AbstractContextManager[Any]:
-    inductor: Any = import_module("torch._inductor.config")
-    settings = {name: value for name, value in UNTRIED.items() if hasattr(inductor, name)}
-    patched: AbstractContextManager[Any] = inductor.patch(settings)
-    return patched
-
-
-def _teach_copying(state: Any) -> None:
-    """A quantized moment can be cloned, for a step that may have to be taken back; torchao has only `copy_`."""
-
-    @state.implements_torch_function([torch.Tensor.clone, torch.clone])  # type: ignore[untyped-decorator]
-    def _clone(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        moment = args[0]
-        parts = (moment.codes.clone(), moment.scale.clone(), moment.qmap.clone())
-        return state(*parts, moment.signed, dtype=moment.dtype)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken; torch would turn codes and scales into the parameter's type."""
+        super().load_state_dict(state_dict)
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number in state_dict["state"] and _is_quantized(parameter):
+                saved = state_dict["state"][number]
+                self.state[parameter].update({part: saved[part].to(parameter.device).clone() for part in PARTS})
 
 
-def _torchao_optim() -> Any:
-    try:
-        with quiet("torchao", "torch.utils._pytree"):
-            return import_module("torchao.optim")
-    except ImportError:
-        needed = f"torchao {OLDEST_TORCHAO} or newer"
-        raise MissingExtra("optimizer adamw-8bit", extra="train", package=needed) from None
+def _is_quantized(parameter: torch.Tensor) -> bool:
+    return parameter.numel() >= LEAST_QUANTIZED and parameter.numel() % BLOCK == 0 and parameter.is_contiguous()

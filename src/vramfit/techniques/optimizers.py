@@ -14,7 +14,6 @@ def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 
 
     Raises:
         WorkloadError: an unknown name, no parameter that learns, or no compiler for adamw-8bit on a GPU.
-        MissingExtra: adamw-8bit without torchao.
     """
     learned = [p for p in parameters if p.requires_grad]
     if not learned:

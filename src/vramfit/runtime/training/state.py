@@ -8,10 +8,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
 from vramfit.runtime.random_state import RandomState
-from vramfit.techniques.quantization import inner_tensors
 
 PART = "|"
-"""Between the name of a parameter, the name of its state, and the name of a quantized tensor's part."""
+"""Between the name of a parameter and the name of its state."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -46,7 +45,7 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         for key, value in state.items():
             name = f"{names[id(parameter)]}{PART}{key}"
             if isinstance(value, torch.Tensor):
-                tensors |= {f"{name}{PART}{part}": inner.detach() for part, inner in inner_tensors(value)}
+                tensors[name] = value.detach()
             else:
                 scalars[name] = value
     return tensors, scalars
@@ -63,22 +62,18 @@ def restore_optimizer(
     parameters = dict(model.named_parameters())
     with _disable_current_modes(), torch.no_grad():
         for path, tensor in saved.items():
-            name, key, part = path.split(PART)
-            _put(optimizer, parameters[name], key, part, tensor)
+            name, key = path.split(PART)
+            _put(optimizer, parameters[name], key, tensor)
     for path, value in scalars.items():
         name, key = path.split(PART)
         optimizer.state[parameters[name]][key] = value
 
 
-def _put(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, part: str, tensor: torch.Tensor
-) -> None:
+def _put(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, tensor: torch.Tensor) -> None:
     state = optimizer.state[parameter]
     if key in state:
-        dict(inner_tensors(state[key]))[part].copy_(tensor)
+        state[key].copy_(tensor)
         return
-    if part:
-        raise VramfitError("quantized optimizer state needs a rehearsed step before it is restored")
     fused = any(group.get("fused") for group in optimizer.param_groups)
     on_host = tensor.dim() == 0 and not fused
     state[key] = tensor.clone() if on_host else tensor.to(parameter.device, copy=True)
