@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import capped_run
+import forked
 import planned_runs
 
 CASES = (
@@ -49,11 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
         return summarise(_lines(options.out))
     planned = json.loads(options.plans.read_text())
     deadline = time.monotonic() + options.limit_s
-    capped_run.import_all()
+    forked.import_all()
     for name in CASES:
         left_s = deadline - time.monotonic()
         if left_s > planned_runs.LEAST_S:
-            answer = capped_run.in_child(run_case, name, planned[name]["plan"], options.out, deadline, timeout_s=left_s)
+            answer = forked.in_child(run_case, name, planned[name]["plan"], options.out, deadline, timeout_s=left_s)
             print(f"{name}: {answer}", flush=True)
     return summarise(_lines(options.out))
 

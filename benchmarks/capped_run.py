@@ -1,59 +1,11 @@
-"""Steps of `Stepper` under a memory cap, in fresh processes; shared by `planned_runs.py` and `brute_force.py`.
+"""Steps of `Stepper` under a memory cap; shared by `planned_runs.py` and `brute_force.py`."""
 
-The parent imports everything once and never touches the GPU; a child that it forks begins with a CUDA context of its
-own, so a case takes seconds and leaves nothing behind.
-"""
-
-import multiprocessing
 import time
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 NUM_WARM = 3
 """Steps at the beginning whose times do not count."""
-
-
-def import_all() -> None:
-    """What children need, so that they do not import it again; starts no threads and no CUDA."""
-    import torch
-    import transformers  # noqa: F401
-
-    import vramfit.planner.plan
-    import vramfit.runtime.preparation
-    import vramfit.runtime.stepper
-    import vramfit.techniques.optimizers  # noqa: F401
-
-    torch.set_num_threads(1)
-
-
-def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """What the function gives, called in a process of its own; or `error`."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, function, arguments))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(timeout_s):
-            return {"error": f"took longer than {timeout_s:.0f} s"}
-        answer: dict[str, Any] = ours.recv()
-        return answer
-    except EOFError:
-        process.join()
-        return {"error": f"exit {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-
-
-def _answer(pipe: Connection, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
-    try:
-        pipe.send(function(*arguments))
-    except Exception:
-        pipe.send({"error": traceback.format_exc()[-800:]})
 
 
 def make_model(workload: Any) -> Any:

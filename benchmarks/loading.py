@@ -11,7 +11,6 @@ counts. On a CPU `from_pretrained` gives the model and nothing moves.
 import argparse
 import gc
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import forked
+
 LOADERS = ("vramfit", "from_pretrained", "device_map")
 KINDS = ("fp32", "bf16", "int8")
 SMALL = "bert-tiny"
@@ -33,9 +34,7 @@ CHILD_TIMEOUT_S = 300
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    if options.child is not None:
-        print(json.dumps(run_one(**json.loads(options.child))))
-        return 0
+    forked.import_all()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         print(f"wrote {compare(Path(folder), options)}")
     return 0
@@ -43,14 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def compare(folder: Path, options: argparse.Namespace) -> Path:
     """Every loader in every precision, the loaders taking turns; results are written after each precision."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    paths = {name: _write_checkpoint(name, folder) for name in (SMALL, options.model)}
+    device, device_name = forked.in_child(_device, timeout_s=CHILD_TIMEOUT_S).values()
+    paths = {name: str(folder / name) for name in (SMALL, options.model)}
+    for name, path in paths.items():
+        forked.in_child(_write_checkpoint, name, path, timeout_s=CHILD_TIMEOUT_S)
     results: dict[str, Any] = {
         "model": options.model,
         "checkpoint_bytes": sum(p.stat().st_size for p in Path(paths[options.model]).glob("*.safetensors")),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": device_name,
         "date": date.today().isoformat(),
         "repeats": options.repeats,
         "versions": {
@@ -66,7 +65,8 @@ def compare(folder: Path, options: argparse.Namespace) -> Path:
         runs: dict[str, list[dict[str, Any]]] = {loader: [] for loader in LOADERS}
         for _ in range(options.repeats):
             for loader in LOADERS:
-                runs[loader].append(_in_child(loader, kind, device, paths[SMALL], paths[options.model]))
+                load = (loader, kind, device, paths[SMALL], paths[options.model])
+                runs[loader].append(forked.in_child(run_one, *load, timeout_s=CHILD_TIMEOUT_S))
         rows = [_summary(loader, kind, made) for loader, made in runs.items()]
         print(render(rows), flush=True)
         results["rows"] += rows
@@ -75,34 +75,25 @@ def compare(folder: Path, options: argparse.Namespace) -> Path:
     return path
 
 
-def _write_checkpoint(name: str, folder: Path) -> str:
+def _write_checkpoint(name: str, path: str) -> dict[str, Any]:
     """Random weights, saved as transformers saves them; read once, so that the page cache holds them."""
     import vramfit
 
-    path = folder / name
     model, _ = vramfit.load(name, random_weights=True, device="cpu")
     model.save_pretrained(path)  # type: ignore[operator]
-    for file in path.glob("*.safetensors"):
+    for file in Path(path).glob("*.safetensors"):
         file.read_bytes()
-    return str(path)
+    return {}
 
 
-def _in_child(loader: str, kind: str, device: str, small: str, large: str) -> dict[str, Any]:
-    described = {"loader": loader, "kind": kind, "device": device, "small": small, "large": large}
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(described)],
-        capture_output=True,
-        text=True,
-        timeout=CHILD_TIMEOUT_S,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return {"error": lines[-1][:300] if lines else f"exit code {done.returncode}"}
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def _device() -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    return {"device": "cuda" if on_gpu else "cpu", "name": torch.cuda.get_device_name() if on_gpu else "cpu"}
 
 
-def run_one(*, loader: str, kind: str, device: str, small: str, large: str) -> dict[str, Any]:
+def run_one(loader: str, kind: str, device: str, small: str, large: str) -> dict[str, Any]:
     """One load in this process, a small one before it."""
     import torch
 
@@ -240,7 +231,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where the temporary checkpoint goes")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

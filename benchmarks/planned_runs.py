@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import capped_run
+import forked
 
 GIB = 2**30
 MEMORIES = (2.0, 4.0, 8.0, 11.17, 16.0)
@@ -40,14 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
     planned = json.loads(options.plans.read_text()) if options.plans else {}
     done = {line["name"] for line in _lines(options.out)}
     deadline = time.monotonic() + options.limit_s
-    capped_run.import_all()
+    forked.import_all()
     for case in cases:
         if case["name"] in done or deadline - time.monotonic() < LEAST_S:
             continue
         entry = planned.get(case["name"]) or make_plan(case, options)
         shown = {"answer": entry["answer"], "plan_s": entry["plan_s"], "is_plan": entry["plan"] is not None}
         timeout_s = min(CASE_TIMEOUT_S, deadline - time.monotonic())
-        line = {**case, **shown, **capped_run.in_child(run_case, entry, options.steps, timeout_s=timeout_s)}
+        line = {**case, **shown, **forked.in_child(run_case, entry, options.steps, timeout_s=timeout_s)}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(_short(line), flush=True)

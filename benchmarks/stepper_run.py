@@ -13,7 +13,6 @@ Each run is a process of its own; results are written after each, and a part tha
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,9 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import forked
+from forked import Child
 
 GIB = 2**30
 MODEL, SEQ, BATCH, MEMORY = "bert-large-uncased", 512, 10, int(11.17 * GIB)
@@ -37,14 +39,11 @@ NUM_WARM, NUM_PAIRS = 5, 40
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts asked for; parts that a results file has already are left."""
     options = _parse(arguments)
-    if options.child:
-        print(json.dumps(globals()[f"_{options.child}"](**json.loads(options.settings))))
-        return 0
-    import torch
-
-    name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "-")
-    path = options.results / f"stepper_{name}_{date.today().isoformat()}.json"
-    made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else _head()
+    forked.import_all()
+    head = forked.in_child(_head, timeout_s=TIMEOUT_S)
+    name = head["gpu"].lower().replace("nvidia ", "").replace(" ", "-")
+    path = options.results / f"stepper_{name}_{head['date']}.json"
+    made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else head
     for part in options.parts:
         if part not in made:
             made[part] = PARTS[part](options, made)
@@ -75,8 +74,8 @@ def undisturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, 
     predicted = _choose()
     sizes = {"itself": predicted["micro_batch"], "repeated": predicted["micro_batch"], "halved": 0}
     sizes["halved"] = max(1, predicted["micro_batch"] // 2)
-    started = {name: _start("train", {"micro_batch": size, "num_steps": options.steps}) for name, size in sizes.items()}
-    runs = {name: _result(process) for name, process in started.items()}
+    started = {name: Child(_train, size, options.steps) for name, size in sizes.items()}
+    runs = {name: child.result(TIMEOUT_S) for name, child in started.items()}
     made["undisturbed"] = runs["itself"]
     return {
         "predicted": predicted,
@@ -98,18 +97,17 @@ def _beside(run: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
 def disturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """The same run among others; the largest difference of its losses to the undisturbed ones."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"folder": folder}
-        taker = _start("take", settings)
+        taker = Child(_take, folder)
         _wait_for(Path(folder) / "taker_ready")
-        holder = _start("hold", settings)
+        holder = Child(_hold, folder)
         try:
             _wait_for(Path(folder) / "holder_ready")
             micro_batch = made["undisturbed"]["predicted"]["micro_batch"]
-            run = _child("train", {"micro_batch": micro_batch, "num_steps": options.steps, "folder": folder})
+            run = Child(_train, micro_batch, options.steps, folder).result(TIMEOUT_S)
         finally:
             (Path(folder) / "end").touch()
-            for process in (taker, holder):
-                process.wait(30)
+            for child in (taker, holder):
+                child.result(30)
         run["taken_bytes"] = int((Path(folder) / "taken").read_text() or 0)
     return _beside(run, made)
 
@@ -117,7 +115,7 @@ def disturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, An
 def overhead(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """Seconds a step of `Stepper` over those of a loop written by hand, for two models and two optimizers."""
     cases = [("bert-base-uncased", 128, 32, 8), ("bert-large-uncased", 512, 16, 4)]
-    rows = [_child("compare", {"case": case, "fused": fused}) for case in cases for fused in (True, False)]
+    rows = [Child(_compare, case, fused).result(TIMEOUT_S) for case in cases for fused in (True, False)]
     return {"rows": rows}
 
 
@@ -233,7 +231,7 @@ def _take(folder: str) -> dict[str, Any]:
     return {}
 
 
-def _compare(case: list[Any], fused: bool) -> dict[str, Any]:
+def _compare(case: tuple[str, int, int, int], fused: bool) -> dict[str, Any]:
     import torch
 
     import vramfit
@@ -279,23 +277,6 @@ def _compare(case: list[Any], fused: bool) -> dict[str, Any]:
     return {"case": case, "fused": fused, **seconds, "overhead": median(ratios)}
 
 
-def _child(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return _result(_start(kind, settings))
-
-
-def _result(done: "subprocess.Popen[str]") -> dict[str, Any]:
-    output, errors = done.communicate(timeout=TIMEOUT_S)
-    if done.returncode:
-        return {"error": errors.strip().splitlines()[-1][:400] if errors.strip() else f"exit {done.returncode}"}
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
-
-
-def _start(kind: str, settings: dict[str, Any]) -> "subprocess.Popen[str]":
-    command = [sys.executable, __file__, "--child", kind, "--settings", json.dumps(settings)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def _wait_for(path: Path, limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not path.exists() and time.monotonic() < end:
@@ -307,8 +288,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--settings", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

@@ -70,12 +70,11 @@ def kernel_seconds(item: WorkItem, speed: DeviceSpeed, *, tf32: bool = False) ->
     seconds = max(item.num_bytes / rate, item.num_launches * speed.min_kernel_s)
     if not item.flops:
         return seconds
+    rates = speed.product_flops_per_s
+    if item.product is None:  # fused attention in fp32 does not heed TF32: 25 TFLOP/s on an H200, allowed or not
+        return max(seconds, item.flops / (rates.get(item.dtype, rates["float32"]) * speed.attention_share))
     dtype = "tf32" if tf32 and item.dtype == "float32" else item.dtype
-    flops_per_s = speed.product_flops_per_s.get(dtype, speed.product_flops_per_s["float32"])
-    if item.product is None:
-        flops_per_s *= speed.attention_share
-    else:
-        flops_per_s *= product_share(item.product, speed.num_multiprocessors)
+    flops_per_s = rates.get(dtype, rates["float32"]) * product_share(item.product, speed.num_multiprocessors)
     return max(seconds, item.flops / flops_per_s)
 
 

@@ -1,0 +1,76 @@
+"""Work in a fresh process without importing everything again: the parent imports, never touches the GPU, and forks.
+
+A child begins with a CUDA context of its own and leaves nothing behind; it dies with its parent.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def import_all() -> None:
+    """What children need, so that they do not import it again; starts no threads and no CUDA."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # to ask whether there is a GPU would start CUDA
+    import torch
+    import transformers  # noqa: F401
+
+    import vramfit.loader.load
+    import vramfit.planner.plan
+    import vramfit.runtime.preparation
+    import vramfit.runtime.stepper
+    import vramfit.techniques.optimizers  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+class Child:
+    """A function that runs in a process of its own."""
+
+    def __init__(self, function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_answer, args=(theirs, os.getpid(), function, arguments, keywords))
+        self._process.start()
+        theirs.close()
+
+    def result(self, timeout_s: float) -> dict[str, Any]:
+        """What the function gives; or `error`."""
+        try:
+            if not self._pipe.poll(timeout_s):
+                return {"error": f"took longer than {timeout_s:.0f} s"}
+            answer: dict[str, Any] = self._pipe.recv()
+            return answer
+        except EOFError:
+            self._process.join()
+            return {"error": f"exit {self._process.exitcode}"}
+        finally:
+            self._process.kill()
+            self._process.join()
+
+
+def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """What the function gives, called in a process of its own; or `error`."""
+    return Child(function, *arguments).result(timeout_s)
+
+
+def _answer(
+    pipe: Connection,
+    parent: int,
+    function: Callable[..., dict[str, Any]],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it was gone before we asked
+    try:
+        pipe.send(function(*arguments, **keywords))
+    except Exception:
+        pipe.send({"error": traceback.format_exc()[-800:]})
