@@ -264,6 +264,11 @@ def _contradictions(w: Workload) -> list[str]:
             w.lengths is not None and len(w.lengths) != w.batch,
             f"lengths names {len(w.lengths or ())} sequences but batch is {w.batch}",
         ),
+        (w.lengths is not None and (w.accumulate or 1) > 1, "lengths are of one micro-batch: accumulate must be 1"),
+        (
+            w.attention == "packed" and w.trains and w.loop != "stepper",
+            "attention packed is for loop 'stepper': a plain loop's loss does not know where sequences begin",
+        ),
         (w.accumulate != 1 and not w.trains, f"accumulate is for mode train, not {w.mode}"),
         (w.checkpointing is not None and w.mode == "infer", "checkpointing keeps nothing: mode is infer"),
         (w.max_grad_norm is not None and not w.trains, f"max_grad_norm is for mode train, not {w.mode}"),

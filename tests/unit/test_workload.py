@@ -93,7 +93,7 @@ def test_another_batch_keeps_the_number_of_micro_batches() -> None:
 def test_every_choice_is_accepted() -> None:
     for name, values in CHOICES.items():
         for value in values:
-            extra = {"mode": "infer"} if name in ("precision", "quantize") else {}
+            extra = {"mode": "infer"} if name in ("precision", "quantize", "attention") else {}
             assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value
 
 

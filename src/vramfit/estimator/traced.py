@@ -45,6 +45,8 @@ class TracedWorkload:
 
     def template(self, micro_batch: int) -> StreamTemplate:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
+        if self.workload.lengths is not None:
+            return self._trace(micro_batch)
         if micro_batch == 1:
             return self._kept_trace(1)
         try:

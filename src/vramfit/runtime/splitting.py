@@ -11,14 +11,20 @@ PER_TOKEN = 2
 """Dimensions of a tensor that has a column for each token."""
 
 
-def split(batch: Batch, max_tokens: int) -> list[Batch]:
+def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:
     """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
 
     Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
     only on the lengths and the limit.
+
+    Args:
+        packs: the sequences will lie end to end, so that only their own tokens count.
     """
-    lengths = _lengths(batch)
+    lengths = _lengths(batch, packs=packs)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    if packs:
+        filled = _fill(order, lengths, max_tokens)
+        return [batch] if len(filled) == 1 else [_take(batch, rows, lengths[rows[0]]) for rows in filled]
     if len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
     return [_take(batch, rows, lengths[rows[0]]) for rows in _group(order, lengths, max_tokens)]
@@ -33,6 +39,21 @@ def _group(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[li
         rows.append(i)
     if rows:
         yield rows
+
+
+def _fill(order: list[int], lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Each sample, longest first, into the first micro-batch that has room for it."""
+    filled: list[list[int]] = []
+    room: list[int] = []
+    for i in order:
+        place = next((n for n, left in enumerate(room) if lengths[i] <= left), None)
+        if place is None:
+            filled.append([])
+            room.append(max_tokens)
+            place = len(room) - 1
+        filled[place].append(i)
+        room[place] -= lengths[i]
+    return filled
 
 
 def _take(batch: Batch, rows: list[int], length: int) -> Batch:
@@ -51,15 +72,16 @@ def width_of(batch: Batch) -> int:
     return int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
 
 
-def _lengths(batch: Batch) -> list[int]:
+def _lengths(batch: Batch, *, packs: bool = False) -> list[int]:
     """Columns a sample needs: up to the last token that is attended to or has a label.
 
-    All of them where nothing is masked, and for question answering, whose softmax runs over padding too.
+    All of them where nothing is masked, and for question answering, whose softmax runs over padding too unless there
+    is none.
     """
     first = next(iter(batch.values()))
     mask = batch.get("attention_mask")
     width = width_of(batch)
-    if mask is None or mask.dim() != PER_TOKEN or "start_positions" in batch:
+    if mask is None or mask.dim() != PER_TOKEN or ("start_positions" in batch and not packs):
         return [width] * int(first.shape[0])
     needed = mask.bool()
     labels = batch.get("labels")

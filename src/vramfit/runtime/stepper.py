@@ -22,10 +22,10 @@ from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
 from vramfit.step.commit import secure_state, take_step
 from vramfit.step.heads import HeadLoss, head_loss
-from vramfit.step.inputs import Batch
+from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing
+from vramfit.techniques import checkpointing, packing
 from vramfit.techniques import precision as precisions
 from vramfit.workload import Precision
 
@@ -91,6 +91,7 @@ class Stepper:
         """Optimizer steps taken."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
+        self._packs = packing.is_applied(model)
         self._size = MicroBatchSize(micro_batch)
         self._seq = seq
         self._max_grad_norm = max_grad_norm
@@ -201,7 +202,7 @@ class Stepper:
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
         return accumulate(
             self.model,
-            [b for b in split(batch, self.micro_batch * self._seq) if any(loss.counts(b))],
+            [b for b in split(batch, self.micro_batch * self._seq, packs=self._packs) if any(loss.counts(b))],
             loss,
             totals,
             bring=self._bring,
@@ -211,7 +212,9 @@ class Stepper:
         )
 
     def _bring(self, batch: Batch) -> Batch:
-        return {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
+        if self._packs:
+            batch = packing.pack(batch, self.model)
+        return each_tensor(batch, lambda value: value.to(self._device, non_blocking=True))
 
     def _see(self, output: Any, batch: Batch) -> None:
         """Once: whether a loss of the user's is a sum over samples."""

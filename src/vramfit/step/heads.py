@@ -106,17 +106,14 @@ def _multi_label_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
     return [F.binary_cross_entropy_with_logits(output.logits, batch["labels"], reduction="sum")]
 
 
-def _qa_labels(batch: Batch, name: str) -> torch.Tensor:
-    """Positions beyond the text are ignored: clamped to its length, which is then the ignored class."""
-    length = batch["input_ids"].shape[1]
-    return batch[name].clamp(0, length)
-
-
 def _qa_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-    """Half of the start's loss and half of the end's, each over the positions that are not ignored."""
-    length = batch["input_ids"].shape[1]
+    """Half of the start's loss and half of the end's, each over the positions that are not ignored.
+
+    Positions beyond the text are ignored: clamped to its length, which is then the ignored class.
+    """
+    length = output.start_logits.shape[1]
     pairs = ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
-    return [_cross_entropy(logits, _qa_labels(batch, name), ignored=length) / 2 for logits, name in pairs]
+    return [_cross_entropy(logits, batch[name].clamp(0, length), ignored=length) / 2 for logits, name in pairs]
 
 
 def _qa_counts(batch: Batch) -> list[int]:
@@ -124,7 +121,7 @@ def _qa_counts(batch: Batch) -> list[int]:
     names = ("start_positions", "end_positions")
     if batch["input_ids"].device.type == "meta":
         return [batch[name].numel() for name in names]
-    return [int((_qa_labels(batch, name) != length).sum()) for name in names]
+    return [int((batch[name].clamp(0, length) != length).sum()) for name in names]
 
 
 def _with_sentence(name: str) -> HeadLoss:

@@ -1,13 +1,21 @@
 """A batch of inputs for any task: the tensors a data loader would put on the device."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from vramfit.techniques import packing
 from vramfit.workload import Task
 
 Batch = dict[str, torch.Tensor]
 SENTENCE_LABELS = ("next_sentence_label", "sentence_order_label")
+
+
+def each_tensor(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The batch with its tensors changed; a packed one has numbers too."""
+    return {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def make_batch(
@@ -30,6 +38,22 @@ def make_batch(
     if mode == "train":
         inputs.update(_labels(model, task, batch, seq, device))
     return inputs
+
+
+def make_packed_batch(
+    model: torch.nn.Module, task: Task, mode: str, num_tokens: int, num_sequences: int, longest: int, device: str
+) -> dict[str, Any]:
+    """What `techniques.packing.pack` gives, in the same order: a row of tokens, labels, places and ends."""
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(1, num_tokens, dtype=torch.long, device=device)}
+    if mode == "train":
+        labels = _labels(model, task, num_sequences, 0, device)
+        packed = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
+        inputs.update({name: packed if value.dim() > 1 else value for name, value in labels.items()})
+    inputs["position_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
+    if packing.has_token_types(model):
+        inputs["token_type_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
+    inputs["cu_seq_lens_q"] = torch.zeros(num_sequences + 1, dtype=torch.int32, device=device)
+    return inputs | {"max_length_q": longest}
 
 
 def _labels(model: torch.nn.Module, task: Task, batch: int, seq: int, device: torch.device | str) -> Batch:

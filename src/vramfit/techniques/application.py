@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.techniques import checkpointing, freezing, lora, precision, quantization
+from vramfit.techniques import checkpointing, freezing, lora, packing, precision, quantization
 from vramfit.workload import Workload
 
 
@@ -17,6 +17,8 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
         MissingExtra: a package that a technique needs.
     """
     w = workload
+    if w.attention == "packed":
+        packing.apply(model, w.task)
     precision.apply(model, w.precision)
     freezing.apply(model, w.freeze)
     lora.apply(model, w.lora)

@@ -195,6 +195,10 @@ def _problems(w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[st
     if w.precision in ("amp-bf16", "bf16") and capability < BF16_CAPABILITY:
         instead = "amp-fp16" if w.precision == "amp-bf16" or w.trains else "fp16"
         yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
+    if w.attention == "packed" and capability < BF16_CAPABILITY:
+        yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
+    if w.attention == "packed" and w.precision in ("fp32", "tf32"):
+        yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
     if w.precision == "tf32" and capability < BF16_CAPABILITY:
         yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
     if w.quantize == "int4" and capability < BF16_CAPABILITY:

@@ -15,7 +15,7 @@ from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
 from vramfit.step.commit import secure_state, take_step
 from vramfit.step.heads import head_loss
-from vramfit.step.inputs import Batch, make_batch
+from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate, clip
 from vramfit.techniques import offloading, optimizers, precision, quantization
@@ -56,14 +56,14 @@ def trace(
         WorkloadError: a technique that the model does not have.
     """
     model = prepare(resolved, workload, num_resident)
+    if workload.lengths is not None:
+        batch = len(workload.lengths)
     with (
         _worded(resolved.name),
         tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
     ):
         session.tracer.begin("inputs", "inputs")
-        inputs = make_batch(
-            model, workload.task, workload.mode, workload.mask, batch or PROBE_BATCH, workload.seq, "meta"
-        )
+        inputs = _inputs(model, workload, batch or PROBE_BATCH)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
@@ -71,6 +71,13 @@ def trace(
         else:
             _stepper_steps(session, model, workload, inputs)
     return session.tracer.template
+
+
+def _inputs(model: torch.nn.Module, w: Workload, batch: int) -> Batch:
+    if w.attention != "packed":
+        return make_batch(model, w.task, w.mode, w.mask, batch, w.seq, "meta")
+    num_tokens, longest = (sum(w.lengths), max(w.lengths)) if w.lengths is not None else (batch * w.seq, w.seq)
+    return make_packed_batch(model, w.task, w.mode, num_tokens, batch, longest, "meta")
 
 
 @contextmanager
@@ -185,7 +192,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             [inputs] * num_micro,
             loss,
             totals,
-            bring=lambda batch: {name: value.clone() for name, value in batch.items()},
+            bring=lambda batch: each_tensor(batch, torch.Tensor.clone),
             autocast=session.autocast,
             scale=scale,
             on_part=on_part,

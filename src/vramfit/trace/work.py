@@ -42,6 +42,8 @@ LAUNCHES = {"native_layer_norm_backward": 2, "embedding_dense_backward": 10}
 """Kernels of operators that take several; torch 2.11's sources, the embedding's sort counted roughly."""
 ATTENTION_PREFIX = "_scaled_dot_product_"
 ATTENTION_BACKWARD_LAUNCHES = 3
+PACKED_ATTENTION = {"_flash_attention_forward": 6, "_flash_attention_backward": 9}
+"""Attention over sequences that lie end to end, and where the longest one's length stands among the arguments."""
 LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 FOREACH_TENSORS = (110, 64, 48, 36, 30)
 FOREACH_ELEMENTS = 65536 * 320
@@ -122,6 +124,8 @@ def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int
         return WorkTemplate(name, "gemm", 1, num_bytes, dtype=dtype, product=dims)
     if name.startswith(ATTENTION_PREFIX):
         return _attention(name, taken, num_bytes, probe)
+    if name in PACKED_ATTENTION:
+        return _attention(name, taken, num_bytes, probe, longest=args[PACKED_ATTENTION[name]])
     if any(t.device.type == "cpu" and t.dim() for t in taken):
         return WorkTemplate(name, "transfer", 1, _sum(_bytes(t, probe) for t in made))
     return WorkTemplate(name, _kind(name), LAUNCHES.get(name, 1), num_bytes, dtype=dtype)
@@ -166,11 +170,13 @@ def _kind(name: str) -> Kind:
     return "copy" if name in COPIES else "elementwise"
 
 
-def _attention(name: str, taken: list[torch.Tensor], num_bytes: Polynomial, probe: int | None) -> WorkTemplate:
+def _attention(
+    name: str, taken: list[torch.Tensor], num_bytes: Polynomial, probe: int | None, longest: int | None = None
+) -> WorkTemplate:
     """Scores and weighted values: two products forward; five backward, which makes the scores anew."""
     backward = name.endswith("_backward")
     query, key = taken[1:3] if backward else taken[:2]
-    dims = [*query.shape, key.shape[-2]]
+    dims = [*query.shape, key.shape[-2] if longest is None else longest]
     flops = product(tuple(split(n, probe) for n in dims), 10 if backward else 4)
     launches = ATTENTION_BACKWARD_LAUNCHES if backward else 1
     return WorkTemplate(name, "attention", launches, num_bytes, flops, _dtype([query]))

@@ -354,7 +354,6 @@ def test_every_problem_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"attention": "packed"},
         {"compile": True},
         {"num_gpus": 2},
         {"offload": "optimizer"},

@@ -106,6 +106,28 @@ def flash_backward(call: KernelCall, script: Script) -> None:
     script.free(row_sums)
 
 
+@kernel("_flash_attention_forward")
+def packed_forward(call: KernelCall, script: Script) -> None:
+    """flash_attn/flash_api.cpp (2.11), mha_varlen_fwd: output, logsumexp, random state."""
+    for index in range(4):
+        script.out(index)
+
+
+@kernel("_flash_attention_backward")
+def packed_backward(call: KernelCall, script: Script) -> None:
+    """flash_attn/flash_api.cpp (2.11), mha_varlen_bwd: row sums and dq in fp32, a block of rows more a sequence."""
+    query: TensorSpec = call.args[1]
+    num_tokens, heads, size = query.shape
+    num_sequences = call.args[6].shape[0] - 1
+    rounded_size = ceil_div(size, 32) * 32 if size <= 128 else ceil_div(size, 64) * 64
+    for index in range(3):
+        script.out(index)
+    rows = (num_tokens + 128 * num_sequences) * heads * ACCUMULATOR_BYTES
+    row_sums = script.temp(rows)
+    script.scratch(rows * rounded_size)
+    script.free(row_sums)
+
+
 def _is_row_major(x: TensorSpec) -> bool:
     """Whether [batch, heads, rows, size] lies in memory as [batch, rows, heads, size]."""
     batch, heads, rows, size = range(4)

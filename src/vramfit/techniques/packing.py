@@ -1,0 +1,209 @@
+"""Packing: the sequences of a micro-batch lie end to end in one row, so that padding takes neither time nor memory.
+
+The model is that of transformers, unchanged: its attention is told through the attention interface where sequences
+begin, and two hooks see to what looks at a sequence as a whole, the first token and the answer's place.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from vramfit.errors import WorkloadError
+from vramfit.models.anatomy import backbone, embeddings
+from vramfit.models.tasks import supported_attention
+from vramfit.workload import Task
+
+Batch = dict[str, torch.Tensor]
+
+IMPLEMENTATION = "vramfit_packed"
+"""The name in transformers' attention interface."""
+POOLED_TASKS = ("sequence-classification",)
+"""Their heads look at one vector a sequence."""
+FLASH_TYPES = (torch.float16, torch.bfloat16)
+FLASH_CAPABILITY = (8, 0)
+
+
+def apply(model: Any, task: Task) -> None:
+    """Let a model take packed batches, in place; padded ones go through sdpa as before.
+
+    Raises:
+        WorkloadError: a model whose attention is its own code.
+    """
+    if "packed" not in supported_attention(type(model)):
+        raise WorkloadError(
+            [f"attention packed: {type(model).__name__} computes attention in code of its own, which mixes sequences"],
+            hint="take attention sdpa or eager",
+        )
+    _register()
+    base = backbone(model)
+    configs: list[Any] = [model.config, base.config]
+    for config in configs:
+        config._attn_implementation = IMPLEMENTATION
+    base.register_forward_hook(_pool_each if task in POOLED_TASKS else _pool_each_beside, with_kwargs=True)
+    if task == "question-answering":
+        model.register_forward_hook(_answers_apart, with_kwargs=True)
+
+
+def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
+    """A padded batch as one row of the tokens that are attended to; call the model with it as with any batch.
+
+    Done on the host, so that the device need not be waited for.
+    """
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask")
+    kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    lengths = kept.sum(1)
+    packed: dict[str, Any] = {
+        name: value[kept][None] if value.shape[:2] == ids.shape else value
+        for name, value in batch.items()
+        if name != "attention_mask"
+    }
+    packed["position_ids"] = (kept.cumsum(1) - 1)[kept][None] + _first_position(model)
+    if "token_type_ids" not in batch and has_token_types(model):
+        packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
+    ends = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    longest = int(lengths.max())
+    return packed | {"cu_seq_lens_q": ends, "max_length_q": longest}
+
+
+def has_token_types(model: torch.nn.Module) -> bool:
+    """Whether the model adds a vector for the first or second text; its default row is as long as one sequence."""
+    return hasattr(embeddings(model), "token_type_embeddings")
+
+
+def is_applied(model: Any) -> bool:
+    """Whether a model takes packed batches."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == IMPLEMENTATION
+
+
+def _first_position(model: torch.nn.Module) -> int:
+    """RoBERTa's positions begin after its padding."""
+    table: Any = embeddings(model)
+    return int(table.padding_idx) + 1 if hasattr(table, "create_position_ids_from_input_ids") else 0
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+
+
+def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """None without padding: a packed row has none, and a window is the kernel's business."""
+    if attention_mask is None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    made: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return made
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention within each sequence of a packed row; `sdpa` where the batch is padded."""
+    if cu_seq_lens_q is None or max_length_q is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        made: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+        )
+        return made
+    window = -1 if sliding_window is None else sliding_window - 1
+    if has_flash(query):
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, dropout, False, False,
+            scale=scaling, window_size_left=window, window_size_right=window,
+        )[0]  # fmt: skip
+        return out[None], None
+    return _one_by_one(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+
+
+def has_flash(query: torch.Tensor) -> bool:
+    """Whether torch's flash kernel takes such tensors; a prediction is for a GPU that has it."""
+    if query.dtype not in FLASH_TYPES or query.device.type == "cpu":
+        return False
+    return query.device.type == "meta" or torch.cuda.get_device_capability(query.device) >= FLASH_CAPABILITY
+
+
+def _one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    window: int,
+) -> torch.Tensor:
+    """Where there is no such kernel: right, and slow."""
+    lengths = ends.diff().tolist()
+    parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
+    made = [
+        F.scaled_dot_product_attention(q, k, v, _near(q, window), dropout_p=dropout, scale=scaling) for q, k, v in parts
+    ]
+    return torch.cat(made, dim=2).transpose(1, 2)
+
+
+def _near(query: torch.Tensor, window: int) -> torch.Tensor | None:
+    """Which tokens a token of a sequence may see; None for all."""
+    length = query.shape[2]
+    if window < 0 or length <= window + 1:
+        return None
+    places = torch.arange(length, device=query.device)
+    return (places[:, None] - places).abs() <= window
+
+
+def _pool_each(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """For heads that look at one vector a sequence: its first token's, or the mean of all."""
+    ends = kwargs.get("cu_seq_lens_q")
+    if ends is None:
+        return output
+    hidden = output.last_hidden_state[0]
+    if getattr(module.config, "classifier_pooling", "cls") == "mean":
+        each = torch.segment_reduce(hidden.float(), "mean", offsets=ends.long(), axis=0).to(hidden.dtype)
+    else:
+        each = hidden[ends[:-1].long()]
+    output.last_hidden_state = each[:, None]
+    return _pooled(module, output, each)
+
+
+def _pool_each_beside(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """The same beside the vectors of all tokens."""
+    ends = kwargs.get("cu_seq_lens_q")
+    if ends is None or getattr(output, "pooler_output", None) is None:
+        return output
+    return _pooled(module, output, output.last_hidden_state[0][ends[:-1].long()])
+
+
+def _pooled(module: Any, output: Any, first: torch.Tensor) -> Any:
+    if getattr(output, "pooler_output", None) is not None:
+        made = module.pooler(first if hasattr(module, "pooler_activation") else first[:, None])
+        output.pooler_output = module.pooler_activation(made) if hasattr(module, "pooler_activation") else made
+    return output
+
+
+def _answers_apart(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Logits of starts and ends as a row for each sequence; places beyond its end cannot be chosen."""
+    ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
+    if ends is None or longest is None:
+        return output
+    places = torch.arange(longest, device=ends.device)
+    inside = places < ends.diff()[:, None]
+    for name in ("start_logits", "end_logits"):
+        logits = output[name]
+        rows = logits.new_full((len(ends) - 1, longest), torch.finfo(logits.dtype).min)
+        setattr(output, name, rows.masked_scatter(inside, logits[0]))
+    return output
