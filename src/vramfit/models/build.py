@@ -32,7 +32,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     import torch
 
     config = copy.deepcopy(resolved.config)
-    config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
+    config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
     try:
         with torch.device("meta"):
@@ -64,11 +64,11 @@ def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
         _check_attention(type(module), type(module).__name__, attention)
         config = getattr(twin, "config", None)
         if config is not None:
-            config._attn_implementation = _built_with(attention)
+            config._attn_implementation = built_with(attention)
     return twin
 
 
-def _built_with(attention: str | None) -> str | None:
+def built_with(attention: str | None) -> str | None:
     """`packed` is put in afterwards (`techniques.packing`)."""
     return "sdpa" if attention == "packed" else attention
 

@@ -10,7 +10,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import max_positions, vocab_size
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_meta, built_with
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention
 from vramfit.step.inputs import Batch
@@ -60,7 +60,7 @@ def _build(resolved: ResolvedModel, attention: str | None) -> torch.nn.Module:
     from transformers import PreTrainedModel
 
     config = copy.deepcopy(resolved.config)
-    config._attn_implementation = attention or default_attention(resolved.model_class)
+    config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
     skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:

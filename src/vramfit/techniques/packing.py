@@ -4,6 +4,8 @@ The model is that of transformers, unchanged: its attention is told through the 
 begin, and two hooks see to what looks at a sequence as a whole, the first token and the answer's place.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +22,32 @@ IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
 POOLED_TASKS = ("sequence-classification",)
 """Their heads look at one vector a sequence."""
+IGNORED = -100
+"""The label of a token that no loss counts."""
+NUM_SEQUENCES = "num_packed_sequences"
+"""Beside a filled row: how many of its sequences are real. It goes no further than the backbone's hooks."""
 FLASH_TYPES = (torch.float16, torch.bfloat16)
 FLASH_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PackShape:
+    """The shape of a filled row: what is compiled for it serves every batch that is filled up to it."""
+
+    num_tokens: int
+    num_sequences: int
+    """At most; those that fill the row included, and empty ones after them."""
+    longest: int
+
+    def fill(self, lengths: Sequence[int]) -> list[int]:
+        """The lengths of the sequences that fill the row."""
+        left = self.num_tokens - sum(lengths)
+        fill = [self.longest] * (left // self.longest) + [left % self.longest] * (left % self.longest > 0)
+        if left < 0 or len(lengths) + len(fill) > self.num_sequences:
+            raise WorkloadError(
+                [f"{len(lengths)} sequences of {sum(lengths)} tokens do not go into a row of {self.num_tokens}"]
+            )
+        return fill
 
 
 def apply(model: Any, task: Task) -> None:
@@ -40,31 +66,42 @@ def apply(model: Any, task: Task) -> None:
     configs: list[Any] = [model.config, base.config]
     for config in configs:
         config._attn_implementation = IMPLEMENTATION
+    base.register_forward_pre_hook(_take_note, with_kwargs=True)
     base.register_forward_hook(_pool_each if task in POOLED_TASKS else _pool_each_beside, with_kwargs=True)
     if task == "question-answering":
         model.register_forward_hook(_answers_apart, with_kwargs=True)
 
 
-def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
+def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -> dict[str, Any]:
     """A padded batch as one row of the tokens that are attended to; call the model with it as with any batch.
 
     Done on the host, so that the device need not be waited for.
+
+    Args:
+        shape: fill the row up to this shape with sequences that nothing looks at, so that many batches share one.
     """
     ids = batch["input_ids"]
     mask = batch.get("attention_mask")
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    lengths = kept.sum(1)
+    lengths = kept.sum(1).tolist()
+    fill = [] if shape is None else shape.fill(lengths)
+    row = sum(fill)
     packed: dict[str, Any] = {
-        name: value[kept][None] if value.shape[:2] == ids.shape else value
+        name: F.pad(value[kept], (0, row), value=IGNORED if name == "labels" else 0)[None]
+        if value.shape[:2] == ids.shape
+        else value
         for name, value in batch.items()
         if name != "attention_mask"
     }
-    packed["position_ids"] = (kept.cumsum(1) - 1)[kept][None] + _first_position(model)
+    places = [torch.arange(n) for n in (*lengths, *fill)]
+    packed["position_ids"] = torch.cat(places)[None] + _first_position(model)
     if "token_type_ids" not in batch and has_token_types(model):
         packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
-    ends = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    longest = int(lengths.max())
-    return packed | {"cu_seq_lens_q": ends, "max_length_q": longest}
+    ends = torch.tensor([0, *lengths, *fill]).cumsum(0)
+    more = 0 if shape is None else shape.num_sequences - len(lengths) - len(fill)
+    packed["cu_seq_lens_q"] = F.pad(ends, (0, more), value=int(ends[-1])).to(torch.int32)
+    packed["max_length_q"] = max(lengths) if shape is None else shape.longest
+    return packed | ({} if shape is None else {NUM_SEQUENCES: len(lengths)})
 
 
 def has_token_types(model: torch.nn.Module) -> bool:
@@ -166,26 +203,37 @@ def _near(query: torch.Tensor, window: int) -> torch.Tensor | None:
     return (places[:, None] - places).abs() <= window
 
 
+def _take_note(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """How many sequences are real stays here: layers would be compiled anew for every number."""
+    module._num_packed = kwargs.pop(NUM_SEQUENCES, None)
+    return args, kwargs
+
+
 def _pool_each(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """For heads that look at one vector a sequence: its first token's, or the mean of all."""
-    ends = kwargs.get("cu_seq_lens_q")
-    if ends is None:
+    if kwargs.get("cu_seq_lens_q") is None:
         return output
+    ends = _real_ends(module, kwargs)
     hidden = output.last_hidden_state[0]
     if getattr(module.config, "classifier_pooling", "cls") == "mean":
-        each = torch.segment_reduce(hidden.float(), "mean", offsets=ends.long(), axis=0).to(hidden.dtype)
+        each = torch.segment_reduce(hidden.float(), "mean", offsets=ends, axis=0, unsafe=True).to(hidden.dtype)
     else:
-        each = hidden[ends[:-1].long()]
+        each = hidden[ends[:-1]]
     output.last_hidden_state = each[:, None]
     return _pooled(module, output, each)
 
 
 def _pool_each_beside(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """The same beside the vectors of all tokens."""
-    ends = kwargs.get("cu_seq_lens_q")
-    if ends is None or getattr(output, "pooler_output", None) is None:
+    if kwargs.get("cu_seq_lens_q") is None or getattr(output, "pooler_output", None) is None:
         return output
-    return _pooled(module, output, output.last_hidden_state[0][ends[:-1].long()])
+    return _pooled(module, output, output.last_hidden_state[0][_real_ends(module, kwargs)[:-1]])
+
+
+def _real_ends(module: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Where the real sequences begin and end."""
+    ends: torch.Tensor = kwargs["cu_seq_lens_q"].long()
+    return ends if module._num_packed is None else ends[: module._num_packed + 1]
 
 
 def _pooled(module: Any, output: Any, first: torch.Tensor) -> Any:
@@ -197,9 +245,10 @@ def _pooled(module: Any, output: Any, first: torch.Tensor) -> Any:
 
 def _answers_apart(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Logits of starts and ends as a row for each sequence; places beyond its end cannot be chosen."""
-    ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
-    if ends is None or longest is None:
+    longest = kwargs.get("max_length_q")
+    if kwargs.get("cu_seq_lens_q") is None or longest is None:
         return output
+    ends = _real_ends(backbone(module), kwargs)
     places = torch.arange(longest, device=ends.device)
     inside = places < ends.diff()[:, None]
     for name in ("start_logits", "end_logits"):
