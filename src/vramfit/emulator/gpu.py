@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
 from vramfit.allocator.options import AllocatorOptions
+from vramfit.emulator.kernels import Kernels
 from vramfit.errors import WorkloadError
 from vramfit.units import format_bytes, parse_bytes
 
@@ -17,9 +18,10 @@ from vramfit.units import format_bytes, parse_bytes
 class EmulatedGPU:
     """A GPU of any size, rehearsed on the CPU.
 
-    Arithmetic and autograd are real. Every storage that operators make or meet goes through a simulation of
-    PyTorch's caching allocator; beyond its capacity a real `torch.OutOfMemoryError` is raised, worded as CUDA
-    words it. Tensors made before it was entered count from the first operator that meets them.
+    Arithmetic and autograd are real; attention and dropout keep what CUDA's kernels keep. Every storage that operators
+    make or meet goes through a simulation of PyTorch's caching allocator; beyond its capacity a real
+    `torch.OutOfMemoryError` is raised, worded as CUDA words it. Tensors made before it was entered count from the first
+    operator that meets them.
 
     Args:
         memory: capacity, such as "2GiB".
@@ -42,6 +44,7 @@ class EmulatedGPU:
         self._held: dict[int, tuple[Any, Any]] = {}
         self._taken_bytes = 0
         self._mode = _Mode(self)
+        self._kernels = Kernels(self._meet)
         self.num_allocations = 0
         """Allocations asked for so far, failed ones included."""
         self.num_failures = 0
@@ -49,11 +52,13 @@ class EmulatedGPU:
 
     def __enter__(self) -> "EmulatedGPU":
         self._mode.__enter__()
+        self._kernels.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kernels.__exit__(kind, value, trace)
         self._mode.__exit__(kind, value, trace)
 
     @property

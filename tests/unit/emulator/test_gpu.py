@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import VramfitError
@@ -111,3 +112,57 @@ def test_the_parts_of_a_quantized_tensor_count_not_what_it_looks_like() -> None:
 def test_wrong_arguments_are_said_plainly(wrong: dict[str, object]) -> None:
     with pytest.raises(VramfitError):
         EmulatedGPU(**wrong)  # type: ignore[arg-type]
+
+
+def attention_inputs() -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, 64, 16, generator=draw, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_the_cpus_own_and_writes_no_scores(masked: bool) -> None:
+    mask = torch.ones(2, 1, 64, 64, dtype=torch.bool).tril() if masked else None
+    expected, inputs = attention_inputs(), attention_inputs()
+    plain = torch.nn.functional.scaled_dot_product_attention(*expected, mask)
+    plain.sum().backward()
+    with EmulatedGPU(memory="64MiB") as gpu:
+        made = torch.nn.functional.scaled_dot_product_attention(*inputs, mask)
+        # three inputs, which were there, the output and a number a row; the mask, and as numbers to add
+        kept = 4 * 2 * 3 * 64 * 16 * 4 + 2 * 3 * 64 * 4 + masked * 2 * 64 * 64 * 5
+        assert gpu.allocated_bytes - kept in range(4 * 512)
+        made.sum().backward()
+    torch.testing.assert_close(made, plain)
+    for mine, its in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_attention_with_dropout_drops_the_same_in_backward() -> None:
+    query, key, value = attention_inputs()
+    with EmulatedGPU(memory="64MiB"):
+        torch.manual_seed(1)
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+        after = torch.get_rng_state()
+        (out * out.detach()).sum().backward()
+        assert torch.equal(after, torch.get_rng_state())
+    # of a sum that is linear in the values, the gradient gives the sum back
+    torch.testing.assert_close((value.grad * value).sum(), (out * out).sum())  # type: ignore[operator]
+
+
+def test_dropout_keeps_a_byte_for_each_number() -> None:
+    x = torch.randn(1024, 1024, requires_grad=True)
+    with EmulatedGPU(memory="64MiB") as gpu:
+        out = torch.nn.functional.dropout(x, 0.1)
+        assert gpu.allocated_bytes == (4 + 4 + 1) * MIB
+        out.sum().backward()
+    assert torch.equal(x.grad == 0, out == 0)  # type: ignore[arg-type]
+
+
+def test_layers_computed_again_in_backward_do_as_before() -> None:
+    x = torch.randn(4, 2, 32, 8, requires_grad=True)
+
+    def layer(y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1)
+
+    with EmulatedGPU(memory="64MiB"):
+        torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
