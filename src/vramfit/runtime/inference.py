@@ -12,8 +12,9 @@ from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.place import Place
 from vramfit.step.heads import model_inputs
-from vramfit.step.inputs import Batch
+from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.techniques import packing
 from vramfit.techniques import precision as precisions
 from vramfit.workload import Precision
 
@@ -45,6 +46,8 @@ class Inference:
         """How often a batch ran out of memory and was halved."""
         self._place = place
         self._dtype = precisions.autocast_dtype(precision)
+        words = getattr(model, "get_output_embeddings", lambda: None)()
+        self._packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
 
     def run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress = lambda done, total: None) -> None:
         """Pass all samples through the model, longest first.
@@ -65,7 +68,7 @@ class Inference:
             generators.restore()
 
     def _run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress) -> None:
-        waiting = deque(group_by_length(samples.lengths, self.max_tokens))
+        waiting = deque(self._groups(samples.lengths))
         done, failure = 0, ""
         while waiting:
             group = waiting.popleft()
@@ -84,7 +87,14 @@ class Inference:
                 )
             self.max_tokens = max(self.max_tokens // 2, 1)
             left = [*group, *(i for other in waiting for i in other)]
-            waiting = deque(group_by_length(samples.lengths, self.max_tokens, chosen=left))
+            waiting = deque(self._groups(samples.lengths, left))
+
+    def _bring(self, batch: Batch) -> Batch:
+        packed = packing.pack(batch, self.model) if self._packs else batch
+        return each_tensor(packed, lambda value: value.to(self._place.device))
+
+    def _groups(self, lengths: Sequence[int], chosen: Sequence[int] | None = None) -> list[list[int]]:
+        return group_by_length(lengths, self.max_tokens, chosen=chosen, packs=self._packs)
 
     def _try(self, samples: Samples, group: list[int], on_output: OnOutput) -> str:
         """One batch; gives what was said where memory ran out, and nothing where it did not."""
@@ -92,9 +102,10 @@ class Inference:
         autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
         try:
             with self._place.active(), torch.no_grad():
-                batch = {name: value.to(self._place.device) for name, value in on_host.items()}
+                batch = self._bring(on_host)
                 with autocast:
                     output = self.model(**model_inputs(batch))
+                output = packing.unpack(output, batch) if self._packs else output
                 small = _num_bytes(output) <= MAX_HOST_BYTES
                 if small:
                     output = type(output)(**{k: v.cpu() for k, v in output.items() if isinstance(v, torch.Tensor)})
@@ -113,18 +124,27 @@ def _num_bytes(output: Any) -> int:
     return sum(value.nbytes for value in output.values() if isinstance(value, torch.Tensor))
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int, *, chosen: Sequence[int] | None = None) -> list[list[int]]:
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int, *, chosen: Sequence[int] | None = None, packs: bool = False
+) -> list[list[int]]:
     """Samples in batches of at most `max_tokens` tokens, like lengths together, the longest first.
+
+    Args:
+        packs: only a sample's own tokens count, and no padding.
 
     >>> group_by_length([3, 9, 4, 8], 18)
     [[1, 3], [2, 0]]
     """
     order = sorted(range(len(lengths)) if chosen is None else chosen, key=lambda i: (-lengths[i], i))
     groups: list[list[int]] = []
+    num_tokens = 0
     for i in order:
-        group = groups[-1] if groups else None
-        if group is None or len(group) >= MAX_SAMPLES or (len(group) + 1) * lengths[group[0]] > max_tokens:
+        group = groups[-1] if groups else []
+        longest = lengths[group[0]] if group else 0
+        num_tokens = num_tokens + lengths[i] if packs else (len(group) + 1) * longest
+        if not group or len(group) >= MAX_SAMPLES or num_tokens > max_tokens:
             groups.append([i])
+            num_tokens = lengths[i]
         else:
             group.append(i)
     return groups

@@ -104,6 +104,18 @@ def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -
     return packed | ({} if shape is None else {NUM_SEQUENCES: len(lengths)})
 
 
+def unpack(output: Any, packed: dict[str, Any]) -> Any:
+    """The output with a row for each sequence again, zeros after its end; what has one already stays."""
+    ends, longest = packed["cu_seq_lens_q"], packed["max_length_q"]
+    inside = torch.arange(longest, device=ends.device) < ends.diff()[:, None]
+    for name, value in output.items():
+        if isinstance(value, torch.Tensor) and value.shape[:2] == packed["input_ids"].shape:
+            rows = value.new_zeros(*inside.shape, *value.shape[2:])
+            rows[inside] = value[0]
+            output[name] = rows
+    return output
+
+
 def has_token_types(model: torch.nn.Module) -> bool:
     """Whether the model adds a vector for the first or second text; its default row is as long as one sequence."""
     return hasattr(embeddings(model), "token_type_embeddings")

@@ -13,6 +13,7 @@ from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference, group_by_length
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.trained import open_model
+from vramfit.techniques import packing
 
 
 def test_batches_hold_to_the_tokens_and_begin_with_the_longest() -> None:
@@ -58,3 +59,12 @@ def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(opened: Any) ->
 def test_one_sample_that_does_not_fit_is_an_error(opened: Any) -> None:
     with pytest.raises(RecoveryExhausted, match="one sample of"):
         logits_of(opened, Place("emulated", memory="16KiB"), 64)
+
+
+def test_packed_batches_hold_more_and_answer_the_same(opened: Any) -> None:
+    plain, _ = logits_of(opened, Place("cpu"), 64)
+    packing.apply(opened[0], "sequence-classification")
+    packed, _ = logits_of(opened, Place("cpu"), 64)
+    torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5)
+    lengths = [9, 1, 1, 1, 1, 1]
+    assert len(group_by_length(lengths, 14, packs=True)) < len(group_by_length(lengths, 14))

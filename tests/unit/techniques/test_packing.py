@@ -254,3 +254,15 @@ def test_what_cannot_be_packed_is_said(keywords: dict[str, Any], words: str) -> 
     given |= keywords
     with pytest.raises(WorkloadError, match=words):
         estimate(given.pop("model"), **given)
+
+
+def test_token_logits_get_their_rows_back() -> None:
+    batch = make_batch("token-classification")
+    model = packed_model("bert", "token-classification").eval()
+    with torch.no_grad():
+        expected = model(**model_inputs(batch)).logits
+        packed = packing.pack(batch, model)
+        made = packing.unpack(model(**model_inputs(packed)), packed).logits
+    inside = batch["attention_mask"].bool()
+    torch.testing.assert_close(made[inside], expected[inside], atol=2e-6, rtol=1e-5)
+    assert not made[~inside].any()
