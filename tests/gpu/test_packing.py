@@ -1,0 +1,110 @@
+"""On a real GPU: packed batches through the flash kernel give what padded ones give, and take what was predicted."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.small_models import FAMILIES, HEADS, make_batch, make_model
+from tests.unit.techniques.test_packing import logits_of, with_pads
+
+from vramfit.devices.catalogue import match_gpu
+from vramfit.estimator.predict import estimate
+from vramfit.models.resolve import resolve
+from vramfit.runtime.preparation import prepare
+from vramfit.runtime.stepper import Stepper
+from vramfit.step.heads import model_inputs
+from vramfit.step.inputs import each_tensor
+from vramfit.techniques import optimizers, packing
+from vramfit.workload import Workload
+
+pytestmark = pytest.mark.gpu
+
+PACKED = [name for name in FAMILIES if name != "deberta-v2"]
+MAX_ERROR = 0.01
+
+
+def on_gpu(batch: Any) -> Any:
+    return each_tensor(batch, torch.Tensor.cuda)
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_logits_are_the_padded_ones_within_rounding(family: str, task: Any) -> None:
+    batch = with_pads(family, make_batch(task))
+    exact = make_model(family, task).cuda().eval()
+    with torch.no_grad():
+        reference = logits_of(exact, on_gpu(batch)).float()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            padded = logits_of(exact, on_gpu(batch)).float()
+        packing.apply(exact, task)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            packed = logits_of(exact, on_gpu(packing.pack(batch, exact))).float()
+    rounding = float((padded - reference).abs().max())
+    assert float((packed - reference).abs().max()) <= 2 * rounding + 1e-3
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_no_sample_sees_another_forward_or_backward(family: str) -> None:
+    task = "token-classification"
+    batch = with_pads(family, make_batch(task))
+    other = {name: value.clone() for name, value in batch.items()}
+    other["input_ids"][4, :3] = 50
+    model = make_model(family, task).cuda().eval()
+    packing.apply(model, task)
+    rows = torch.arange(12).repeat_interleave(batch["attention_mask"].sum(1)).cuda()
+    seen = []
+    for given in (batch, other):
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(**model_inputs(on_gpu(packing.pack(given, model)))).logits[0]
+        logits[rows == 3].float().square().sum().backward()
+        gradient = torch.cat(
+            [p.grad.flatten() for n, p in model.named_parameters() if p.grad is not None and "emb" not in n]
+        )
+        seen.append((logits.detach(), gradient))
+    (before, gradient), (after, other_gradient) = seen
+    assert torch.equal(before[rows != 4], after[rows != 4])
+    torch.testing.assert_close(gradient, other_gradient, rtol=1e-3, atol=1e-6)  # sums of gradients have no fixed order
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"model": "bert-base-uncased", "batch": 16, "seq": 512},
+        {"model": "bert-base-uncased", "batch": 16, "seq": 128, "checkpointing": "full"},
+        {"model": "roberta-base", "batch": 16, "seq": 256, "task": "token-classification", "precision": "bf16"},
+        {"model": "modernbert-base", "batch": 8, "seq": 512, "task": "masked-lm"},
+        {"model": "bert-base-uncased", "batch": 32, "micro_batch": 8, "seq": 256, "task": "question-answering"},
+    ],
+    ids=str,
+)
+def test_packed_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
+    given = {"attention": "packed", "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"} | keywords
+    gpu = match_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+    assert gpu is not None
+    predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
+    w = predicted.workload
+    workload = Workload(**given)
+    torch._C._cuda_clearCublasWorkspaces()  # a prediction counts them
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), workload).cuda()
+    optimizer = optimizers.make(w.optimizer, model.parameters())
+    stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, 30000, (w.batch, w.seq), generator=draw)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for _ in range(3):
+        stepper.step(batch | _labels(w, draw))
+    seen = torch.cuda.max_memory_allocated() - before
+    assert predicted.peak_allocated_bytes >= seen
+    assert predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * seen
+
+
+def _labels(w: Workload, draw: torch.Generator) -> dict[str, torch.Tensor]:
+    if w.task == "question-answering":
+        places = torch.randint(0, w.seq, (w.batch,), generator=draw)
+        return {"start_positions": places, "end_positions": places}
+    shape = (w.batch,) if w.task == "sequence-classification" else (w.batch, w.seq)
+    return {"labels": torch.randint(0, 2, shape, generator=draw)}
