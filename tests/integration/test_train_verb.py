@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,16 @@ def test_predictions_are_those_of_plain_transformers_in_the_order_of_the_input(f
         assert row["probability"] == pytest.approx(float(probabilities.max()), abs=1e-5)
 
 
+def test_predictions_are_not_made_for_a_place_that_cannot_be_written(folder: Path, trained: Done) -> None:
+    data = folder / "dev.csv"
+    content = data.read_text()
+    for output, said in ((folder, "is a folder"), (folder / "no" / "p.jsonl", "no such folder"), (data, "overwrite")):
+        done = run("predict", str(folder / "out"), str(data), "--output", str(output))
+        assert done.code == 1
+        assert said in done.err
+    assert data.read_text() == content
+
+
 def test_predict_chooses_a_batch_for_an_emulated_gpu(folder: Path, trained: Done) -> None:
     place = ("--device", "emulated", "--memory", "64MiB")
     done = run("predict", str(folder / "out"), str(folder / "dev.csv"), *place)
@@ -107,6 +119,59 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained:
     assert done.code == 0, done.err
     assert "Going on after step" in done.err
     assert same_weights(folder / "out", folder / "stopped")
+
+
+def begin(folder: Path, data: Path, *more: str) -> "subprocess.Popen[str]":
+    """A new run on an emulated GPU."""
+    paths = ["--model", str(folder / "source"), "--output", str(folder / "early")]
+    place = ["--device", "emulated", "--memory", "64MiB", "--batch", "8", "--epochs", "1"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "vramfit", "train", str(data), *paths, *place, *more],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def importing(process: "subprocess.Popen[str]", pipe: Path) -> None:
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "libtorch" not in maps.read_text():
+        time.sleep(0.01)
+
+
+def reading_data(process: "subprocess.Popen[str]", pipe: Path) -> None:
+    with pipe.open("w") as file:  # opens when the other side does
+        file.write("text,label\n")
+        file.flush()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
+def planning(process: "subprocess.Popen[str]", pipe: Path) -> None:
+    pipe.write_text((pipe.parent / "train.csv").read_text())
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("Planning")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("moment", [importing, reading_data, planning])
+def test_ctrl_c_before_the_first_step_ends_at_once_and_says_so(
+    folder: Path, moment: Callable[["subprocess.Popen[str]", Path], None]
+) -> None:
+    pipe = folder / "pipe.csv"
+    os.mkfifo(pipe)
+    process = begin(folder, pipe)
+    moment(process, pipe)
+    if process.returncode is None:
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    pipe.unlink()
+    assert process.returncode == 130, err
+    assert err == "Interrupted before the first step: nothing was trained yet.\n"
+    done = begin(folder, folder / "train.csv", "--resume")
+    _, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    shutil.rmtree(folder / "early")
 
 
 def test_wrong_requests_are_two_lines_and_code_two(folder: Path) -> None:

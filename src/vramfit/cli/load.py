@@ -52,6 +52,9 @@ def run(
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Draw the weights: no checkpoint is needed.")
     ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of weights that are drawn: a new head, or all of them.")
+    ] = 0,
     scan: Annotated[bool, typer.Option("--scan", help="Read all weights first, for NaN and infinite ones.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Compare outputs with full precision on sample sentences.")
@@ -83,6 +86,7 @@ def run(
         device=device or "cpu",
         random_weights=random_weights,
         trust_remote_code=trust,
+        seed=seed,
         **keywords,
     )
     with _progress(options.model) as progress:

@@ -54,6 +54,8 @@ def run(
     Leaves with 0, 1 for an error, 3 when not even one sample fits.
     """
     check_precision(precision)
+    if output is not None:
+        _check_output(Path(output), data)
     with console(stderr=True).status("Reading …"):
         from vramfit.runtime.data.predictions import merge_windows, predictions
         from vramfit.runtime.data.source import DataSource
@@ -94,6 +96,15 @@ def run(
         file = _open(output, stack)
         for row in sorted([*found, *bad], key=lambda row: row["row"]):
             file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _check_output(output: Path, data: str) -> None:
+    """Refuse what cannot be written before anything is predicted."""
+    if output.is_dir() or not output.parent.is_dir():
+        what = "it is a folder" if output.is_dir() else "there is no such folder"
+        raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
+    if output.exists() and Path(data).exists() and output.samefile(data):
+        raise VramfitError(f"{output} is the data: predictions would overwrite it", hint="choose another --output")
 
 
 def _open(output: str | None, stack: ExitStack) -> IO[str]:

@@ -97,9 +97,7 @@ def run(
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
     Leaves with 0, 1 for an error, 3 when it does not fit, 130 when interrupted.
     """
-    from vramfit.runtime.training.request import TrainRequest
-
-    given = {k: v for k, v in locals().items() if k not in ("json", "TrainRequest", "text_column")}
+    given = {k: v for k, v in locals().items() if k not in ("json", "text_column")}
     given |= {
         "text_columns": parse_names(text_column),
         "allow": parse_names(allow),
@@ -108,18 +106,23 @@ def run(
         "freeze": None if freeze is None else parse_freeze(freeze),
         "max_grad_norm": max_grad_norm or None,
     }
+    from vramfit.runtime.training.interruption import Interrupted, stop_request
+    from vramfit.runtime.training.request import TrainRequest
+
     request = TrainRequest(**given)
     display = Display()
-    with console(stderr=True).status("Loading …"):
-        from vramfit.runtime.training.interruption import Interrupted
-        from vramfit.runtime.training.train import train
     try:
+        with stop_request(resumes=resume) as stop, console(stderr=True).status("Loading …"):
+            from vramfit.runtime.training.train import train
+
+            stop.check()
         with display:
             record = train(request, on_event=display.show)
     except Interrupted as stopped:
         err = console(stderr=True)
         err.print(f"{stopped}.", markup=False, soft_wrap=True)
-        err.print(f"  → go on with: {_resume_command()}", markup=False, soft_wrap=True)
+        if stopped.hint is not None:
+            err.print(f"  → go on with: {_resume_command()}", markup=False, soft_wrap=True)
         raise typer.Exit(stopped.exit_code) from None
     if json:
         print_json(record)

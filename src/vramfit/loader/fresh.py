@@ -1,4 +1,4 @@
-"""What no checkpoint holds: a new head, and buffers that are computed, not learned; the same values every time."""
+"""What no checkpoint holds: a new head, and buffers that are computed, not learned; the same for the same seed."""
 
 from typing import Any
 
@@ -6,12 +6,9 @@ import torch
 
 from vramfit.loader.walk import Slot, tensor_slots
 
-SEED = 0
-"""Of the host's generator while fresh weights are drawn, so that every device and precision gets the same ones."""
-
 
 @torch.no_grad()
-def initialise(model: Any, fresh: set[str]) -> None:
+def initialise(model: Any, fresh: set[str], seed: int = 0) -> None:
     """Give fresh tensors and computed buffers of a meta model their values, on the host, in the type it was built in.
 
     It is done as transformers does it after a load: what is marked as loaded is left alone, and the model's own
@@ -20,6 +17,7 @@ def initialise(model: Any, fresh: set[str]) -> None:
     Args:
         model: on the meta device; what is initialised here is on the host afterwards.
         fresh: names of the parameters and saved buffers to be initialised.
+        seed: of the host's generator meanwhile, so that every device and precision gets the same values.
     """
     slots = list(tensor_slots(model))
     wanted = {id(slot.tensor) for slot in slots if slot.path in fresh or slot.is_computed}
@@ -37,7 +35,7 @@ def initialise(model: Any, fresh: set[str]) -> None:
         if id(module) in settled:
             module._is_hf_initialized = True
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
+        torch.default_generator.manual_seed(seed)
         model.initialize_weights()
 
 

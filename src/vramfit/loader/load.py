@@ -32,13 +32,14 @@ def load(
     memory: str | int | None = None,
     trust_remote_code: bool = False,
     offload: str | None = None,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> "tuple[torch.nn.Module, LoadReport]":
     """Load a checkpoint inside a budget, or say precisely why not.
 
     The checkpoint is inspected first, from its headers. Then its tensors go one at a time from the mapped file to the
     device, in their final type when they arrive: the device never holds more than the model and one tensor. A head
-    that the checkpoint lacks is initialised, the same way every time, and named in the report.
+    that the checkpoint lacks is initialised, the same way for the same seed, and named in the report.
 
     Args:
         model: a folder, a hub id, or a catalogue name; with `random_weights` also a configuration.
@@ -48,13 +49,14 @@ def load(
         plan: a `Plan`; what its workload says of task, precision, quantize, attention, labels, memory and offload
             counts.
         device: cuda, cuda:1, cpu.
-        random_weights: no checkpoint: every weight drawn, the same way every time.
+        random_weights: no checkpoint: every weight drawn, the same way for the same seed.
         num_labels: size of a classification head; None takes the configuration's.
         attention: sdpa or eager; None takes the model's default.
         memory: what the weights may take on the device; None takes what is free there, with `offload` three
             quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
         trust_remote_code: run Python code that the model's repository brings.
         offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
+        seed: of what is drawn: a new head, or all weights with `random_weights`.
         progress: called with bytes read and bytes to read.
 
     Returns:
@@ -77,6 +79,7 @@ def load(
         device=device,
         random_weights=random_weights,
         trust_remote_code=trust_remote_code,
+        seed=seed,
         task=task,
         precision=precision,
         quantize=quantize,

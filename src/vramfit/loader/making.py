@@ -64,7 +64,7 @@ def make_model(
     try:
         with CheckpointTensors(origin.inspection) as tensors:
             fresh = names if origin.inspection is None else origin.inspection.fresh
-            initialise(model, set(fresh))
+            initialise(model, set(fresh), request.seed)
             num_quantized = _fill(model, request, tensors, device, num_resident, progress, sample)
             num_tensors, num_bytes = len(tensors), sum(map(tensors.num_bytes, tensors))
     except BaseException:

@@ -21,6 +21,8 @@ class LoadRequest:
     device: str
     random_weights: bool
     trust_remote_code: bool
+    seed: int = 0
+    """Of weights that no checkpoint holds."""
 
     @property
     def offloads(self) -> bool:
@@ -35,12 +37,13 @@ def make_request(
     device: str = "cuda",
     random_weights: bool = False,
     trust_remote_code: bool = False,
+    seed: int = 0,
     **keywords: Any,
 ) -> LoadRequest:
     """A request from keywords; a plan's workload decides what it speaks of.
 
     Raises:
-        WorkloadError: a value that is not one of a keyword's, with the nearest; an offload that is no load's.
+        WorkloadError: a bad seed or value, with the nearest; an offload that is no load's.
     """
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
@@ -51,10 +54,13 @@ def make_request(
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
     if workload.offload == "activations":
         raise WorkloadError(["offload activations is for training; a load offers offload weights"])
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise WorkloadError([f"seed {seed!r} is not a whole number from 0"])
     return LoadRequest(
         model=model,
         workload=workload,
         device=str(device),
         random_weights=random_weights,
         trust_remote_code=trust_remote_code,
+        seed=seed,
     )

@@ -46,7 +46,7 @@ def _rows(report: LoadReport) -> Iterator[tuple[str, str]]:
     if report.files:
         yield "read", f"{format_bytes(report.num_bytes)} in {report.num_tensors} tensors from {_names(report.files)}"
     else:
-        yield "weights", "random, the same every time"
+        yield "weights", "random, the same for the same seed"
     yield "time", f"{report.time_s:.2f} s"
     if report.final_device_bytes is not None and report.peak_device_bytes is not None:
         over = report.peak_device_bytes - report.final_device_bytes

@@ -177,6 +177,25 @@ def test_random_weights_need_no_checkpoint_and_are_the_same_every_time() -> None
     assert torch.equal(first.bert.embeddings.position_ids[0], torch.arange(512))
 
 
+def test_a_new_head_follows_the_seed_and_nothing_else_does(folder: Path) -> None:
+    write_encoder(folder)
+    usual, zero, one, again = (load(folder, device="cpu", **how)[0] for how in ({}, {"seed": 0}, *[{"seed": 1}] * 2))
+    assert torch.equal(usual.classifier.weight, zero.classifier.weight)
+    assert torch.equal(one.classifier.weight, again.classifier.weight)
+    assert not torch.equal(zero.classifier.weight, one.classifier.weight)
+    layers = zip(zero.bert.encoder.parameters(), one.bert.encoder.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in layers)
+    generated = torch.get_rng_state()
+    load(folder, device="cpu", seed=2)
+    assert torch.equal(torch.get_rng_state(), generated)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(WorkloadError, match="seed"):
+        load("bert-tiny", random_weights=True, device="cpu", seed=seed)
+
+
 def test_random_weights_of_a_configuration_keep_their_ties() -> None:
     model, _ = load(tiny_config(), task="masked-lm", random_weights=True, device="cpu")
     assert isinstance(model, BertForMaskedLM)
@@ -318,10 +337,10 @@ def test_a_file_that_shrinks_after_its_inspection_is_a_checkpoint_error(
     write(folder)
     initialise = making.initialise
 
-    def cut_meanwhile(model: torch.nn.Module, fresh: set[str]) -> None:
+    def cut_meanwhile(model: torch.nn.Module, fresh: set[str], seed: int) -> None:
         file = folder / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1000])
-        initialise(model, fresh)
+        initialise(model, fresh, seed)
 
     monkeypatch.setattr(making, "initialise", cut_meanwhile)
     with pytest.raises(CheckpointError, match="cannot be read") as caught:

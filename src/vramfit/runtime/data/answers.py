@@ -80,19 +80,29 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match(answer: str, gold: Iterable[str]) -> float:
-    """1 where an answer is one of the true ones, normalized."""
-    return float(any(normalized(answer) == normalized(g) for g in gold))
+def scores(answer: str, gold: Iterable[str], *, may_be_silent: bool) -> tuple[float, float]:
+    """Exact match and F1 of an answer: the best over all true ones, each for itself.
 
+    The scripts of SQuAD 1.1 and 2.0 differ in texts of which normalization leaves nothing, such as "The": in 2.0 they
+    are no true answers, and silence is right where there are none; in 1.1 they match exactly, but share no words.
 
-def f1(answer: str, gold: Iterable[str]) -> float:
-    """Words that an answer shares with a true one: the best F1 of all true ones."""
-    return max(_f1(normalized(answer).split(), normalized(g).split()) for g in gold)
+    Args:
+        may_be_silent: whether questions may be without an answer, as in SQuAD 2.0; there none is `[]` or `[""]`.
+
+    >>> scores("in the Louvre", ["Louvre", "The Louvre in Paris"], may_be_silent=False)
+    (0.0, 0.8)
+    """
+    said, true = normalized(answer), [normalized(g) for g in gold]
+    if may_be_silent:
+        true = [text for text in true if text] or [""]
+        if not said or true == [""]:
+            return float(said in true), float(said in true)
+    return float(said in true), max(_f1(said.split(), text.split()) for text in true)
 
 
 def _f1(said: list[str], true: list[str]) -> float:
-    if not said or not true:  # as SQuAD 2.0 counts it: silence is right where there is no answer
-        return float(said == true)
     num_shared = sum((Counter(said) & Counter(true)).values())
+    if not num_shared:
+        return 0.0
     precision, recall = num_shared / len(said), num_shared / len(true)
-    return 2 * precision * recall / (precision + recall) if num_shared else 0.0
+    return 2 * precision * recall / (precision + recall)

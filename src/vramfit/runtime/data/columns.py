@@ -54,8 +54,21 @@ def find_columns(source: DataSource, table: Table) -> Columns:
     """The columns of a table that a source means.
 
     Raises:
-        DataError: a column that is not there, with those that are; or nothing that looks like the texts or the label.
+        DataError: a column that is not there, with those that are; nothing that looks like the texts or the label;
+            or two columns of the name that is wanted.
     """
+    found = _find_columns(source, table)
+    for name in (*found.texts, *([found.label] if found.label is not None else [])):
+        if table.columns.count(name) > 1:
+            raise DataError(
+                f"{source.name} has {table.columns.count(name)} columns called {name!r}",
+                file=source.name,
+                hint="give each column of the header a name of its own",
+            )
+    return found
+
+
+def _find_columns(source: DataSource, table: Table) -> Columns:
     for name in (*source.text_columns, *([source.label_column] if source.label_column else [])):
         if name not in table.columns:
             raise _missing(source, table, name)

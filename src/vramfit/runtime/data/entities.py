@@ -8,8 +8,12 @@ PREFIXES = ("B-", "I-", "E-", "S-")
 
 
 def are_spans(label_names: Sequence[str]) -> bool:
-    """Whether tags mark the beginning and the inside of entities; parts of speech do not."""
-    return any(name.startswith(PREFIXES) for name in label_names)
+    """Whether tags mark the beginning and the inside of entities, of one kind (B, I) or several (B-person, I-person).
+
+    >>> are_spans(["B", "I", "O"]), are_spans(["NOUN", "VERB"])
+    (True, False)
+    """
+    return any(name.startswith(PREFIXES) for name in label_names) or {"B", "I"} <= set(label_names)
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:

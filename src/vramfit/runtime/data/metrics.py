@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.answers import Answer, exact_match, f1, read_answers
+from vramfit.runtime.data.answers import Answer, read_answers, scores
 from vramfit.runtime.data.classes import ClassCounts
 from vramfit.runtime.data.entities import OUTSIDE, EntityCounts, are_spans
 from vramfit.runtime.data.samples import Samples
@@ -153,9 +153,9 @@ class AnswerMetrics:
         exact = shared = 0.0
         for number, answer in self._answers.items():
             text = "" if may_be_silent and answer.no_answer_score > answer.score else answer.text
-            gold = [g for g in self._gold[number] if g] or [""]
-            exact += exact_match(text, gold)
-            shared += f1(text, gold)
+            match, overlap = scores(text, self._gold[number], may_be_silent=may_be_silent)
+            exact += match
+            shared += overlap
         count = max(len(self._answers), 1)
         return {"exact_match": 100 * exact / count, "f1": 100 * shared / count, "loss": self._loss.mean()}
 

@@ -44,14 +44,16 @@ class Journal:
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+                    with suppress(OSError):
+                        self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
         """Finish the files."""
         with suppress(OSError):
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
 
 def _cut(path: Path, from_step: int) -> None:
@@ -69,9 +71,9 @@ def _cut(path: Path, from_step: int) -> None:
 
 
 def _tensorboard(folder: Path, from_step: int) -> Any:
-    """A writer of TensorBoard's; None where it is not installed."""
+    """A writer of TensorBoard's; None where it is not installed, or does not work: a run can do without."""
     try:
         module = import_module("torch.utils.tensorboard")
-    except ImportError:
+        return module.SummaryWriter(str(folder), purge_step=from_step + 1)
+    except Exception:  # it fails in many ways beside its protobuf
         return None
-    return module.SummaryWriter(str(folder), purge_step=from_step + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import WorkloadError
+from vramfit.errors import DataError, VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
@@ -64,6 +64,12 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     max_length = int(min(n for n in limits if n))
     settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
     train = read_samples(_source(request, request.data), tokenizer, **settings)
+    if request.task in HEADS_BY_LABELS and len(train.label_names) < 2:
+        raise DataError(
+            f"{request.data}: every row has the label {train.label_names[0]!r}: there is nothing to tell apart",
+            file=request.data,
+            hint="give rows of two labels or more; with --max-rows, more rows",
+        )
     evaluation = None
     if request.eval_data is not None:
         names = train.label_names or None
@@ -91,7 +97,10 @@ def saved_plan(request: TrainRequest) -> Plan | None:
     """
     if request.plan is None:
         return None
-    plan = Plan.load(request.plan)
+    try:
+        plan = Plan.load(request.plan)
+    except VramfitError as error:
+        raise VramfitError(f"the plan {request.plan}: {error}", hint="vramfit plan --save FILE writes one") from None
     w = plan.workload
     problems = []
     if w.task != request.task:
@@ -123,7 +132,7 @@ def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload 
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
-    keywords |= {"batch": min(request.batch or DEFAULT_BATCH, len(data.train)), "seq": data.longest}
+    keywords |= {**_batches(request, data), "seq": data.longest}
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
     return plan(
         request.model,
@@ -152,6 +161,12 @@ def _memory(request: TrainRequest, place: Place) -> int | None:
     return free_bytes(place.device)
 
 
+def _batches(request: TrainRequest, data: Data) -> dict[str, int]:
+    """The batch, no larger than the data, and a micro-batch that was asked for, no larger than the batch."""
+    batch = min(request.batch or DEFAULT_BATCH, len(data.train))
+    return {"batch": batch} | ({} if request.micro_batch is None else {"micro_batch": min(request.micro_batch, batch)})
+
+
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
     return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
 
@@ -161,16 +176,17 @@ def settle(request: TrainRequest, data: Data, plan: Plan | None) -> Workload:
     longest = data.longest
     if plan is not None:
         return replace(plan.workload, seq=max(longest, 1)) if plan.workload.seq > longest else plan.workload
-    batch = request.batch or DEFAULT_BATCH
+    batches = _batches(request, data)
     keywords: dict[str, Any] = {
         "precision": "fp32",
         "optimizer": "adamw-fused",
-        "micro_batch": min(batch, WITHOUT_PLAN),
+        "micro_batch": min(batches["batch"], WITHOUT_PLAN),
         **request.settings(),
+        **batches,
         "seq": longest,
         "num_labels": _num_labels(request, data),
     }
-    return Workload.from_keywords(model=request.model, batch=batch, loop="stepper", **keywords)
+    return Workload.from_keywords(model=request.model, loop="stepper", **keywords)
 
 
 def load_model(
@@ -201,6 +217,7 @@ def load_model(
         memory=None if on_host else budget_bytes,
         device="cpu" if on_host else str(place.device),
         trust_remote_code=request.trust_remote_code,
+        seed=request.seed,
     )
     model, report = load_request(asked, progress=progress)
     name_labels(model, data.train.label_names)

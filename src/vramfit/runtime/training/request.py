@@ -1,5 +1,6 @@
 """`TrainRequest`: what a fine-tuning run is asked for; checked all at once, before anything heavy is imported."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -166,7 +167,7 @@ def _wrong_numbers(r: TrainRequest) -> list[str]:
             problems.append(
                 f"{name} {value!r} is not {'a positive number' if low == 0 else 'a number from 0'}" + _up(high)
             )
-    if not isinstance(r.warmup, int | float) or not r.warmup >= 0:
+    if not isinstance(r.warmup, int | float) or not 0 <= r.warmup < math.inf:
         problems.append(f"warmup {r.warmup!r} is neither a share below 1 nor a number of steps")
     if not isinstance(r.seed, int) or not 0 <= r.seed < 2**63:
         problems.append(f"seed {r.seed!r} is not a whole number from 0")

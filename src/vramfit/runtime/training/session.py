@@ -32,6 +32,9 @@ from vramfit.workload import Workload
 EVALUATION_WITHOUT_PLAN = 32
 """Samples of full length in an evaluation batch, where nothing was planned."""
 
+NUM_NAMED = 4
+"""Weights that are named where many are new."""
+
 
 class Session:
     """Everything that one process makes for a run."""
@@ -51,7 +54,8 @@ class Session:
         self._journal: Journal | None = None
         self.notes: list[str] = []
         budget_bytes = _budget(request, place, plan)
-        model, _ = load_model(request, data, workload, place, budget_bytes, self._loading)
+        model, report = load_model(request, data, workload, place, budget_bytes, self._loading)
+        self._fresh = report.fresh
         order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
@@ -123,6 +127,10 @@ class Session:
     def start(self, loop: Loop) -> None:
         """Training is about to begin."""
         self._journal = Journal(Path(self._request.output), from_step=loop.progress.step)
+        if self._fresh and loop.progress.step == 0:
+            names = ", ".join(self._fresh[:NUM_NAMED]) + (", …" if len(self._fresh) > NUM_NAMED else "")
+            text = f"Not in the checkpoint, and drawn with seed {self._request.seed}: {names}."
+            self._on_event(events.Note(text=text))
         self._on_event(
             events.Started(
                 step=loop.progress.step,
@@ -164,6 +172,7 @@ class Session:
                 num_labels=w.num_labels,
                 device="cpu",
                 trust_remote_code=request.trust_remote_code,
+                seed=request.seed,
             )
             model, _ = load_request(asked)
             name_labels(model, self._data.train.label_names)

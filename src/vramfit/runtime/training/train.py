@@ -45,31 +45,33 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     Raises:
         WorkloadError, UnknownModel, VramfitError: the request, the model or the data, before any GPU time.
         NoPlanFits: nothing that is allowed fits the budget.
-        Interrupted: Ctrl-C or a polite kill; a checkpoint is written.
+        Interrupted: Ctrl-C or a polite kill; a checkpoint is written, unless it came before the first step.
         Diverged: losses or weights are no numbers any more.
         RecoveryExhausted: not even one sample of full length fits.
     """
     output = Path(request.output)
     store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
-    checkpoint = _begin(request, output, store, on_event)
-    plan = saved_plan(request)
-    data = read_data(request, plan)
-    _say_what_was_cut(data, on_event)
-    if checkpoint is not None:
-        _check_same(request, data, checkpoint)
-        if (output / RECORD).exists():
-            on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
-            return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
-    memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
-    place = Place(request.device, memory=memory, fail_at=request.fail_at)
-    _make_folder(output)
-    if not place.has_budget and (request.memory or request.gpu):
-        text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
-        on_event(events.Note(text=text, warns=True))
-    plan = plan or _plan(request, data, place, output, checkpoint, on_event)
-    workload = settle(request, data, plan)
-    seed_everything(request.seed)
-    with stop_request() as stop:
+    with stop_request(resumes=request.resume) as stop:
+        checkpoint = _begin(request, output, store, on_event)
+        plan = saved_plan(request)
+        data = read_data(request, plan)
+        _say_what_was_cut(data, on_event)
+        if request.batch is not None and request.batch > len(data.train):
+            text = (
+                f"A batch of {request.batch:,} is more than there is: each step sees all {len(data.train):,} samples."
+            )
+            on_event(events.Note(text=text))
+        if checkpoint is not None:
+            _check_same(request, data, checkpoint)
+            if (output / RECORD).exists():
+                on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
+                return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
+        place = _place(request, plan, on_event)
+        _make_folder(output)
+        plan = plan or _plan(request, data, place, output, checkpoint, on_event)
+        workload = settle(request, data, plan)
+        seed_everything(request.seed)
+        stop.check()
         session = Session(request, data, place, plan, workload, store, on_event)
         loop = Loop(session.parts, stop, session.tell)
         session.rehearse(checkpoint)
@@ -77,6 +79,7 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
             loop.restore(checkpoint)
         else:
             seed_everything(request.seed)
+        stop.begin_training()
         session.start(loop)
         try:
             status = loop.run()
@@ -89,20 +92,44 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     return record
 
 
+def _place(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -> Place:
+    memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
+    place = Place(request.device, memory=memory, fail_at=request.fail_at)
+    if not place.has_budget and (request.memory or request.gpu):
+        text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
+        on_event(events.Note(text=text, warns=True))
+    return place
+
+
 def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
     """The checkpoint to go on from; None to start at the beginning."""
+    if output.exists() and not output.is_dir():
+        raise VramfitError(f"{output} is a file, and the output is a folder", hint="choose another --output")
     used = (output / RECORD).exists() or bool(store.steps())
     if used and not request.resume:
         raise VramfitError(
             f"{output} holds a run already",
             hint="go on with it: the same command with --resume (resume=True); or choose another --output",
         )
+    if not used and _holds_model(output):
+        raise VramfitError(
+            f"{output} holds a model already, which this run would overwrite", hint="choose another --output"
+        )
     store.clean()
     checkpoint = store.newest()
+    if request.resume and not used:
+        on_event(events.Note(text=f"There is no run in {output} to go on with: starting at the beginning."))
     for name in store.damaged:
         instead = f"step {checkpoint.step:,}" if checkpoint is not None else "the beginning"
         on_event(events.Note(text=f"Checkpoint {name} is damaged or incomplete: going on from {instead}.", warns=True))
     return checkpoint
+
+
+def _holds_model(folder: Path) -> bool:
+    """Whether a folder has a model in it, be it the one to start from."""
+    return folder.is_dir() and any(
+        path.name == "config.json" or path.suffix in (".safetensors", ".bin") for path in folder.iterdir()
+    )
 
 
 def _make_folder(output: Path) -> None:

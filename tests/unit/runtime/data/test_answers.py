@@ -7,25 +7,26 @@ from typing import Any
 import pytest
 import torch
 
-from vramfit.runtime.data.answers import MAX_ANSWER_TOKENS, exact_match, f1, normalized, read_answers
+from vramfit.runtime.data.answers import MAX_ANSWER_TOKENS, normalized, read_answers, scores
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "exact", "shared"),
+    ("said", "gold", "silent", "exact", "shared"),
     [
-        ("The Panthers!", ["panthers"], 1.0, 1.0),
-        ("in Berlin", ["Berlin", "Berlin, Germany"], 0.0, 2 / 3),  # 1 of 2 said, 1 of 1 true
-        ("Santa Clara, California", ["Santa Clara"], 0.0, 0.8),  # 2/3 and 1
-        ("one one two", ["one two two"], 0.0, 2 / 3),  # shared: one, two
-        ("x", ["y"], 0.0, 0.0),
-        ("", [""], 1.0, 1.0),
-        ("x", [""], 0.0, 0.0),
-        ("the", ["a"], 1.0, 1.0),  # articles alone are nothing on both sides
+        ("The Panthers!", ["panthers"], False, 1.0, 1.0),
+        ("in Berlin", ["Berlin", "Berlin, Germany"], False, 0.0, 2 / 3),  # 1 of 2 said, 1 of 1 true
+        ("Santa Clara, California", ["Santa Clara"], True, 0.0, 0.8),  # 2/3 and 1
+        ("one one two", ["one two two"], False, 0.0, 2 / 3),  # shared: one, two
+        ("x", ["y"], False, 0.0, 0.0),
+        ("", [], True, 1.0, 1.0),
+        ("x", [], True, 0.0, 0.0),
+        ("the", ["a"], True, 1.0, 1.0),  # articles alone are no true answer in 2.0
+        ("the", ["a", "Beatles"], True, 0.0, 0.0),
+        ("the", ["a"], False, 1.0, 0.0),  # in 1.1 they match, but share no words
     ],
 )
-def test_scores_of_an_answer(said: str, gold: list[str], exact: float, shared: float) -> None:
-    assert exact_match(said, gold) == exact
-    assert f1(said, gold) == pytest.approx(shared)
+def test_scores_of_an_answer(said: str, gold: list[str], silent: bool, exact: float, shared: float) -> None:
+    assert scores(said, gold, may_be_silent=silent) == (exact, pytest.approx(shared))
 
 
 def test_normalized_as_the_script_does() -> None:

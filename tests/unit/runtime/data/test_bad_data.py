@@ -117,6 +117,13 @@ def test_a_missing_column_names_those_there_and_the_nearest(write: Any, read: An
         read(write("b.csv", "id,text,y\n1,good,1\n"))
 
 
+def test_two_columns_of_one_name_are_refused_where_one_of_them_is_wanted(write: Any, read: Any) -> None:
+    path = write("a.csv", "text,text,note,note,label\nb,good,1,2,3\n")
+    with pytest.raises(DataError, match="2 columns called 'text'"):
+        read(path)
+    assert len(read(write("b.csv", "text,note,note,label\ngood,1,2,3\n"))) == 1
+
+
 @pytest.mark.parametrize("content", ["", "text,label\n", "\n\n"])
 def test_zero_rows(write: Any, read: Any, content: str) -> None:
     with pytest.raises(DataError, match="no rows"):

@@ -43,6 +43,7 @@ def test_nothing_found_is_zero_and_not_an_error() -> None:
 
 def test_parts_of_speech_are_no_spans() -> None:
     assert are_spans(["O", "B-x"])
+    assert are_spans(["O", "B", "I"])
     assert not are_spans(["NOUN", "VERB"])
 
 

@@ -33,6 +33,8 @@ def test_all_problems_are_reported_at_once() -> None:
     [
         ({"fail_at": (3,)}, "fail_at is for device emulated"),
         ({"device": "emulated"}, "needs memory"),
+        ({"warmup": float("inf")}, "warmup inf"),
+        ({"lr": float("nan")}, "lr nan"),
         ({"memory": "much"}, "memory 'much' is not a size"),
         ({"task": "question-answering", "label_smoothing": 0.1}, "label_smoothing is for"),
         ({"label_smoothing": 1.0}, "below 1"),

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from tests.unit.runtime.training.small_runs import (
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.loader.load import load
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.divergence import Diverged
-from vramfit.runtime.training.events import Event, Note, Saved, Stepped
+from vramfit.runtime.training.events import Event, Loading, Note, Saved, Started, Stepped
 from vramfit.runtime.training.interruption import Interrupted, Terminated
 from vramfit.runtime.training.train import train
 
@@ -90,6 +92,7 @@ def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
         {"precision": "amp-fp16", "micro_batch": 2},
         {"lora": 4},
         {"quantize": "int8", "freeze": "encoder"},
+        {"seed": 3, "freeze": ("classifier.*",)},  # a new head that does not learn is drawn again, the same
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -106,6 +109,74 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, dev: str
     assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
     steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_a_new_head_follows_the_seed(tmp_path: Path) -> None:
+    heads = {}
+    notes: list[Event] = []
+    train(request_of(tmp_path, seed=5, max_steps=1), on_event=notes.append)
+    assert any(isinstance(note, Note) and "classifier" in note.text and "seed 5" in note.text for note in notes)
+    for name, seed in {"zero": 0, "one": 1, "again": 1}.items():
+        run(tmp_path, output=str(tmp_path / name), seed=seed, max_steps=1, lr=1e-12)
+        heads[name] = weights(tmp_path / name)["classifier.weight"]
+    assert torch.equal(heads["one"], heads["again"])
+    assert (heads["zero"] - heads["one"]).abs().mean() > 0.01
+    loaded, _ = load(str(tmp_path / "source"), device="cpu", num_labels=2, seed=1)
+    assert torch.allclose(loaded.classifier.weight, heads["one"], atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", [Note, Loading])
+def test_a_signal_before_the_first_step_ends_the_run_at_once(
+    tmp_path: Path, moment: type[Event], number: signal.Signals
+) -> None:
+    seen: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, moment):
+            os.kill(os.getpid(), number)
+
+    usual = signal.getsignal(number)
+    settings = {"device": "emulated", "memory": "64MiB", "epochs": 1}
+    with pytest.raises(
+        Terminated if number == signal.SIGTERM else Interrupted, match="nothing was trained yet"
+    ) as info:
+        train(request_of(tmp_path, **settings), on_event=on_event)
+    assert info.value.exit_code == 128 + number
+    assert info.value.hint is None
+    assert not any(isinstance(event, Started) for event in seen)
+    assert signal.getsignal(number) is usual
+    run(tmp_path, resume=True, **settings)
+    run(tmp_path, output=str(tmp_path / "whole"), **settings)
+    assert same_weights(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_signal_before_a_resumed_run_goes_on_leaves_it_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path, output=str(tmp_path / "whole"))
+    with pytest.raises(Interrupted, match="after step 5"):
+        train(request_of(tmp_path), on_event=stopped_at(5))
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Loading):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="nothing new was trained") as info:
+        train(request_of(tmp_path, resume=True), on_event=on_event)
+    assert "--resume" in str(info.value.hint)
+    run(tmp_path, resume=True)
+    assert same_weights(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_signal_that_a_library_swallows_still_ends_the_run(tmp_path: Path) -> None:
+    def on_event(event: Event) -> None:
+        if isinstance(event, Loading):
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert not isinstance(event, Started)
+
+    with pytest.raises(Interrupted, match="nothing was trained yet"):
+        train(request_of(tmp_path), on_event=on_event)
 
 
 def test_a_polite_kill_leaves_a_checkpoint_too(tmp_path: Path) -> None:
@@ -179,6 +250,45 @@ def test_a_folder_with_a_run_is_not_overwritten_and_a_finished_one_not_done_agai
     with pytest.raises(VramfitError, match="holds a run already"):
         run(tmp_path)
     assert run(tmp_path, resume=True) == record
+
+
+def test_a_model_that_is_there_already_is_not_overwritten(tmp_path: Path) -> None:
+    source = Path(request_of(tmp_path).model)
+    before = weights(source)
+    for resume in (False, True):
+        with pytest.raises(VramfitError, match="holds a model already"):
+            run(tmp_path, output=str(source), resume=resume)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(source).items())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(VramfitError, match="is a file"):
+        run(tmp_path, output=str(tmp_path / "file"))
+
+
+def test_resuming_where_nothing_is_begins_and_says_so(tmp_path: Path) -> None:
+    notes: list[Event] = []
+    train(request_of(tmp_path, resume=True, epochs=1), on_event=notes.append)
+    assert any(isinstance(note, Note) and "no run in" in note.text for note in notes)
+
+
+@pytest.mark.parametrize("place", [{}, {"device": "emulated", "memory": "64MiB"}], ids=["cpu", "emulated"])
+def test_a_batch_is_no_larger_than_the_data(tmp_path: Path, place: dict[str, Any]) -> None:
+    notes: list[Event] = []
+    request = request_of(tmp_path, batch=10**6, micro_batch=90, epochs=1, **place)
+    record = train(request, on_event=notes.append)
+    assert (record.num_steps, record.settings["batch"], record.settings["micro_batch"]) == (1, 48, 48)
+    assert any(isinstance(note, Note) and "all 48 samples" in note.text for note in notes)
+
+
+def test_labels_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("text,label\nthe film,good\nthe music,good\n")
+    with pytest.raises(DataError, match="nothing to tell apart"):
+        run(tmp_path, data=str(tmp_path / "one.csv"))
+
+
+def test_a_plan_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("text,label\n")
+    with pytest.raises(VramfitError, match=r"plan\.json: not JSON"):
+        run(tmp_path, plan=str(tmp_path / "plan.json"))
 
 
 def test_early_stopping_keeps_the_best_model(tmp_path: Path, dev: str) -> None:
