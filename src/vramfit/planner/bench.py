@@ -6,7 +6,7 @@ from typing import Any
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
-from vramfit.estimator.peak import peak_requested
+from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
@@ -15,6 +15,7 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
+from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Estimate
@@ -60,6 +61,7 @@ class Bench:
         self.timed_gpu = self.target.gpu or _typical()
         self.num_predicted = 0
         self._layers: int | None = None
+        self._shapes: dict[Recipe, Shapes] = {}
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
         self._safe: dict[tuple[Recipe, int], int] = {}
         self._traced: dict[tuple[Recipe, int], TracedWorkload] = {}
@@ -90,6 +92,14 @@ class Bench:
         """Forward passes of a step."""
         return -(-self.batch // micro_batch)
 
+    def floor_bytes(self, recipe: Recipe) -> int:
+        """What is held at least, whatever the split and the checkpointing: known without a trace."""
+        precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
+        shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None)
+        if shaped not in self._shapes:
+            self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
+        return self._shapes[shaped].floor_bytes(recipe.optimizer)
+
     def peek(self, recipe: Recipe, micro_batch: int) -> Peek:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
         key = (recipe, micro_batch)
@@ -99,7 +109,8 @@ class Bench:
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
             seconds = self.seconds(template, self.workload(recipe, micro_batch), micro_batch)
-            self._peeks[key] = Peek(peak_requested(stream), seconds, peak_requested(stream, part="optimizer"))
+            peaks = peaks_of_parts(stream)
+            self._peeks[key] = Peek(max(peaks.values()), seconds, peaks["optimizer"])
             self.num_predicted += 1
         return self._peeks[key]
 

@@ -37,7 +37,7 @@ class _Family:
     """With another optimizer, whose steps are alike otherwise; None for the first."""
     plain: dict[int, Peek] = field(default_factory=dict)
     full: dict[int, Peek] = field(default_factory=dict)
-    """Micro-batch → a look at it, with no layer and with all layers checkpointed."""
+    """Micro-batch → a look at it, with no layer and with all layers checkpointed; empty where it was not traced."""
     error_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     """How much more than guessed was found: with several passes a step, and with one."""
 
@@ -103,15 +103,16 @@ class Search:
         return any(self._is_too_much(f) for f in self.families if f.recipe.optimizer == optimizer)
 
     def _is_too_much(self, family: _Family) -> bool:
-        return min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
+        return not family.plain or min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
 
     def _push(self, seconds: float, item: object) -> None:
         heapq.heappush(self._queue, (seconds, next(self._order), item))
 
     def _open(self, family: _Family) -> None:
-        """Trace a recipe, and put its splits of the batch in the queue."""
+        """Trace a recipe, unless that is hopeless, and put its splits of the batch in the queue."""
         try:
-            family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
+            if self.bench.floor_bytes(family.recipe) <= self.limit_bytes:
+                family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
         except (MissingExtra, WorkloadError, TraceError) as error:
             if not self.families:
                 raise  # what was asked for does not go
@@ -205,6 +206,8 @@ class Search:
         One pass of the whole batch, and passes of one sample, would need traces of their own, and are left out.
         """
         for family in self.families:
+            if not family.plain:
+                continue
             for num_checkpointed in (0, self.bench.num_layers) if family.full else (0,):
                 recipe = with_layers(family.recipe, num_checkpointed, self.bench.num_layers)
                 sizes = [m for m in self.sizes if len(self.sizes) == 1 or (m > 1 and self.bench.passes(m) > 1)]

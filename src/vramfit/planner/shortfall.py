@@ -16,8 +16,6 @@ from vramfit.units import format_bytes
 
 MAX_GPUS_TRIED = 3
 MAX_MODELS_TRIED = 5
-WEIGHT_SHARES = {"bf16": 0.5, "int8": 0.25}
-"""What is left of fp32 weights, at the least."""
 LEAST_BYTES_A_WEIGHT = 8
 """A weight and its gradient in fp32: smaller models beyond this are not tried."""
 
@@ -25,7 +23,7 @@ LEAST_BYTES_A_WEIGHT = 8
 def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
     """The error for a job that does not fit, with what would help."""
     limit_bytes = bench.budget_bytes - margin_bytes
-    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)))
+    recipe, size = least(bench, _first(bench))
     best = bench.estimate(recipe, size)
     shortfall_bytes = best.safe_reserved_bytes - limit_bytes
     allow = _cheapest_to_allow(bench, limit_bytes, recipe)
@@ -56,28 +54,28 @@ def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Ite
         yield f"{model} is the largest model of the family that fits"
 
 
-def least(bench: Bench, training: Training, like: Recipe | None = None) -> tuple[Recipe, int]:
-    """The recipe of a training that takes least, and its micro-batch.
-
-    Args:
-        like: what takes least of another training, model or GPU, where that is known: nothing has to be compared.
-    """
-    size = micro_batches(bench.request, bench.batch)[-1]
+def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
+    """The recipe of a training that takes least, and its micro-batch."""
     made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
-    alike = [r for r in made if like is not None and _class_of(r.precision) == _class_of(like.precision)]
-    made = [r for r in alike if like is not None and r.optimizer == like.optimizer] or alike or made
-    if len(made) > 1:
-        made = sorted(made, key=lambda r: _requested(bench, r, size))
     if not made:
         raise VramfitError(f"{training.words} does not go with what was asked for")
-    return _all_layers(bench, made[0]), size
+    size = _smallest_size(bench)
+    taken: dict[Recipe, float] = {}
+    for recipe in sorted(made, key=bench.floor_bytes) if len(made) > 1 else ():
+        if bench.floor_bytes(recipe) <= min(taken.values(), default=inf):
+            taken[recipe] = _safe_bytes(bench, recipe, size)
+    return _all_layers(bench, min(made, key=lambda r: taken.get(r, inf))), size
 
 
-def _requested(bench: Bench, recipe: Recipe, size: int) -> float:
+def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
     try:
-        return bench.peek(recipe, size).requested_bytes
+        return bench.safe_bytes(_all_layers(bench, recipe), size)
     except MissingExtra:
         return inf
+
+
+def _smallest_size(bench: Bench) -> int:
+    return micro_batches(bench.request, bench.batch)[-1]
 
 
 def _class_of(precision: str) -> str:
@@ -91,27 +89,30 @@ def _all_layers(bench: Bench, recipe: Recipe) -> Recipe:
     return with_layers(recipe, bench.num_layers, bench.num_layers)
 
 
+def _fits(bench: Bench, training: Training, limit_bytes: int, like: Recipe) -> bool:
+    """Whether a training fits in its smallest passes.
+
+    Args:
+        like: what takes least of another training, model or GPU: of the recipes, only those like it are predicted.
+    """
+    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    alike = [r for r in made if _class_of(r.precision) == _class_of(like.precision)]
+    made = [r for r in alike if r.optimizer == like.optimizer] or alike or made
+    possible = (r for r in made if bench.floor_bytes(r) <= limit_bytes)
+    return any(bench.safe_bytes(_all_layers(bench, r), _smallest_size(bench)) <= limit_bytes for r in possible)
+
+
 def _cheapest_to_allow(bench: Bench, limit_bytes: int, like: Recipe) -> tuple[str, ...]:
     """What would have to be allowed beside what is: the mildest change that fits."""
-    weight_bytes = bench.weight_bytes(next(iter(_first_recipes(bench))))
     for training in trainings(bench.request, bench.num_layers, all_allowed=True):
-        share = min((WEIGHT_SHARES[name] for name in training.needs if name in WEIGHT_SHARES), default=1.0)
-        if training.needs <= bench.request.allow or share * weight_bytes > limit_bytes:
+        if training.needs <= bench.request.allow:
             continue
         try:
-            recipe, size = least(bench, training, like)
-            if bench.peek(recipe, size).requested_bytes > limit_bytes:
-                continue
-            if bench.safe_bytes(recipe, size) <= limit_bytes:
+            if _fits(bench, training, limit_bytes, like):
                 return tuple(sorted(training.needs - bench.request.allow))
         except VramfitError:  # this model does not have it
             continue
     return ()
-
-
-def _first_recipes(bench: Bench) -> list[Recipe]:
-    training = next(trainings(bench.request, bench.num_layers))
-    return recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
 
 
 def _smallest_gpu(bench: Bench, needed_bytes: int, like: Recipe) -> str | None:
@@ -128,7 +129,7 @@ def _smallest_gpu(bench: Bench, needed_bytes: int, like: Recipe) -> str | None:
         if needed_bytes > _limit(other):
             continue
         num_tried += 1
-        if _fits(other, like):
+        if _fits(other, _first(other), _limit(other), like):
             return gpu.name
         if num_tried == MAX_GPUS_TRIED:
             break
@@ -145,17 +146,17 @@ def _largest_model(bench: Bench, limit_bytes: int, like: Recipe) -> str | None:
     possible.sort(key=lambda e: -e.num_parameters)
     for candidate in possible[:MAX_MODELS_TRIED]:
         try:
-            if _fits(Bench(candidate.name, bench.request), replace(like, optimizer="")):  # 8 bits pay for large ones
+            other = Bench(candidate.name, bench.request)
+            if _fits(other, _first(other), _limit(other), replace(like, optimizer="")):  # 8 bits pay for large ones
                 return candidate.name
         except VramfitError:  # no such head, or shorter sequences
             continue
     return None
 
 
-def _fits(bench: Bench, like: Recipe) -> bool:
-    """Whether the least that is allowed fits."""
-    recipe, size = least(bench, next(trainings(bench.request, bench.num_layers)), like)
-    return bench.safe_bytes(recipe, size) <= _limit(bench)
+def _first(bench: Bench) -> Training:
+    """What is asked for, with nothing allowed beside it."""
+    return next(trainings(bench.request, bench.num_layers))
 
 
 def _limit(bench: Bench) -> int:

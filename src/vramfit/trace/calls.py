@@ -11,6 +11,7 @@ from vramfit.trace.affine import Polynomial, product, split
 from vramfit.trace.template import CallTemplate, SpecTemplate
 from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of
 
+SEQUENCES = (list, tuple)
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, stride, type."""
 
@@ -52,7 +53,7 @@ class Calls:
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Equal for calls that give like results."""
-        return (func, _key(args), _key(tuple(kwargs.items())))
+        return (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
 
     def find(self, key: Any) -> Remembered | None:
         return self._known.get(key)
@@ -126,7 +127,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, SEQUENCES):
         for item in value:
             yield from tensors_in(item)
 
@@ -135,7 +136,7 @@ def numbers_in(value: Any) -> Iterator[int]:
     """Every whole number in nested lists and tuples."""
     if isinstance(value, int):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, SEQUENCES):
         for item in value:
             yield from numbers_in(item)
 
@@ -152,14 +153,14 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 def _is_new(output: Any, inputs: set[int]) -> bool:
     if not isinstance(output, torch.Tensor):
         return True
-    on_device = output.device.type == "meta" and output.storage_offset() == 0
+    on_device = output.is_meta and output.storage_offset() == 0
     return on_device and output.untyped_storage()._cdata not in inputs
 
 
 def _key(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.stride(), value.dtype, value.device.type)
-    if isinstance(value, list | tuple):
+        return (value.shape, value.stride(), value.dtype, value.is_meta)
+    if isinstance(value, SEQUENCES):
         return tuple([_key(v) for v in value])
     return type(value), value if value.__hash__ is not None else repr(value)  # 1, 1.0 and True are equal
 

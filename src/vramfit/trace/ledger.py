@@ -11,8 +11,8 @@ from vramfit.trace.affine import Polynomial
 from vramfit.trace.template import CallTemplate, Entry, Launch, Notice, Part, Release, Request, StreamTemplate
 from vramfit.trace.work import StretchTemplate, WorkTemplate
 
-TIMED = "steady."
-"""Segments whose work is written down: a first step is never timed."""
+TIMED = ("steady.", "first.micro1")
+"""Segments whose work is written down: a first step is not timed, but its second micro-batch stands for all later."""
 
 
 class Ledger:

@@ -153,8 +153,7 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
     optimizer = optimizers.make(workload.optimizer, model.parameters())
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     assert workload.accumulate is not None
-    batches = [inputs] * min(workload.accumulate, TRACED_MICRO_BATCHES)
-    for step in STEPS:
+    for step, num_micro in _steps(workload.accumulate):
 
         def on_part(part: str, index: int, step: str = step) -> None:
             session.tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
@@ -162,7 +161,7 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
         train_step(
             model,
             optimizer,
-            batches,
+            [inputs] * num_micro,
             autocast=session.autocast,
             scaler=scaler,
             max_grad_norm=workload.max_grad_norm,
@@ -170,6 +169,7 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
         )
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
+    _repeat_first(session.tracer.template)
 
 
 def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
@@ -180,8 +180,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
-    num_micro = min(workload.accumulate, TRACED_MICRO_BATCHES)
-    for step in STEPS:
+    for step, num_micro in _steps(workload.accumulate):
 
         def on_part(part: str, index: int, step: str = step) -> None:
             session.tracer.begin(f"{step}.micro{index}", part)
@@ -209,6 +208,21 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
         del mean  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
+    _repeat_first(session.tracer.template)
+
+
+def _steps(accumulate: int) -> Iterator[tuple[str, int]]:
+    """The steps that are traced, and their micro-batches: the second of them is traced in the first step only."""
+    for step in STEPS:
+        yield step, min(accumulate, TRACED_MICRO_BATCHES) if step == STEPS[0] else 1
+
+
+def _repeat_first(template: StreamTemplate) -> None:
+    """A second micro-batch leaves nothing behind, and is the same in every step."""
+    first, steady = (f"{step}.micro1" for step in STEPS)
+    if first in template.segments:
+        template.segments[steady] = template.segments[first]
+        template.work[steady] = template.work.pop(first)
 
 
 def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:

@@ -5,6 +5,7 @@ CUDA does otherwise than meta below autograd is decided here or in a kernel's de
 """
 
 import weakref
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Tracer(TorchDispatchMode):
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
         self._num_calls = 0
+        self._make_origin = cache(Origin)  # most come again, and are found faster than made
 
     def begin(self, segment: str, part: str) -> None:
         """What follows belongs to this segment of the stream and this part of the run."""
@@ -66,17 +68,26 @@ class Tracer(TorchDispatchMode):
             size = (tensor.untyped_storage().nbytes(),)
             self._ledger.request(tensor, size, Origin(operator, module, self.part))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in a trace: torch's guard against that would cost a tenth of it."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name[6:]  # without "aten::"
-        if func is aten._local_scalar_dense.default and args[0].device.type == "meta":
+        with torch._C.DisableTorchFunction():  # backward runs under the dialect, which would hear every `x.shape`
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        schema = func._schema
+        name = schema.name[6:]  # without "aten::"
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
-        if func._schema.is_mutable and not name.startswith(("set_", "resize_")):
+        if schema.is_mutable and not name.startswith(("set_", "resize_")):
             return self._write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
             result, known = self._call(func, name, args, kwargs)
@@ -103,6 +114,8 @@ class Tracer(TorchDispatchMode):
 
     def _count(self, work: WorkTemplate) -> None:
         """Write down what an operator does."""
+        if not self._ledger.counts_work:
+            return
         recomputes = self.part == "backward" and self.places.in_module
         self._ledger.work(work, "recompute" if recomputes else PHASES.get(self.part, "forward"))
 
@@ -111,7 +124,7 @@ class Tracer(TorchDispatchMode):
         written = written_by(func, args, kwargs)
         if self._ledger.counts_work:
             self._count(self._calls.in_place(func, args, kwargs, written))
-        if not any(t.device.type == "meta" for t in tensors_in((args, tuple(kwargs.values())))):
+        if not any(t.is_meta for t in tensors_in((args, tuple(kwargs.values())))):
             return func(*args, **kwargs)
         if not func._schema.returns:
             return None
@@ -173,8 +186,8 @@ class Tracer(TorchDispatchMode):
     def _follow(self, name: str, known: Remembered, result: Any) -> None:
         """Write down what the result asks of memory; views are known, host tensors are not followed."""
         if known.outputs is None:
-            for tensor in tensors_in(result):
-                if tensor.device.type == "meta" and not self._ledger.is_known(tensor):
+            for tensor in (result,) if known.single else tensors_in(result):
+                if tensor.is_meta and not self._ledger.is_known(tensor):
                     self._ledger.request(tensor, self._calls.size(tensor), self._origin(name))
             return
         made = [result] if known.single else result
@@ -238,7 +251,7 @@ class Tracer(TorchDispatchMode):
 
     def _origin(self, operator: str) -> Origin:
         recomputes = self.part == "backward" and self.places.in_module
-        return Origin(operator, self._module(), "recompute" if recomputes else self.part)
+        return self._make_origin(operator, self._module(), "recompute" if recomputes else self.part)
 
 
 def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from vramfit.errors import TraceError, WorkloadError
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream
+from vramfit.trace import run as traces
 from vramfit.trace.run import order_of, prepare, trace
 from vramfit.workload import Workload
 
@@ -51,6 +52,23 @@ def test_a_training_run_loads_brings_inputs_and_takes_two_steps() -> None:
     step = ["forward", "backward", "forward", "optimizer"]
     assert part_names(stream) == ["load", "inputs", *step, *step]
     assert [m.name for m in stream.marks if m.kind == "phase"] == ["load", "first_step", "steady_step"]
+
+
+@pytest.mark.parametrize("loop", ["plain", "stepper"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit"])
+def test_a_second_micro_batch_is_the_same_in_every_step(
+    loop: str, precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keywords: dict[str, Any] = {"loop": loop, "precision": precision, "optimizer": optimizer}
+    workload = Workload(model="m", seq=16, batch=12, accumulate=3, checkpointing=1, max_grad_norm=1.0, **keywords)
+    short = trace(resolve(TINY), workload, H200)
+    monkeypatch.setattr(traces, "_steps", lambda accumulate: [("first", 2), ("steady", 2)])
+    monkeypatch.setattr(traces, "_repeat_first", lambda template: None)
+    whole = trace(resolve(TINY), workload, H200)
+    assert short.instantiate(4, order_of(workload, 2)) == whole.instantiate(4, order_of(workload, 2))
+    steady = [("steady.micro0", 1), ("steady.micro1", 2), ("steady.optimizer", 1)]
+    assert short.work_at(4, steady) == whole.work_at(4, steady)
 
 
 @pytest.mark.parametrize("mode", ["forward", "infer"])
