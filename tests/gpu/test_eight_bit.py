@@ -10,7 +10,7 @@ from vramfit.techniques.eight_bit_step import eight_bit_step, tables
 
 pytestmark = pytest.mark.gpu
 
-SETTINGS = (1e-3, 0.9, 0.999, 0.01, 1e-8)
+SETTINGS = (1e-3, 1 - 1e-5, 1 - 0.9, 1 - 0.999, 1e-8)
 
 
 @pytest.mark.parametrize("shape", [(1024, 1024), (30522, 768), (9, 768)], ids=str)

@@ -98,16 +98,16 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def _step_quantized(self, parameter: torch.nn.Parameter, group: dict[str, Any]) -> None:
         state = self.state[parameter]
-        (beta1, beta2), step = group["betas"], float(state["step"])
+        (beta1, beta2), step, lr = group["betas"], float(state["step"]), float(group["lr"])
         eight_bit_step(
             parameter,
             parameter.grad.contiguous(),  # type: ignore[union-attr]
             *(state[part] for part in PARTS),
             self._constants_on(parameter.device)[0],
-            float(group["lr"]),
-            beta1,
-            beta2,
-            group["weight_decay"],
+            lr,
+            1 - lr * group["weight_decay"],
+            1 - beta1,
+            1 - beta2,
             group["eps"],
             1 - beta1**step,
             (1 - beta2**step) ** 0.5,

@@ -32,7 +32,7 @@ def launch(
 @triton.jit(do_not_specialize=["num_blocks"])
 def _step(
     weight, grad, average, average_scale, square, square_scale, tables, num_blocks,
-    lr, beta1, beta2, weight_decay, eps, correction1, correction2,
+    lr, kept, new_average, new_square, eps, correction1, correction2,
     LEAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -43,9 +43,9 @@ def _step(
     g = tl.load(grad + at, mask=all_inside, other=0.0).to(tl.float32)
     m = _read(average, average_scale, tables, at, rows, all_inside, inside)
     v = _read(square, square_scale, tables + 2 * BLOCK, at, rows, all_inside, inside)
-    m += (1 - beta1) * (g - m)
-    v += (1 - beta2) * (g * g - v)
-    w = w * (1 - lr * weight_decay) - lr * (m / correction1) / (tl.sqrt(v) / correction2 + eps)
+    m += new_average * (g - m)
+    v += new_square * (g * g - v)
+    w = w * kept - lr * (m / correction1) / (tl.sqrt(v) / correction2 + eps)
     tl.store(weight + at, w.to(weight.dtype.element_ty), mask=all_inside)
     _write(m, average, average_scale, tables + BLOCK, at, rows, all_inside, inside, LEAST)
     _write(v, square, square_scale, tables + 3 * BLOCK, at, rows, all_inside, inside, LEAST)

@@ -19,8 +19,8 @@ PIECE = 4096 * BLOCK
 _LIBRARY: Any = torch.library.Library("vramfit", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "eight_bit_step(Tensor(a!) weight, Tensor grad, Tensor(b!) average, Tensor(c!) average_scale, "
-    "Tensor(d!) square, Tensor(e!) square_scale, Tensor tables, float lr, float beta1, float beta2, "
-    "float weight_decay, float eps, float correction1, float correction2) -> ()"
+    "Tensor(d!) square, Tensor(e!) square_scale, Tensor tables, float lr, float kept, float new_average, "
+    "float new_square, float eps, float correction1, float correction2) -> ()"
 )
 
 
@@ -84,20 +84,24 @@ def _step_blocks(
     square: tuple[torch.Tensor, torch.Tensor],
     tables: torch.Tensor,
     lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
+    kept: float,
+    new_average: float,
+    new_square: float,
     eps: float,
     correction1: float,
     correction2: float,
 ) -> None:
-    """Moments are rounded after they have been used, so that a first step is that of AdamW."""
+    """Moments are rounded after they have been used, so that a first step is that of AdamW.
+
+    What is near one or zero comes as it is needed: `kept` is what decay leaves of a weight, `new_average` and
+    `new_square` the shares of the gradient and of its square. In fp32, 1 - 0.999 would be off by 5e-5.
+    """
     g = grad.float()
-    m = _read(average, tables[0]).lerp_(g, 1 - beta1)
-    v = _read(square, tables[2]).lerp_(g.square(), 1 - beta2)
+    m = _read(average, tables[0]).lerp_(g, new_average)
+    v = _read(square, tables[2]).lerp_(g.square(), new_square)
     _write(m, average, tables[1])
     _write(v, square, tables[3])
-    w = weight.float().mul(1 - lr * weight_decay)
+    w = weight.float().mul(kept)
     weight.copy_(w.addcdiv_(m.div_(correction1), v.sqrt_().div_(correction2).add_(eps), value=-lr))
 
 

@@ -77,7 +77,7 @@ class Calls:
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Any]) -> WorkTemplate:
         """The work of an operator that writes into its arguments."""
-        name = func._schema.name[6:]
+        name = func._schema.name.partition("::")[2]
         given = (*args, *kwargs.values())
         if any(isinstance(value, list) for value in given):  # long lists: a key costs more than the answer
             return work_in_place(name, given, written, self._probe)

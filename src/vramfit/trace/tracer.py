@@ -81,7 +81,7 @@ class Tracer(TorchDispatchMode):
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         schema = func._schema
-        name = schema.name[6:]  # without "aten::"
+        name = schema.name.partition("::")[2]
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
