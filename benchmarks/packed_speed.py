@@ -1,0 +1,311 @@
+"""How fast is training without padding? Packed steps beside padded ones and beside the peers, under one memory cap.
+
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR        # on a GPU
+
+The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
+every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
+(`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
+reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for a few shapes
+of rows, and its time to compile is counted into `tokens_per_s_with_start`. Tokens are real ones, padding is none. Every
+side runs in a process of its own; one line of JSON a side is added to the results, and sides that are there are not run
+again.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import forked
+
+GIB = 2**30
+MODELS = ("bert-base-uncased", "bert-large-uncased")
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled")
+CAP = int(11.17 * GIB)
+SEQ, BATCH = 512, 64
+NUM_STEPS, NUM_WARM = 24, 6
+MARGIN = 0.06
+"""Of the cap, left free when a micro-batch is chosen by prediction."""
+SHARES = (1, 2, 4, 8)
+"""A compiled row holds a micro-batch's tokens, or one of these shares of them."""
+TOKENS_A_SEQUENCE = 16
+"""At least, on average: a row has room for so many sequences."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is not there yet; 1 where a side failed."""
+    options = _parse(arguments)
+    forked.import_all()
+    rows = [line for line in _lines(options.out) if "error" not in line]
+    done = {(row["model"], row["side"], row["cap"]) for row in rows}
+    samples = forked.in_child(tokenize, options.data, options.tokenizer, timeout_s=120)
+    if "error" in samples:
+        print(samples["error"])
+        return 1
+    for model in options.models:
+        for side in options.sides:
+            if (model, side, options.cap) in done:
+                continue
+            made = forked.in_child(run_side, side, model, samples["ids"], options.cap, timeout_s=options.timeout_s)
+            line = {"model": model, "side": side, "cap": options.cap, **made}
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+    return int(any("error" in line for line in _lines(options.out)))
+
+
+def tokenize(data: str, tokenizer: str) -> dict[str, Any]:
+    """Ids of the texts of a CSV file, which has them in a column `text`."""
+    from transformers import AutoTokenizer
+
+    with open(data, encoding="utf-8", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    made = AutoTokenizer.from_pretrained(tokenizer)
+    made.backend_tokenizer.no_padding()
+    return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
+
+
+def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+    """One side in this process: real tokens a second, peak, and what it took to begin."""
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+    began = time.perf_counter()
+    made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
+    stats = torch.cuda.memory_stats()
+    times, tokens = made.pop("times"), made.pop("tokens")
+    steady = [n / s for n, s in zip(tokens[NUM_WARM:], times[NUM_WARM:], strict=True)]
+    return {
+        **made,
+        "tokens_per_s": sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:]),
+        "median_tokens_per_s": median(steady),
+        "tokens_per_s_with_start": sum(tokens) / sum(times),
+        "total_s": time.perf_counter() - began,
+        "max_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "max_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "num_alloc_retries": stats["num_alloc_retries"],
+        "num_ooms": stats["num_ooms"],
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+
+
+def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+    import torch
+
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.stepper import Stepper
+    from vramfit.techniques import packing
+    from vramfit.workload import Workload
+
+    attention = "sdpa" if side == "padded" else "packed"
+    micro_batch = _choose(name, attention, cap)
+    use_expandable_segments(torch.device("cuda"))
+    workload = Workload(model=name, batch=BATCH, seq=SEQ, precision="amp-bf16", attention=attention, loop="stepper")
+    model = prepare(resolve(name), workload).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    stepper = Stepper(model, optimizer, micro_batch=micro_batch, seq=SEQ, precision="amp-bf16", memory=cap)
+    if side == "compiled":
+        _compile(model)
+        shapes = [_shape(micro_batch * SEQ // share) for share in SHARES]
+        plain = packing.pack
+        packing.pack = lambda batch, model: plain(batch, model, _smallest(shapes, batch))
+    batches = _batches(ids)
+    times, tokens = [], []
+    for _ in range(NUM_STEPS):
+        batch = next(batches)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        stepper.step(batch)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+        tokens.append(int(batch["attention_mask"].sum()))
+    return {"times": times, "tokens": tokens, "micro_batch": micro_batch, "num_recoveries": stepper.num_recoveries}
+
+
+def _compile(model: Any) -> None:
+    """Layer by layer: all of them are alike, so that one compilation serves them all."""
+    import torch
+
+    from vramfit.models.anatomy import encoder_layers
+
+    torch._dynamo.config.cache_size_limit = 64
+    for layer in encoder_layers(model):
+        layer.compile(dynamic=False)
+
+
+def _shape(num_tokens: int) -> Any:
+    from vramfit.techniques.packing import PackShape
+
+    return PackShape(num_tokens=num_tokens, num_sequences=num_tokens // TOKENS_A_SEQUENCE + 2, longest=SEQ)
+
+
+def _smallest(shapes: list[Any], batch: dict[str, Any]) -> Any:
+    """The smallest shape that holds a batch."""
+    num_tokens = int(batch["attention_mask"].sum())
+    return min((s for s in shapes if s.num_tokens >= num_tokens), key=lambda s: s.num_tokens)
+
+
+def _choose(name: str, attention: str, cap: int) -> int:
+    """The largest micro-batch of full length whose prediction leaves the margin."""
+    import vramfit
+
+    keywords = {"precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper", "allocator": "expandable"}
+    for micro_batch in range(BATCH, 0, -1):
+        made = vramfit.estimate(
+            name, batch=BATCH, micro_batch=micro_batch, seq=SEQ, attention=attention, memory=cap, gpu="h200", **keywords
+        )
+        if made.fits and made.safe_reserved_bytes <= (1 - MARGIN) * cap:
+            break
+    return micro_batch
+
+
+def _batches(ids: list[list[int]]) -> Any:
+    """Effective batches without end, padded to their longest sample, in a fixed order."""
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(len(ids), generator=draw).tolist()
+        for begin in range(0, len(order) - BATCH + 1, BATCH):
+            yield _collate([{"input_ids": ids[i], "labels": i % 2} for i in order[begin : begin + BATCH]])
+
+
+def _collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    longest = max(len(row["input_ids"]) for row in rows)
+    made = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros_like(made)
+    for i, row in enumerate(rows):
+        made[i, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
+        mask[i, : len(row["input_ids"])] = 1
+    return {"input_ids": made, "attention_mask": mask, "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+    """The Hugging Face Trainer: first its search for a batch, then a run with what it found."""
+    import tempfile
+
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.preparation import prepare
+    from vramfit.workload import Workload
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.ticks: list[float] = []
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            if not self.ticks:
+                torch.cuda.synchronize()
+                self.ticks.append(time.perf_counter())
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            torch.cuda.synchronize()
+            self.ticks.append(time.perf_counter())
+
+    tokens: list[int] = []
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = _collate(rows)
+        tokens.append(int(batch["attention_mask"].sum()))
+        return batch
+
+    def train(batch: int, accumulate: int, steps: int, find: bool) -> tuple[Any, Clock]:
+        tokens.clear()
+        clock = Clock()
+        model = prepare(resolve(name), Workload(model=name, batch=BATCH, seq=SEQ))
+        arguments = TrainingArguments(
+            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=batch, auto_find_batch_size=find, bf16=True,
+            gradient_accumulation_steps=accumulate, max_steps=steps, logging_strategy="no", save_strategy="no",
+            report_to=[], optim="adamw_torch_fused", disable_tqdm=True, remove_unused_columns=False,
+        )  # fmt: skip
+        rows = [{"input_ids": row, "labels": i % 2} for i, row in enumerate(ids)]
+        trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[clock])
+        trainer.train()
+        return trainer, clock
+
+    started = time.perf_counter()
+    found = train(BATCH, 1, 4, find=True)[0]._train_batch_size
+    search_s = time.perf_counter() - started
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    accumulate = max(1, round(BATCH / found))
+    _, clock = train(found, accumulate, NUM_STEPS, find=False)
+    times = [b - a for a, b in zip(clock.ticks, clock.ticks[1:], strict=False)]
+    sums = [sum(tokens[i * accumulate : (i + 1) * accumulate]) for i in range(len(times))]
+    return {"times": times, "tokens": sums, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
+
+
+def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+    """A loop of Accelerate's: its decorator halves the batch until it fits; accumulation keeps the effective one."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import find_executable_batch_size
+
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.preparation import prepare
+    from vramfit.workload import Workload
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    started = time.perf_counter()
+    begun: list[float] = []
+
+    @find_executable_batch_size(starting_batch_size=BATCH)  # type: ignore[untyped-decorator]
+    def train(batch_size: int) -> dict[str, Any]:
+        accelerator.free_memory()
+        model = prepare(resolve(name), Workload(model=name, batch=BATCH, seq=SEQ))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        model, optimizer = accelerator.prepare(model.to(accelerator.device), optimizer)
+        batches = _batches(ids)
+        times, tokens = [], []
+        begun[:] = [time.perf_counter()]
+        for _ in range(NUM_STEPS):
+            batch = next(batches)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for begin in range(0, BATCH, batch_size):
+                part = {k: v[begin : begin + batch_size].to(accelerator.device) for k, v in batch.items()}
+                width = int(part["attention_mask"].sum(1).max())
+                part = {k: v[:, :width] if v.dim() == 2 else v for k, v in part.items()}
+                loss = model(**part).loss * len(part["labels"]) / BATCH
+                accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+            tokens.append(int(batch["attention_mask"].sum()))
+        return {"times": times, "tokens": tokens, "micro_batch": batch_size}
+
+    made: dict[str, Any] = train()
+    return {**made, "search_s": begun[0] - started}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="a CSV file with a column text")
+    parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve")
+    parser.add_argument("--out", type=Path, default=Path("packed_speed.jsonl"))
+    parser.add_argument("--timeout-s", type=float, default=240.0, help="of one side")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
