@@ -53,6 +53,8 @@ class Bench:
         self.request = request
         keywords = {k: v for k, v in request.fixed.items() if k not in ("micro_batch", "accumulate")}
         whole = {**request.fixed, "loop": "stepper", "trust_remote_code": request.trust_remote_code}
+        if whole.get("attention") == "packed":
+            whole.setdefault("precision", "amp-bf16")  # its kernel takes no other; the recipes say what else there is
         self._base, self.target = resolve_workload(model, whole)
         if self.target.capacity_bytes is None:
             raise WorkloadError(["a plan needs a gpu or a memory size to fit into"])

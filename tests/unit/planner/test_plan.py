@@ -200,3 +200,9 @@ def test_planning_bert_large_is_quick() -> None:
     began = time.process_time()
     check(plan("bert-large-uncased", gpu="t4", batch=32, seq=512))
     assert time.process_time() - began < SLOW_MACHINE_S
+
+
+def test_packed_attention_is_planned_where_it_is_asked_for() -> None:
+    made = plan("bert-mini", gpu="h200", memory="400MiB", attention="packed", **TINY)
+    check(made)
+    assert (made.workload.attention, made.workload.precision) == ("packed", "amp-bf16")

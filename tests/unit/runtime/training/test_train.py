@@ -16,6 +16,7 @@ from tests.unit.runtime.training.small_runs import (
     same_weights,
     weights,
     write_classes,
+    write_model,
     write_questions,
     write_tags,
     write_texts,
@@ -66,6 +67,43 @@ def test_every_task_runs_end_to_end(tmp_path: Path, task: str, write: Any, metri
     assert last >= least if least is not None else last < first
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"][0].startswith("BertFor")
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "metric"),
+    [
+        ("sequence-classification", write_classes, "accuracy"),
+        ("token-classification", write_tags, "f1"),
+        ("question-answering", write_questions, "exact_match"),
+        ("masked-lm", write_texts, "loss"),
+    ],
+)
+def test_packed_runs_learn_what_padded_ones_learn(tmp_path: Path, task: str, write: Any, metric: str) -> None:
+    """Without dropout the losses are the same but for rounding; in texts with answers, padding counts no more."""
+    names = {"sequence-classification": "d.csv", "masked-lm": "d.txt"}
+    data = str(write(tmp_path / names.get(task, "d.jsonl")))
+    write_model(tmp_path / "source", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    settings = {"task": task, "data": data, "eval_data": data, "micro_batch": 4}
+    padded, packed = (
+        run(tmp_path, output=str(tmp_path / str(attention)), attention=attention, **settings)
+        for attention in (None, "packed")
+    )
+    within = 0.2 if task == "question-answering" else 1e-3
+    assert packed.settings["attention"] == "packed"
+    for one, other in zip(padded.evaluations, packed.evaluations, strict=True):
+        assert other.metrics["loss"] == pytest.approx(one.metrics["loss"], rel=within)
+        assert metric in other.metrics
+    assert "packed" not in (tmp_path / "packed" / "config.json").read_text()
+
+
+def test_a_run_with_8bit_moments_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramfit.techniques.adamw_8bit.LEAST_QUANTIZED", 256)  # the model is small
+    run(tmp_path, output=str(tmp_path / "whole"), optimizer="adamw-8bit")
+    request = request_of(tmp_path, resume=True, optimizer="adamw-8bit")
+    with pytest.raises(Interrupted):
+        train(request, on_event=stopped_at(5))
+    train(request)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
 def test_the_saved_folder_is_a_transformers_folder(tmp_path: Path) -> None:
