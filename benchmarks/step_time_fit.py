@@ -5,7 +5,8 @@
 Fits the seven constants of `timing/speed.py` to the 75 workloads timed on an H200 and six large jobs, then fits them
 to random halves of the 75 and judges each fit by the other half. `random_cases` are a third set, on which the share
 of an optimizer's own operators was looked at (`light_share`) and nothing else; they ran several at a time on one GPU,
-three steps each, so their times are rough.
+three steps each, so their times are rough. `brute_force` is a fourth, to which nothing was fitted: settings of one
+model under memory caps, on another day.
 """
 
 import argparse
@@ -156,6 +157,28 @@ def random_cases() -> list[Sample]:
     return found
 
 
+def brute_force() -> list[Sample]:
+    """What `brute_force.py` timed on an H200 with `Stepper`; torchao's 8-bit step, which is no more, left out."""
+    newest = sorted((ROOT / "benchmarks" / "results").glob("brute_force_h200_*.jsonl"))[-1]
+    found = []
+    for line in map(json.loads, newest.read_text().splitlines()):
+        if line["fits"] and line["optimizer"] == "adamw-fused":
+            model, seq, _ = line["name"].split()
+            settings = {name: line[name] for name in ("micro_batch", "precision", "optimizer", "checkpointing")}
+            work = traced_work(
+                model,
+                batch=32,
+                seq=int(seq),
+                max_grad_norm=1.0,
+                loop="stepper",
+                gpu="h200",
+                torch_version="2.11",
+                **settings,
+            )
+            found.append(Sample(work, line["step_s"]))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--halves", type=int, default=10, help="random halvings of the 75 workloads")
@@ -177,6 +200,7 @@ def main() -> int:
     describe("75 timed workloads, fitted anew", values, timed)
     describe("six large jobs, shipped", shipped(), large)
     describe("random cases (rough), shipped", shipped(), rough)
+    describe("brute force, shipped", shipped(), brute_force())
     hold_out(timed, large, options.halves)
     return 0
 
