@@ -2,14 +2,16 @@
 
 import torch
 
-from vramfit.runtime.splitting import PER_TOKEN, width_of
+from vramfit.runtime.splitting import width_of
 from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import PER_TOKEN, is_per_token
 
 
-def dearest_like(batch: Batch, num_samples: int, seq: int) -> Batch:
+def dearest_like(batch: Batch, num_samples: int, seq: int, *, packs: bool = False) -> Batch:
     """A batch of `num_samples` sequences of `seq` tokens, its samples and tokens repeated.
 
-    A mask hides one token of each sequence, so that it is not taken for a mask that hides nothing.
+    A mask hides one token of each sequence, so that it is not taken for a mask that hides nothing; but not where the
+    sequences are packed, since there a token less is a token less.
     """
     width = width_of(batch)
     device = next(iter(batch.values())).device
@@ -18,10 +20,9 @@ def dearest_like(batch: Batch, num_samples: int, seq: int) -> Batch:
     made = {}
     for name, value in batch.items():
         chosen = value.index_select(0, rows % value.shape[0])
-        per_token = chosen.dim() >= PER_TOKEN and chosen.shape[1] == width
-        made[name] = chosen.index_select(1, columns) if per_token else chosen
+        made[name] = chosen.index_select(1, columns) if is_per_token(name, chosen, width) else chosen
     if "attention_mask" in made and made["attention_mask"].dim() == PER_TOKEN:
         made["attention_mask"] = torch.ones_like(made["attention_mask"])
-        if seq > PER_TOKEN:
+        if seq > PER_TOKEN and not packs:
             made["attention_mask"][:, 1] = 0
     return made

@@ -6,9 +6,7 @@ import torch
 
 from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
-
-PER_TOKEN = 2
-"""Dimensions of a tensor that has a column for each token."""
+from vramfit.techniques.packing import PER_TOKEN, is_per_token
 
 
 def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:
@@ -62,8 +60,8 @@ def _take(batch: Batch, rows: list[int], length: int) -> Batch:
     taken = {}
     for name, value in batch.items():
         chosen = value.index_select(0, index)
-        per_token = chosen.dim() >= PER_TOKEN and chosen.shape[1] == width
-        taken[name] = chosen[:, :length].contiguous() if per_token and length < width else chosen
+        cut = length < width and is_per_token(name, chosen, width)
+        taken[name] = chosen[:, :length].contiguous() if cut else chosen
     return taken
 
 

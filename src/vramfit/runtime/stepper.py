@@ -135,7 +135,7 @@ class Stepper:
         start = RandomState.now()
         for _ in range(NUM_REHEARSALS):
             num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch)
-            self._gradients(dearest_like(batch, num_samples, self._seq))
+            self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
             self._forget()
         start.restore()
 

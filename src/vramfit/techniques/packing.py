@@ -22,6 +22,8 @@ IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
 POOLED_TASKS = ("sequence-classification",)
 """Their heads look at one vector a sequence."""
+PER_TOKEN = 2
+"""Dimensions of a tensor that has a column for each token."""
 IGNORED = -100
 """The label of a token that no loss counts."""
 NUM_SEQUENCES = "num_packed_sequences"
@@ -88,7 +90,7 @@ def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -
     row = sum(fill)
     packed: dict[str, Any] = {
         name: F.pad(value[kept], (0, row), value=IGNORED if name == "labels" else 0)[None]
-        if value.shape[:2] == ids.shape
+        if is_per_token(name, value, ids.shape[1])
         else value
         for name, value in batch.items()
         if name != "attention_mask"
@@ -102,6 +104,12 @@ def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -
     packed["cu_seq_lens_q"] = F.pad(ends, (0, more), value=int(ends[-1])).to(torch.int32)
     packed["max_length_q"] = max(lengths) if shape is None else shape.longest
     return packed | ({} if shape is None else {NUM_SEQUENCES: len(lengths)})
+
+
+def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
+    """Whether a tensor of a batch has a column for each of `width` tokens; labels that are fractions are of samples."""
+    has_columns = value.dim() >= PER_TOKEN and value.shape[1] == width
+    return has_columns and not (name == "labels" and value.is_floating_point())
 
 
 def unpack(output: Any, packed: dict[str, Any]) -> Any:

@@ -266,3 +266,24 @@ def test_token_logits_get_their_rows_back() -> None:
     inside = batch["attention_mask"].bool()
     torch.testing.assert_close(made[inside], expected[inside], atol=2e-6, rtol=1e-5)
     assert not made[~inside].any()
+
+
+def test_labels_of_samples_are_no_labels_of_tokens_though_they_are_as_many() -> None:
+    """Sixteen yes-or-no questions, asked of sequences of sixteen tokens."""
+    model = packed_model("bert", "sequence-classification", num_labels=16)
+    batch = make_batch("sequence-classification") | {"labels": torch.rand(12, 16)}
+    assert packing.pack(batch, model)["labels"].shape == (12, 16)
+    stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16)
+    padded = make_model("bert", "sequence-classification", num_labels=16)
+    plain = Stepper(padded, torch.optim.SGD(padded.parameters(), lr=0.1), micro_batch=3, seq=16)
+    assert stepper.step(batch) == pytest.approx(plain.step(batch), rel=1e-5)
+
+
+def test_a_rehearsal_of_packed_windows_is_full() -> None:
+    model = packed_model("bert", "sequence-classification")
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda m, a, k: seen.append(k["input_ids"].shape[1]), with_kwargs=True)
+    Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16).rehearse(
+        make_batch("sequence-classification")
+    )
+    assert max(seen) == 48
