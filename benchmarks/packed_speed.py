@@ -292,7 +292,9 @@ def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[st
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """Each side as it was last tried."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+    return list({(line["model"], line["side"], line["cap"]): line for line in lines}.values())
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         make_plans(cases, options.plans_only, options)
         return 0
     planned = json.loads(options.plans.read_text()) if options.plans else {}
-    done = {line["name"] for line in _lines(options.out)}
+    done = {line["name"] for line in _lines(options.out) if "error" not in line}
     deadline = time.monotonic() + options.limit_s
     forked.import_all()
     for case in cases:
@@ -182,8 +182,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if "error" not in line:
-            found[line["name"]] = line
+        found[line["name"]] = line
     return list(found.values())
 
 

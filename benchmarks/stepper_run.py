@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     for part in options.parts:
         if part not in made:
             made[part] = PARTS[part](options, made)
+            if '"error"' in json.dumps(made[part]):
+                print(part, json.dumps(_without_losses(made.pop(part))), flush=True)
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(made, indent=1) + "\n")
         print(part, json.dumps(_without_losses(made[part])), flush=True)
@@ -87,6 +90,8 @@ def undisturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, 
 
 def _beside(run: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     """The largest difference of a run's losses to the undisturbed ones, in all and before memory was taken."""
+    if "error" in run or "error" in made["undisturbed"]:
+        return run
     pairs = list(zip(run["losses"], made["undisturbed"]["losses"], strict=True))
     run["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
     run["mean_loss_difference"] = sum(abs(a - b) for a, b in pairs) / len(pairs)

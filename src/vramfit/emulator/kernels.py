@@ -33,9 +33,9 @@ class Kernels(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention and not _learns_mask(*args, **kwargs):
             return self._attention(*args, **kwargs)
-        if func is F.dropout:
+        if func is F.dropout and not kwargs.get("inplace"):
             return _dropout(*args, **kwargs)
         if func is torch.Tensor.backward:
             return self._backward(*args, **kwargs)
@@ -50,6 +50,9 @@ class Kernels(TorchFunctionMode):
         inputs: Any = (),
     ) -> None:
         """Layers that are computed again in backward need the mode too: torch has taken it off here."""
+        if gradient is None and loss.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        chosen = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
         with self:
             gradient = torch.ones_like(loss) if gradient is None else gradient
             keep = create_graph if retain_graph is None else retain_graph
@@ -58,7 +61,7 @@ class Kernels(TorchFunctionMode):
                 (gradient,),
                 keep,
                 create_graph,
-                tuple(inputs or ()),
+                chosen,
                 allow_unreachable=True,
                 accumulate_grad=True,
             )
@@ -74,11 +77,21 @@ class Kernels(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+            attn_mask = attn_mask.to(dtype) if attn_mask is not None and attn_mask.dtype != torch.bool else attn_mask
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, torch.full((), float("-inf"), dtype=query.dtype))
         settings = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         made: torch.Tensor = _Fused.apply(query, key, value, attn_mask, settings, self._meet)
         return made
+
+
+def _learns_mask(*args: Any, attn_mask: Any = None, **kwargs: Any) -> bool:
+    """Whether what is added to the scores learns: then torch's own code is left alone."""
+    mask = args[3] if len(args) > 3 else attn_mask
+    return mask is not None and bool(mask.requires_grad)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -107,7 +120,12 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         query, key, value, mask, _, _ = ctx.saved_tensors
-        with _disable_current_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with (
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+        ):
             if ctx.generator is not None:
                 torch.set_rng_state(ctx.generator)
             query, key, value = (x.detach().requires_grad_() for x in (query, key, value))

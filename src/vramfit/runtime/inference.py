@@ -110,7 +110,7 @@ class Inference:
                 if small:
                     output = type(output)(**{k: v.cpu() for k, v in output.items() if isinstance(v, torch.Tensor)})
                 else:
-                    on_output(output, batch, group)
+                    on_output(output, each_tensor(on_host, lambda value: value.to(self._place.device)), group)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -81,6 +81,8 @@ def _lengths(batch: Batch, *, packs: bool = False) -> list[int]:
     width = width_of(batch)
     if mask is None or mask.dim() != PER_TOKEN or ("start_positions" in batch and not packs):
         return [width] * int(first.shape[0])
+    if packs:
+        return [max(int(n), 1) for n in mask.bool().sum(dim=1).tolist()]
     needed = mask.bool()
     labels = batch.get("labels")
     if labels is not None and labels.shape == mask.shape:

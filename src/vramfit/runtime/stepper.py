@@ -196,6 +196,8 @@ class Stepper:
 
     def _window(self, batch: Batch) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
+        if self._packs:
+            batch = packing.without_padding(batch)
         loss = self._loss or head_loss(self.model, batch)
         totals = loss.counts(batch)
         if not any(totals):

@@ -69,7 +69,7 @@ def head_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss:
 
 def _problem(labels: torch.Tensor, num_labels: int) -> str:
     """As the sequence classification heads of transformers guess it."""
-    if num_labels == 1 and labels.dim() == 1:
+    if num_labels == 1 and (labels.dim() == 1 or labels.shape[1:] == (1,)):
         return "regression"
     return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 

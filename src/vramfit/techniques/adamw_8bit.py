@@ -49,6 +49,14 @@ class AdamW8bit(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._make_constants()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy makes its own."""
+        super().__setstate__(state)
+        self._make_constants()
+
+    def _make_constants(self) -> None:
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for device in {p.device for group in self.param_groups for p in group["params"]}:
             self._constants_on(device)
@@ -117,7 +125,7 @@ class AdamW8bit(torch.optim.Optimizer):
         states = [self.state[p] for p in parameters]
         torch._fused_adamw_(
             parameters,
-            [p.grad for p in parameters],
+            [p.grad if p.grad.stride() == p.stride() else torch.empty_like(p).copy_(p.grad) for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -132,14 +140,26 @@ class AdamW8bit(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a `state_dict` was taken; torch would turn codes and scales into the parameter's type."""
-        super().load_state_dict(state_dict)
+        """Go on where a `state_dict` was taken.
+
+        torch would turn codes and scales into the parameter's type: it is not shown them.
+
+        Raises:
+            WorkloadError: the state of another optimizer.
+        """
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, parameter in zip(numbers, parameters, strict=True):
-            if number in state_dict["state"] and _is_quantized(parameter):
-                saved = state_dict["state"][number]
-                self.state[parameter].update({part: saved[part].to(parameter.device).clone() for part in PARTS})
+        shown, parts = dict(state_dict["state"]), {}
+        for number, parameter in zip(numbers, parameters, strict=False):  # torch says so where they are not as many
+            if number in shown and _is_quantized(parameter):
+                saved = shown[number]
+                if not set(PARTS) <= set(saved):
+                    raise WorkloadError(["the state to load is not that of adamw-8bit: its moments have no scales"])
+                parts[parameter] = {part: saved[part].to(parameter.device, copy=True) for part in PARTS}
+                shown[number] = {name: value for name, value in saved.items() if name not in PARTS}
+        super().load_state_dict({**state_dict, "state": shown})
+        for parameter, saved in parts.items():
+            self.state[parameter].update(saved)
 
 
 def _is_quantized(parameter: torch.Tensor) -> bool:

@@ -58,13 +58,16 @@ def apply(model: Any, task: Task) -> None:
     Raises:
         WorkloadError: a model whose attention is its own code.
     """
-    if "packed" not in supported_attention(type(model)):
+    if is_applied(model):
+        return
+    base: Any = backbone(model)
+    if "packed" not in supported_attention(type(base)):
         raise WorkloadError(
-            [f"attention packed: {type(model).__name__} computes attention in code of its own, which mixes sequences"],
+            [f"attention packed: {type(base).__name__} computes attention in code of its own, which mixes sequences"],
             hint="take attention sdpa or eager",
         )
     _register()
-    base = backbone(model)
+    base._takes_packed = True
     configs: list[Any] = [model.config, base.config]
     for config in configs:
         config._attn_implementation = IMPLEMENTATION
@@ -86,6 +89,8 @@ def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -
     mask = batch.get("attention_mask")
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     lengths = kept.sum(1).tolist()
+    if min(lengths) == 0:
+        raise WorkloadError(["a sequence of the batch has no token that is attended to: it cannot be packed"])
     fill = [] if shape is None else shape.fill(lengths)
     row = sum(fill)
     packed: dict[str, Any] = {
@@ -129,9 +134,24 @@ def has_token_types(model: torch.nn.Module) -> bool:
     return hasattr(embeddings(model), "token_type_embeddings")
 
 
-def is_applied(model: Any) -> bool:
+def is_applied(model: torch.nn.Module) -> bool:
     """Whether a model takes packed batches."""
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) == IMPLEMENTATION
+    return getattr(backbone(model), "_takes_packed", False) is True
+
+
+def without_padding(batch: Batch) -> Batch:
+    """A padded batch without labels that point to padding: tokens that no row will have, places beyond a text's end."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return batch
+    made, width, lengths = dict(batch), mask.shape[1], mask.sum(1)
+    labels = batch.get("labels")
+    if labels is not None and is_per_token("labels", labels, width):
+        made["labels"] = labels.masked_fill(mask == 0, IGNORED)
+    for name in ("start_positions", "end_positions"):
+        if name in batch:
+            made[name] = batch[name].masked_fill(batch[name] >= lengths, width)
+    return made
 
 
 def _first_position(model: torch.nn.Module) -> int:
@@ -171,14 +191,17 @@ def attend(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention within each sequence of a packed row; `sdpa` where the batch is padded."""
+    window = -1 if sliding_window is None else sliding_window - 1
     if cu_seq_lens_q is None or max_length_q is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        attention_mask = _near(query, window) if attention_mask is None else attention_mask
         made: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
         )
         return made
-    window = -1 if sliding_window is None else sliding_window - 1
+    if value.dtype in FLASH_TYPES:  # rotary positions may leave the others in fp32
+        query, key = query.to(value.dtype), key.to(value.dtype)
     if has_flash(query):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out = torch.ops.aten._flash_attention_forward(

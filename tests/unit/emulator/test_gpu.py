@@ -166,3 +166,34 @@ def test_layers_computed_again_in_backward_do_as_before() -> None:
     with EmulatedGPU(memory="64MiB"):
         torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
     assert x.grad is not None
+
+
+def test_a_backward_counts_its_gradients_and_no_second_forward() -> None:
+    query, key, value = attention_inputs()
+    with EmulatedGPU(memory="64MiB") as gpu:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        loss = out.sum()
+        before = gpu.num_allocations
+        loss.backward()
+        assert gpu.num_allocations - before == 7  # the gradient of the loss; of the three inputs, given and kept
+
+
+def test_attention_under_autocast_and_with_a_mask_that_learns() -> None:
+    query, key, value = attention_inputs()
+    bias = torch.zeros(1, 3, 64, 64, requires_grad=True)
+    with EmulatedGPU(memory="64MiB"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value.bfloat16())
+        assert mixed.dtype == torch.bfloat16
+        mixed.sum().backward()
+        torch.nn.functional.scaled_dot_product_attention(query, key, value, bias).sum().backward()
+    assert bias.grad is not None
+
+
+def test_backward_takes_what_torchs_own_takes() -> None:
+    x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+    with EmulatedGPU(memory="64MiB"):
+        with pytest.raises(RuntimeError, match="scalar outputs"):
+            (x * y).backward()
+        (x * y).sum().backward(inputs=x)
+    assert (x.grad is None, y.grad is None) == (False, True)

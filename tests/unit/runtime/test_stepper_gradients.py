@@ -74,3 +74,13 @@ def test_the_trainer_makes_a_step_that_is_too_long(tmp_path: object) -> None:
     print(f"length of a step against the whole batch's: Trainer {theirs:.3f}, Stepper {ours:.3f}")
     assert ours == pytest.approx(1.0, abs=1e-4)
     assert theirs > 1.5 or theirs == pytest.approx(1.0, abs=1e-3)  # 4.0 today; right if it is mended
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1)])
+def test_one_label_is_a_number_to_come_near_to(shape: tuple[int, ...]) -> None:
+    model = make_model("bert", "sequence-classification", num_labels=1)
+    batch = make_batch("sequence-classification") | {"labels": 5 * torch.rand(shape)}
+    with torch.no_grad():
+        expected = float(copy.deepcopy(model)(**batch).loss)
+    stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=0.0), micro_batch=3)
+    assert stepper.step(batch) == pytest.approx(expected, rel=1e-5)

@@ -193,3 +193,45 @@ def test_on_a_gpu_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(WorkloadError, match="has no Triton"):
         adamw_8bit.make([OnGpu()], 0.1)  # type: ignore[list-item]
+
+
+def test_a_copy_steps_on_its_own() -> None:
+    made = parameters()
+    optimizer = optimizers.make("adamw-8bit", made, lr=0.01)
+    optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    for p, q in zip(made, twin.param_groups[0]["params"], strict=True):
+        q.grad = p.grad
+    twin.step()
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(made, twin.param_groups[0]["params"], strict=True))
+
+
+def test_a_state_is_loaded_in_its_bytes() -> None:
+    made = [torch.nn.Parameter(torch.ones(1024, 1024))]
+    made[0].grad = torch.ones(1024, 1024)
+    optimizer = optimizers.make("adamw-8bit", made)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    with EmulatedGPU("64MiB") as gpu:
+        made[0].add(0)
+        gpu.reset_peaks()
+        optimizer.load_state_dict(state)
+    assert gpu.max_allocated_bytes < 9 * 2**20  # 4 MiB of weights, what is loaded twice over
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    ours, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs)
+    other.step()
+    with pytest.raises(WorkloadError, match="not that of adamw-8bit"):
+        optimizers.make("adamw-8bit", ours).load_state_dict(other.state_dict())
+
+
+def test_gradients_may_lie_otherwise_than_their_parameters() -> None:
+    ours, theirs = (torch.nn.Parameter(torch.arange(12.0).view(3, 4).t()) for _ in range(2))
+    for p in (ours, theirs):
+        p.grad = torch.arange(12.0).view(4, 3).contiguous()
+    optimizers.make("adamw-8bit", [ours], lr=0.1).step()
+    torch.optim.AdamW([theirs], lr=0.1, foreach=False).step()
+    torch.testing.assert_close(ours, theirs)

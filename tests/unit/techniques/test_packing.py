@@ -287,3 +287,70 @@ def test_a_rehearsal_of_packed_windows_is_full() -> None:
         make_batch("sequence-classification")
     )
     assert max(seen) == 48
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering"])
+def test_labels_that_point_to_padding_do_not_count(task: str) -> None:
+    """A tokenizer's padding may carry labels, and an answer may have been cut off."""
+    batch = make_batch(task)
+    clean = {name: value.clone() for name, value in batch.items()}
+    if task == "token-classification":
+        batch["labels"][batch["attention_mask"] == 0] = 1
+        clean["labels"][batch["attention_mask"] == 0] = -100
+    else:
+        short = int(batch["attention_mask"].sum(1).argmin())
+        batch["start_positions"][short] = batch["end_positions"][short] = 14
+        clean["start_positions"][short] = clean["end_positions"][short] = 500
+    losses = []
+    for given in (clean, batch):
+        model = packed_model("bert", task)
+        losses.append(Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16).step(given))
+    assert losses[0] == losses[1] < 10
+
+
+def test_a_sequence_without_tokens_is_refused() -> None:
+    batch = make_batch("sequence-classification")
+    batch["attention_mask"][11] = 0
+    model = packed_model("bert", "sequence-classification")
+    with pytest.raises(WorkloadError, match="no token that is attended to"):
+        packing.pack(batch, model)
+
+
+def test_to_apply_it_twice_is_to_apply_it_once() -> None:
+    batch = make_batch("question-answering")
+    model = packed_model("bert", "question-answering").eval()
+    packing.apply(model, "question-answering")
+    assert model(**model_inputs(packing.pack(batch, model))).start_logits.shape == (12, 16)
+
+
+def test_a_model_that_shares_the_configuration_is_not_taken_for_packed() -> None:
+    model = make_model("bert", "sequence-classification")
+    other = type(model)(model.config)
+    packing.apply(model, "sequence-classification")
+    assert packing.is_applied(model)
+    assert not packing.is_applied(other)
+
+
+def test_local_layers_keep_their_window_without_a_mask() -> None:
+    changes = {"local_attention": 4, "global_attn_every_n_layers": 2}
+    ids = torch.randint(5, 99, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = make_model("modernbert", "token-classification", **changes).eval()(input_ids=ids).logits
+        made = packed_model("modernbert", "token-classification", **changes).eval()(input_ids=ids).logits
+    torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_adapters_may_be_there_before() -> None:
+    peft = pytest.importorskip("peft", reason='pip install "vramfit[train]"')
+    batch = make_batch("sequence-classification")
+    model = make_model("bert", "sequence-classification").eval()
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])).eval()
+    with torch.no_grad():
+        expected = logits_of(wrapped, batch)
+        packing.apply(wrapped, "sequence-classification")
+        made = logits_of(wrapped, packing.pack(batch, wrapped))
+    torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_rotary_positions_in_full_precision_are_predicted_too() -> None:
+    assert estimate("nomic-embed-text-v1.5", batch=4, seq=32, attention="packed", **PREDICTED).fits is not None
