@@ -37,9 +37,6 @@ def make(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimiz
 class AdamW8bit(torch.optim.Optimizer):
     """AdamW with 8-bit moments."""
 
-    steps_in_place = True
-    """A step allocates nothing, so memory cannot run out inside it; see `step.commit`."""
-
     def __init__(
         self,
         params: Any,
@@ -55,6 +52,15 @@ class AdamW8bit(torch.optim.Optimizer):
         """A copy makes its own."""
         super().__setstate__(state)
         self._make_constants()
+
+    @property
+    def steps_in_place(self) -> bool:
+        """Whether the next step allocates nothing, so that memory cannot run out inside it; see `step.commit`.
+
+        Gradients of autograd's lie as their parameters do; others would be copied.
+        """
+        parameters = (p for group in self.param_groups for p in group["params"])
+        return all(p.grad is None or p.grad.stride() == p.stride() for p in parameters)
 
     def _make_constants(self) -> None:
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -235,3 +235,13 @@ def test_gradients_may_lie_otherwise_than_their_parameters() -> None:
     optimizers.make("adamw-8bit", [ours], lr=0.1).step()
     torch.optim.AdamW([theirs], lr=0.1, foreach=False).step()
     torch.testing.assert_close(ours, theirs)
+
+
+def test_a_step_that_must_copy_a_gradient_says_so() -> None:
+    made = parameters()
+    optimizer = optimizers.make("adamw-8bit", made)
+    assert not needs_temporaries(optimizer)
+    made[0].grad = torch.ones(128, 64).t()
+    assert needs_temporaries(optimizer)
+    take_step(optimizer)
+    assert float(optimizer.state[made[0]]["step"]) == 1

@@ -1,0 +1,98 @@
+"""Attention over sequences that lie end to end in one row, as transformers' attention interface calls it."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+IMPLEMENTATION = "vramfit_packed"
+"""The name in transformers' attention interface."""
+FLASH_TYPES = (torch.float16, torch.bfloat16)
+FLASH_CAPABILITY = (8, 0)
+
+
+def register() -> None:
+    """Make the kernel known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+
+
+def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """None without padding: a packed row has none, and a window is the kernel's business."""
+    if attention_mask is None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    made: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return made
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention within each sequence of a packed row; `sdpa` where the batch is padded."""
+    window = -1 if sliding_window is None else sliding_window - 1
+    if cu_seq_lens_q is None or max_length_q is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        attention_mask = _near(query, window) if attention_mask is None else attention_mask
+        made: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+        )
+        return made
+    if value.dtype in FLASH_TYPES:  # rotary positions may leave the others in fp32
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    if has_flash(query):
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, dropout, False, False,
+            scale=scaling, window_size_left=window, window_size_right=window,
+        )[0]  # fmt: skip
+        return out[None], None
+    return _one_by_one(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+
+
+def has_flash(query: torch.Tensor) -> bool:
+    """Whether torch's flash kernel takes such tensors; a prediction is for a GPU that has it."""
+    if query.dtype not in FLASH_TYPES or query.device.type == "cpu":
+        return False
+    return query.device.type == "meta" or torch.cuda.get_device_capability(query.device) >= FLASH_CAPABILITY
+
+
+def _one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    window: int,
+) -> torch.Tensor:
+    """Where there is no such kernel: right, and slow."""
+    lengths = ends.diff().tolist()
+    parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
+    made = [
+        F.scaled_dot_product_attention(q, k, v, _near(q, window), dropout_p=dropout, scale=scaling) for q, k, v in parts
+    ]
+    return torch.cat(made, dim=2).transpose(1, 2)
+
+
+def _near(query: torch.Tensor, window: int) -> torch.Tensor | None:
+    """Which tokens a token of a sequence may see; None for all."""
+    length = query.shape[2]
+    if window < 0 or length <= window + 1:
+        return None
+    places = torch.arange(length, device=query.device)
+    return (places[:, None] - places).abs() <= window
