@@ -82,7 +82,7 @@ def estimate_stream(
         gpu=target.gpu.name if target.gpu is not None else None,
         compute_capability=profile.compute_capability,
         torch_version=target.torch_version,
-        basis="verified" if profile.verified and workload.attention != "packed" else "derived",
+        basis=target.basis,
         peak_requested_bytes=likely.peak_requested_bytes if phase is None else top.peak_requested_bytes,
         peak_allocated_bytes=top.peak_allocated_bytes,
         peak_reserved_bytes=likely.peak_reserved_bytes,

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from vramfit.cuda.profile import CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
 from vramfit.errors import WorkloadError
+from vramfit.records.estimate import Basis
 from vramfit.workload import Workload
 
 OLDEST_TORCH = (2, 10)
@@ -23,6 +24,8 @@ class Target:
     torch_version: str
     capacity_bytes: int | None
     """What PyTorch's allocator may reserve."""
+    basis: Basis
+    """Whether such predictions were compared with measurements."""
     notes: tuple[str, ...]
 
 
@@ -47,6 +50,7 @@ def target_of(workload: Workload) -> Target:
         profile=profile,
         torch_version=torch_version,
         capacity_bytes=_capacity(workload, gpu, profile),
+        basis="verified" if profile.verified and workload.attention != "packed" else "derived",
         notes=_notes(workload, gpu, shape, profile),
     )
 
@@ -81,6 +85,8 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
         notes.append(
             f"derived: rules measured on sm_90 with torch 2.11 are carried over to {shape.sm}, torch {major}.{minor}"
         )
+    elif workload.attention == "packed":
+        notes.append("derived: what packed attention takes is read from torch's sources and was not measured yet")
     if profile.compute_capability < OLDEST_CAPABILITY:
         notes.append(
             f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "

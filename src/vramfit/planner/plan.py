@@ -85,7 +85,7 @@ def _margins(bench: Bench, sampled: Lengths | None) -> list[Margin]:
     """The usual margin, and a tight one where the usual one is the planner's own."""
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
-    basis = "verified" if bench.target.profile.verified else "derived"
+    basis = bench.target.basis
     workload = replace(bench.base, allocator=allocator)
     usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
     tight = tight_margin_of(bench.budget_bytes, basis)

@@ -162,6 +162,6 @@ def _first(bench: Bench) -> Training:
 def _limit(bench: Bench) -> int:
     request: Request = bench.request
     workload = replace(bench.base, allocator=request.fixed.get("allocator", "expandable"))
-    basis = "verified" if bench.target.profile.verified else "derived"
     varied = workload.mask == "padded"
-    return bench.budget_bytes - margin_of(bench.budget_bytes, basis, workload, request.margin, varied=varied).num_bytes
+    margin = margin_of(bench.budget_bytes, bench.target.basis, workload, request.margin, varied=varied)
+    return bench.budget_bytes - margin.num_bytes

@@ -22,7 +22,7 @@ def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if packs:
         filled = _fill(order, lengths, max_tokens)
-        return [batch] if len(filled) == 1 else [_take(batch, rows, lengths[rows[0]]) for rows in filled]
+        return [batch] if len(filled) == 1 else [_take(batch, rows, width_of(batch)) for rows in filled]
     if len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
     return [_take(batch, rows, lengths[rows[0]]) for rows in _group(order, lengths, max_tokens)]
