@@ -86,7 +86,7 @@ def run_case(name: str, plan_data: dict[str, Any], out: Path, deadline: float) -
 
     plan = from_data(Plan, plan_data)
     w = plan.workload
-    model = capped_run.make_model(replace(w, checkpointing=None))
+    model = capped_run.make_model(replace(w, checkpointing=None)).cuda()
     num_layers = len(encoder_layers(model))
     chosen = {n: getattr(w, n) for n in ("precision", "micro_batch", "checkpointing", "optimizer")}
     done = {line["key"] for line in _lines(out) if "error" not in line}

@@ -9,7 +9,7 @@ NUM_WARM = 3
 
 
 def make_model(workload: Any) -> Any:
-    """On the GPU, with the workload's techniques."""
+    """In host memory, with the workload's techniques; the GPU is ready for it."""
     import torch
 
     from vramfit.models.resolve import resolve
@@ -19,7 +19,7 @@ def make_model(workload: Any) -> Any:
     torch.cuda.init()
     if workload.allocator == "expandable":
         use_expandable_segments(torch.device("cuda"))
-    return prepare(resolve(workload.model, task=workload.task, num_labels=workload.num_labels), workload).cuda()
+    return prepare(resolve(workload.model, task=workload.task, num_labels=workload.num_labels), workload)
 
 
 def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at_recovery: bool) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+GPU = multiprocessing.get_context("fork").Lock()
+"""Children that make their models side by side take it for what is measured."""
 
 
 def import_all() -> None:
