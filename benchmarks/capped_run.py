@@ -40,7 +40,7 @@ def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at
     stepper = None
     try:
         optimizer = optimizers.make(w.optimizer, model.parameters())
-        stepper = Stepper(
+        stepper = (_once(Stepper) if stop_at_recovery else Stepper)(
             model, optimizer, micro_batch=w.micro_batch, seq=w.seq, memory=memory, precision=w.precision,
             max_grad_norm=w.max_grad_norm,
         )  # fmt: skip
@@ -51,8 +51,6 @@ def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at
             stepper.step(batch)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-            if stepper.num_recoveries and stop_at_recovery:
-                break
     except (torch.OutOfMemoryError, RecoveryExhausted) as error:
         outcome["failed"] = type(error).__name__
     steady = times[NUM_WARM:]
@@ -62,6 +60,22 @@ def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at
         "step_s": median(steady) if steady else None,
         **peaks("training"),
     }
+
+
+def _once(stepper: Any) -> Any:
+    """A `Stepper` that does not try again."""
+    import torch
+
+    class Once(stepper):  # type: ignore[misc]
+        def _gradients(self, batch: Any) -> Any:
+            self._drop_gradients()
+            attempts: list[str] = []
+            loss = self._try(batch, attempts)
+            if loss is None:
+                raise torch.OutOfMemoryError(attempts[0])
+            return loss
+
+    return Once
 
 
 def peaks(phase: str) -> dict[str, int]:

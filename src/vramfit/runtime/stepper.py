@@ -102,6 +102,7 @@ class Stepper:
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
         if memory is not None:
@@ -247,8 +248,8 @@ class Stepper:
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
     def _drop_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self._with_gradients:
+            parameter.grad = None
 
     def _forget(self) -> None:
         """As if the window had not begun."""

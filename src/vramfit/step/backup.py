@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -12,21 +13,19 @@ class Backup:
 
     def __init__(self, optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> None:
         self._optimizer = optimizer
-        with torch.no_grad():
-            self._weights = list(zip(portion, _copies(portion), strict=True))
-            self._states = [(p, optimizer.state.get(p)) for p in portion]
-            tensors = [v for _, state in self._states for v in (state or {}).values() if isinstance(v, torch.Tensor)]
-            copies = iter(_copies(tensors))
-        self._states = [(p, _with(state, copies)) for p, state in self._states]
+        self._parameters = portion
+        self._states = [dict(optimizer.state[p]) if p in optimizer.state else None for p in portion]
+        self._kept = _Copies([*portion, *_tensors(self._states)])
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
     def restore(self) -> None:
         """Put everything back, in the tensors that are there."""
+        copies = iter(self._kept.tensors())
         with torch.no_grad():
-            for parameter, copy in self._weights:
-                parameter.copy_(copy)
-            for parameter, state in self._states:
-                self._restore_state(parameter, state)
+            for parameter in self._parameters:
+                parameter.copy_(next(copies))
+            for parameter, state in zip(self._parameters, self._states, strict=True):
+                self._restore_state(parameter, _with(state, copies))
         for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(values)
 
@@ -44,20 +43,31 @@ class Backup:
                 now[name] = value
 
 
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of tensors; plain ones of one kind in a single call, since a launch for each costs more than the copy."""
-    made: list[Any] = [None] * len(tensors)
-    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_floating_point():
-            alike.setdefault((tensor.dtype, tensor.device), []).append(i)
-        else:
-            made[i] = _clone(tensor.detach())
-    for indices in alike.values():
-        copies = torch._foreach_mul([tensors[i].detach() for i in indices], 1.0)
-        for i, copy in zip(indices, copies, strict=True):
-            made[i] = copy
-    return made
+class _Copies:
+    """Copies of tensors; plain ones of one kind lie in one piece of memory, since a launch for each costs more."""
+
+    def __init__(self, originals: Sequence[torch.Tensor]) -> None:
+        self._originals = originals
+        self._alone: dict[int, Any] = {}
+        self._alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        with torch.no_grad():
+            for i, tensor in enumerate(originals):
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous():
+                    self._alike.setdefault((tensor.dtype, tensor.device), []).append(i)
+                else:
+                    self._alone[i] = _clone(tensor.detach())
+            self._flat = [_flatten_dense_tensors([originals[i] for i in kind]) for kind in self._alike.values()]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """One for each original."""
+        made: dict[int, torch.Tensor] = dict(self._alone)
+        for flat, kind in zip(self._flat, self._alike.values(), strict=True):
+            made |= zip(kind, _unflatten_dense_tensors(flat, [self._originals[i] for i in kind]), strict=True)
+        return [made[i] for i in range(len(self._originals))]
+
+
+def _tensors(states: list[dict[str, Any] | None]) -> list[torch.Tensor]:
+    return [value for state in states for value in (state or {}).values() if isinstance(value, torch.Tensor)]
 
 
 def _clone(tensor: Any) -> Any:

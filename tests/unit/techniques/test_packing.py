@@ -36,7 +36,7 @@ def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     if "start_positions" in batch:
         made = torch.stack([output.start_logits, output.end_logits], -1)
         if "cu_seq_lens_q" in batch:
-            places = torch.arange(made.shape[1])
+            places = torch.arange(made.shape[1], device=made.device)
             return made[places < batch["cu_seq_lens_q"].diff()[:, None]]
     else:
         made = output.logits
