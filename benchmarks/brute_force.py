@@ -16,7 +16,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import capped_run
@@ -46,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet, or add predictions; 0 when every plan reaches the goal."""
     options = _parse(arguments)
     if options.predict:
+        planned_runs.use_calibration(options.calibration)
         predict(options.out)
         return summarise(_lines(options.out))
     planned = json.loads(options.plans.read_text())
@@ -152,10 +152,7 @@ def summarise(lines: list[dict[str, Any]]) -> int:
             f"{name:<34} {len(ran):3} settings fit; plan {own['step_s']:.4f} s ({_words(own)}), best "
             f"{best['step_s']:.4f} s ({_words(best)}): {reached[-1]:.1%} of the best throughput"
         )
-    timed = [line for line in lines if line["fits"] and line.get("predicted_step_s")]
-    if timed:
-        errors = [abs(line["predicted_step_s"] / line["step_s"] - 1) for line in timed]
-        print(f"{len(timed)} settings with a predicted time: off by {median(errors):.1%} at the median")
+    print("step times:", capped_run.time_errors([line for line in lines if line["fits"]]))
     return 0 if len(reached) == len(CASES) and min(reached) >= GOAL else 1
 
 
@@ -177,6 +174,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=Path, metavar="FILE", help="plans that planned_runs.py made")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a profile of the GPU, for --predict")
     parser.add_argument("--predict", action="store_true", help="add predicted step times; needs no GPU")
     parser.add_argument("--out", type=Path, default=Path("brute_force.jsonl"), help="file the settings are added to")
     parser.add_argument("--limit-s", type=float, default=540.0, help="no setting is begun after this")

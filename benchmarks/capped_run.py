@@ -1,7 +1,7 @@
 """Steps of `Stepper` under a memory cap; shared by `planned_runs.py` and `brute_force.py`."""
 
 import time
-from statistics import median
+from statistics import correlation, median
 from typing import Any
 
 NUM_WARM = 3
@@ -86,6 +86,20 @@ def peaks(phase: str) -> dict[str, int]:
         f"{phase}_allocated_bytes": torch.cuda.max_memory_allocated(),
         f"{phase}_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
+
+
+def time_errors(lines: list[dict[str, Any]]) -> str:
+    """Predicted seconds a step beside measured ones, in words."""
+    timed = [line for line in lines if line.get("step_s") and line.get("predicted_step_s")]
+    if len(timed) < 2:
+        return "none"
+    errors = [abs(line["predicted_step_s"] / line["step_s"] - 1) for line in timed]
+    ranks = [[sorted(figures).index(f) for f in figures] for figures in _columns(timed)]
+    return f"{len(timed)}, off by {median(errors):.1%} at the median, rank correlation {correlation(*ranks):.3f}"
+
+
+def _columns(lines: list[dict[str, Any]]) -> list[list[float]]:
+    return [[line[name] for line in lines] for name in ("predicted_step_s", "step_s")]
 
 
 def full_batch(size: int, seq: int, seed: int) -> dict[str, Any]:

@@ -12,10 +12,11 @@ of JSON a case is added to the results; cases that are there are not run again.
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import capped_run
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     cases = [case for case in grid() if options.only in case["name"]]
     if options.plans_only:
+        use_calibration(options.calibration)
         make_plans(cases, options.plans_only, options)
         return 0
     planned = json.loads(options.plans.read_text()) if options.plans else {}
@@ -70,6 +72,17 @@ def grid() -> list[dict[str, Any]]:
         for model in MODELS
         for seq in SEQS
     ]
+
+
+def use_calibration(path: Path | None) -> None:
+    """Step times are those of a profile that `vramfit calibrate` wrote; None: of the one kept here, if any."""
+    if path is not None:
+        from vramfit.records.calibration import Calibration
+        from vramfit.records.codec import from_json
+        from vramfit.timing.profile import save_profile
+
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+        save_profile(from_json(Calibration, path.read_text(encoding="utf-8")))
 
 
 def make_plans(cases: list[dict[str, Any]], path: Path, options: argparse.Namespace) -> None:
@@ -167,12 +180,11 @@ def summarise(lines: list[dict[str, Any]], cases: list[dict[str, Any]]) -> int:
     held = [p for p in plans if not (p["num_alloc_retries"] or p["num_ooms"] or p.get("failed"))]
     refused = [line for line in lines if not line["is_plan"] and "error" not in line]
     confirmed = [r for r in refused if r.get("failed") or r["num_ooms"]]
-    errors = [p["predicted_step_s"] / p["step_s"] - 1 for p in plans if p.get("step_s")]
-    off = f"{median(map(abs, errors)):.1%}" if errors else "–"
+    off = capped_run.time_errors(plans)
     num_errors = sum("error" in line for line in lines)
     print(
         f"{len(lines)} of {len(cases)} cases: {len(held)} of {len(plans)} plans held, {len(confirmed)} of "
-        f"{len(refused)} refusals confirmed, {num_errors} errors; step time off by {off} at the median"
+        f"{len(refused)} refusals confirmed, {num_errors} errors; step times: {off}"
     )
     return 0 if len(held) == len(plans) and len(confirmed) == len(refused) and not num_errors else 1
 
@@ -206,6 +218,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a profile of that GPU, for step times")
     parser.add_argument("--gpu", default="h200", help="the GPU that plans are made for")
     parser.add_argument("--torch-version", help="the torch of that machine; None for the one here")
     return parser.parse_args(arguments)

@@ -39,7 +39,7 @@ SST2 |= {"max_steps": 528, "eval_every": 528}
 WNUT17: Data = {"files": ("wnut17/wnut17train.conll", "wnut17/emerging.dev.conll"), "task": "token-classification"}
 WNUT17 |= {"memory": "1GiB", "epochs": 5, "lr": 3e-4, "quick_rows": 400}
 XQUAD: Data = {"task": "question-answering", "memory": "1.5GiB", "epochs": 8, "lr": 2e-4}
-INT8_HEAD = {**SST2, "memory": "256MiB", "freeze": "backbone", "quantize": "int8", "lr": 1e-3}
+INT8_HEAD = {**SST2, "memory": "256MiB", "freeze": "backbone", "quantize": "int8", "lr": 1e-2}
 LORA = {**SST2, "memory": "512MiB", "lora": 8, "lr": 5e-4}
 SHARE = 3
 """The budget is what the plain loop reserved, divided by this."""

@@ -11,6 +11,8 @@ LENGTHS_SHARE = {"expandable": 0.03, "default": 0.10}
 """Of the budget, for batches of varied lengths, whose blocks do not fit into each other's places. Reserved memory
 after 100 windows of varied lengths, replayed: up to 3 % beyond the one of full windows with expandable segments; up to
 30 % without, most of which the allocator gives back when it runs short, at the price of retries."""
+LEAST_FOR_LENGTHS = 48 * 2**20
+"""At least: segments grow by 20 MiB, and runs inside 1 to 2 GiB on a GPU reserved 36 to 40 MiB beyond full windows."""
 WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
@@ -45,9 +47,12 @@ def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | 
         num_bytes = int(given * budget_bytes) if given < 1 else int(given)
         return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
     basis_share = BASIS_SHARE[basis]
-    lengths_share = LENGTHS_SHARE[workload.allocator] if varied else 0.0
-    num_bytes = int((basis_share + lengths_share) * budget_bytes)
+    num_bytes = int(basis_share * budget_bytes)
     why = f"{basis_share:.0%} since {WORDS[basis]}"
-    if lengths_share:
-        why += f", {lengths_share:.0%} since batches of varied lengths fragment memory"
+    if varied:
+        share = LENGTHS_SHARE[workload.allocator]
+        for_lengths = max(int(share * budget_bytes), LEAST_FOR_LENGTHS)
+        num_bytes += for_lengths
+        words = f"{share:.0%}" if for_lengths > LEAST_FOR_LENGTHS else format_bytes(LEAST_FOR_LENGTHS)
+        why += f", {words} since batches of varied lengths fragment memory"
     return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}")

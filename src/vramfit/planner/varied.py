@@ -11,6 +11,7 @@ from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
+from vramfit.step.inputs import padded_width
 
 NUM_BATCHES = 64
 SEED = 0
@@ -26,10 +27,10 @@ def group(lengths: Sequence[int], max_tokens: int) -> Iterator[tuple[int, int]]:
     """(samples, tokens each) of the passes of one effective batch, as `runtime.splitting` makes them.
 
     >>> list(group([10, 512, 500, 20], 1024))
-    [(2, 512), (2, 20)]
+    [(2, 512), (2, 24)]
     """
-    num, longest = 0, 0
-    for length in sorted(lengths, reverse=True):
+    num, longest, widest = 0, 0, max(lengths, default=0)
+    for length in sorted((padded_width(length, widest) for length in lengths), reverse=True):
         if num and (num + 1) * longest > max_tokens:
             yield num, longest
             num = 0

@@ -68,7 +68,7 @@ class Inference:
             generators.restore()
 
     def _run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress) -> None:
-        waiting = deque(self._groups(samples.lengths))
+        waiting = deque(self._groups(samples))
         done, failure = 0, ""
         while waiting:
             group = waiting.popleft()
@@ -87,13 +87,14 @@ class Inference:
                 )
             self.max_tokens = max(self.max_tokens // 2, 1)
             left = [*group, *(i for other in waiting for i in other)]
-            waiting = deque(self._groups(samples.lengths, left))
+            waiting = deque(self._groups(samples, left))
 
     def _bring(self, batch: Batch) -> Batch:
         packed = packing.pack(batch, self.model) if self._packs else batch
         return each_tensor(packed, lambda value: value.to(self._place.device))
 
-    def _groups(self, lengths: Sequence[int], chosen: Sequence[int] | None = None) -> list[list[int]]:
+    def _groups(self, samples: Samples, chosen: Sequence[int] | None = None) -> list[list[int]]:
+        lengths = samples.lengths if self._packs else samples.widths
         return group_by_length(lengths, self.max_tokens, chosen=chosen, packs=self._packs)
 
     def _try(self, samples: Samples, group: list[int], on_output: OnOutput) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from vramfit.step.heads import IGNORED
-from vramfit.step.inputs import Batch
+from vramfit.step.inputs import Batch, padded_width
 from vramfit.techniques.packing import PER_TOKEN, is_per_token
 
 
@@ -71,7 +71,7 @@ def width_of(batch: Batch) -> int:
 
 
 def _lengths(batch: Batch, *, packs: bool = False) -> list[int]:
-    """Columns a sample needs: up to the last token that is attended to or has a label.
+    """Columns a sample gets: up to the last token that is attended to or has a label, and a few for a common width.
 
     All of them where nothing is masked, and for question answering, whose softmax runs over padding too unless there
     is none.
@@ -88,4 +88,4 @@ def _lengths(batch: Batch, *, packs: bool = False) -> list[int]:
     if labels is not None and labels.shape == mask.shape:
         needed = needed | (labels != IGNORED)
     positions = torch.arange(1, width + 1, device=mask.device)
-    return [max(int(n), 1) for n in (needed * positions).amax(dim=1).tolist()]
+    return [padded_width(max(int(n), 1), width) for n in (needed * positions).amax(dim=1).tolist()]

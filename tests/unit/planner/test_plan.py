@@ -87,10 +87,13 @@ def test_the_margin_can_be_set_and_is_explained() -> None:
     made = plan("bert-tiny", gpu="t4", margin="25%", **TINY)
     assert made.margin_bytes == int(0.25 * made.budget_bytes)
     assert "asked for" in made.margin_reason
-    usual = plan("bert-tiny", gpu="h200", memory="1GiB", torch_version="2.11", **TINY)
-    assert usual.margin_bytes == int(0.04 * usual.budget_bytes)
+    usual = plan("bert-tiny", gpu="h200", memory="4GiB", torch_version="2.11", **TINY)
+    assert usual.margin_bytes == int(0.01 * usual.budget_bytes) + int(0.03 * usual.budget_bytes)
     assert "3%" in usual.margin_reason
     assert "1%" in usual.margin_reason
+    small = plan("bert-tiny", gpu="h200", memory="1GiB", torch_version="2.11", **TINY)
+    assert small.margin_bytes == int(0.01 * small.budget_bytes) + 48 * 2**20
+    assert "48.00 MiB" in small.margin_reason
 
 
 def test_the_mildest_allowed_change_is_made_only_where_nothing_else_fits() -> None:

@@ -13,7 +13,7 @@ from vramfit.runtime.data.masking import Masking
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.data.token_store import TokenStore
 from vramfit.step.heads import IGNORED
-from vramfit.step.inputs import Batch
+from vramfit.step.inputs import Batch, padded_width
 from vramfit.workload import Task
 
 __all__ = ["BadRow", "Samples", "read_samples"]
@@ -62,8 +62,16 @@ class Samples:
         self._has_types = token_types and self._types.any()
         self.lengths = self._ids.lengths()
         """Tokens of each sample, as cut."""
+        self.widths = self._widths()
+        """Columns of a batch in which it is the longest."""
         self.fingerprint = self._hash()
         """Changes with anything that a model would see: a resumed run checks it."""
+
+    def _widths(self) -> Sequence[int]:
+        if self.task == "question-answering":  # its softmax runs over padding too
+            return self.lengths
+        widest = max(self.lengths, default=0)
+        return [padded_width(length, widest) for length in self.lengths]
 
     def _gather(self, encoded: Iterable[Encoded], max_length: int) -> None:
         last = -1
@@ -87,12 +95,12 @@ class Samples:
         return len(self._ids)
 
     def collate(self, indices: Sequence[int], *, epoch: int = 0) -> Batch:
-        """A batch on the host, padded on the right to its longest sample.
+        """A batch on the host, padded on the right to its longest sample, or a little further for a common width.
 
         `token_type_ids` are there only where they say something, that is for pairs of texts: without them a model
         takes them as zeros. Which tokens are masked depends on the epoch and the sample, not on the batch.
         """
-        width = max(self.lengths[i] for i in indices)
+        width = max(self.widths[i] for i in indices)
         lengths = torch.tensor([self.lengths[i] for i in indices])
         batch = {
             "input_ids": self._ids.padded(indices, width, self._pad_id),

@@ -21,8 +21,14 @@ def test_samples_are_padded_to_the_longest_of_their_batch(write: Any, read: Any,
     assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
     assert tokenizer.decode(batch["input_ids"][1].tolist()) == "[CLS] good [SEP] [PAD] [PAD] [PAD]"
     assert batch["labels"].tolist() == [0, 1]
-    assert samples.collate([2])["input_ids"].shape == (1, 3)
+    assert samples.collate([2])["input_ids"].shape == (1, 6)  # a common width, and no more than the longest sample
     assert all(value.dtype == torch.long and value.device.type == "cpu" for value in batch.values())
+
+
+def test_batches_have_few_widths(write: Any, read: Any) -> None:
+    samples = read(write("a.csv", "text,label\n" + "".join(f"{'good ' * n},{n % 2}\n" for n in range(1, 10))))
+    assert sorted({samples.collate([i])["input_ids"].shape[1] for i in range(len(samples))}) == [8, 11]
+    assert [int(samples.collate([i])["attention_mask"].sum()) for i in range(3)] == [3, 4, 5]
 
 
 def test_labels_in_order_of_value_or_alphabet_or_as_given(write: Any, read: Any) -> None:
