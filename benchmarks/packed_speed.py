@@ -5,8 +5,9 @@
 The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
 every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
-reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for a few shapes
-of rows, and its time to compile is counted into `tokens_per_s_with_start`. Tokens are real ones, padding is none. Every
+reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
+tokens, `filled` for a few shapes of rows that are filled up to; their time to compile is counted into
+`tokens_per_s_with_start`. Tokens are real ones, padding is none. Every
 side runs in a process of its own; one line of JSON a side is added to the results, and sides that are there are not run
 again.
 """
@@ -24,7 +25,7 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled")
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "filled")
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
 NUM_STEPS, NUM_WARM = 24, 6
@@ -84,7 +85,7 @@ def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         **made,
         "tokens_per_s": sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:]),
         "median_tokens_per_s": median(steady),
-        "tokens_per_s_with_start": sum(tokens) / sum(times),
+        "tokens_per_s_with_start": sum(tokens) / (sum(times) + made.get("rehearsal_s", 0.0)),
         "total_s": time.perf_counter() - began,
         "max_reserved_bytes": torch.cuda.max_memory_reserved(),
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -102,23 +103,30 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     from vramfit.runtime.budget import use_expandable_segments
     from vramfit.runtime.preparation import prepare
     from vramfit.runtime.stepper import Stepper
-    from vramfit.techniques import packing
+    from vramfit.techniques import compiling, packing
     from vramfit.workload import Workload
 
     attention = "sdpa" if side == "padded" else "packed"
-    micro_batch = _choose(name, attention, cap)
+    predicted = _choose(name, attention, cap)
+    micro_batch = predicted["micro_batch"]
     use_expandable_segments(torch.device("cuda"))
     workload = Workload(model=name, batch=BATCH, seq=SEQ, precision="amp-bf16", attention=attention, loop="stepper")
     model = prepare(resolve(name), workload).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     stepper = Stepper(model, optimizer, micro_batch=micro_batch, seq=SEQ, precision="amp-bf16", memory=cap)
     if side == "compiled":
+        compiling.apply(model)
+    if side == "filled":
         _compile(model)
         shapes = [_shape(micro_batch * SEQ // share) for share in SHARES]
         plain = packing.pack
         packing.pack = lambda batch, model: plain(batch, model, _smallest(shapes, batch))
     batches = _batches(ids)
     times, tokens = [], []
+    began = time.perf_counter()
+    stepper.rehearse(next(batches))
+    torch.cuda.synchronize()
+    rehearsal_s = time.perf_counter() - began
     for _ in range(NUM_STEPS):
         batch = next(batches)
         torch.cuda.synchronize()
@@ -127,7 +135,8 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
         tokens.append(int(batch["attention_mask"].sum()))
-    return {"times": times, "tokens": tokens, "micro_batch": micro_batch, "num_recoveries": stepper.num_recoveries}
+    made = {"times": times, "tokens": tokens, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
+    return made | predicted
 
 
 def _compile(model: Any) -> None:
@@ -153,7 +162,7 @@ def _smallest(shapes: list[Any], batch: dict[str, Any]) -> Any:
     return min((s for s in shapes if s.num_tokens >= num_tokens), key=lambda s: s.num_tokens)
 
 
-def _choose(name: str, attention: str, cap: int) -> int:
+def _choose(name: str, attention: str, cap: int) -> dict[str, Any]:
     """The largest micro-batch of full length whose prediction leaves the margin."""
     import vramfit
 
@@ -164,7 +173,11 @@ def _choose(name: str, attention: str, cap: int) -> int:
         )
         if made.fits and made.safe_reserved_bytes <= (1 - MARGIN) * cap:
             break
-    return micro_batch
+    return {
+        "micro_batch": micro_batch,
+        "predicted_allocated_bytes": made.peak_allocated_bytes,
+        "predicted_reserved_bytes": made.peak_reserved_bytes,
+    }
 
 
 def _batches(ids: list[list[int]]) -> Any:

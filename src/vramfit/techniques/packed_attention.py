@@ -68,7 +68,12 @@ def has_flash(query: torch.Tensor) -> bool:
     """Whether torch's flash kernel takes such tensors; a prediction is for a GPU that has it."""
     if query.dtype not in FLASH_TYPES or query.device.type == "cpu":
         return False
-    return query.device.type == "meta" or torch.cuda.get_device_capability(query.device) >= FLASH_CAPABILITY
+    return query.device.type == "meta" or _is_new_enough(query.device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_new_enough(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index) >= FLASH_CAPABILITY
 
 
 def _one_by_one(
