@@ -80,7 +80,6 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
 def _not_yet(workload: Workload) -> list[str]:
     """Keywords that are understood but not predicted yet."""
     asked = {
-        "compile": workload.compile,
         "num_gpus above 1": workload.num_gpus > 1,
         "offload": workload.offload not in (None, "weights"),
     }

@@ -50,9 +50,20 @@ def target_of(workload: Workload) -> Target:
         profile=profile,
         torch_version=torch_version,
         capacity_bytes=_capacity(workload, gpu, profile),
-        basis="verified" if profile.verified and workload.attention != "packed" else "derived",
+        basis="verified" if profile.verified and not _unmeasured(workload) else "derived",
         notes=_notes(workload, gpu, shape, profile),
     )
+
+
+def _unmeasured(workload: Workload) -> list[str]:
+    """Techniques whose figures no GPU has shown."""
+    found = {
+        "what packed attention takes is read from torch's sources": workload.attention == "packed",
+        "what compiled layers keep is what torch's partitioner says, with all that can be fused taken for fused": (
+            workload.compile
+        ),
+    }
+    return [what for what, is_used in found.items() if is_used]
 
 
 def _capacity(workload: Workload, gpu: GPU | None, profile: CudaProfile) -> int | None:
@@ -85,8 +96,8 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
         notes.append(
             f"derived: rules measured on sm_90 with torch 2.11 are carried over to {shape.sm}, torch {major}.{minor}"
         )
-    elif workload.attention == "packed":
-        notes.append("derived: what packed attention takes is read from torch's sources and was not measured yet")
+    else:
+        notes += [f"derived: {what}, and was not measured yet" for what in _unmeasured(workload)]
     if profile.compute_capability < OLDEST_CAPABILITY:
         notes.append(
             f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "

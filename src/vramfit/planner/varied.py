@@ -11,7 +11,7 @@ from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
-from vramfit.step.inputs import padded_width
+from vramfit.techniques.padding import padded_width
 
 NUM_BATCHES = 64
 SEED = 0

@@ -5,8 +5,8 @@ from typing import Literal
 
 Kind = Literal["gemm", "attention", "elementwise", "reduction", "embedding", "copy", "optimizer", "transfer", "none"]
 """What kind of kernel an operator runs; `transfer` brings host memory, `none` runs nothing (a view, a host tensor)."""
-Phase = Literal["forward", "backward", "recompute", "optimizer"]
-"""`recompute`: a forward that backward repeats."""
+Phase = Literal["forward", "backward", "recompute", "optimizer", "compiled"]
+"""`recompute`: a forward that backward repeats; `compiled`: a compiled layer, forward or backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

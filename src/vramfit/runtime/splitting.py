@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 
 from vramfit.step.heads import IGNORED
-from vramfit.step.inputs import Batch, padded_width
+from vramfit.step.inputs import Batch
 from vramfit.techniques.packing import PER_TOKEN, is_per_token
+from vramfit.techniques.padding import padded_width
 
 
 def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:

@@ -10,16 +10,7 @@ from vramfit.techniques import packing
 from vramfit.workload import Task
 
 Batch = dict[str, torch.Tensor]
-WIDTH_STEP = 8
 SENTENCE_LABELS = ("next_sentence_label", "sentence_order_label")
-
-
-def padded_width(length: int, widest: int) -> int:
-    """Columns for samples of a length: a multiple of 8, but no more than the widest batch there is.
-
-    cuDNN's attention is prepared anew for every width it has not seen, which takes longer than many steps.
-    """
-    return min(-(-length // WIDTH_STEP) * WIDTH_STEP, widest)
 
 
 def each_tensor(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

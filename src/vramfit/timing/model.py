@@ -59,7 +59,7 @@ def host_seconds(item: WorkItem, host: HostSpeed) -> float:
     if item.num_tensors > 1:
         return host.operator_s * host.light_share + item.num_tensors * host.tensor_s
     share = host.recompute_share if item.phase == "recompute" else 1.0
-    if item.phase == "optimizer" or not item.num_launches:
+    if item.phase in ("optimizer", "compiled") or not item.num_launches:
         share *= host.light_share
     return host.operator_s * share
 

@@ -36,9 +36,9 @@ class HostSpeed:
     operator_s: float = 24e-6
     """An operator of a forward or a backward pass: Python, dispatch, autograd, the launch; *fitted*."""
     light_share: float = 0.5
-    """A view, which launches nothing, and an optimizer's operator, which autograd does not record, as a share of
-    `operator_s`; *fitted* for views, rounded. The 75 hold no optimizer that goes tensor by tensor: that it is about
-    half there too was seen in `benchmarks/results/random_cases_h200_2026-11-15.json`."""
+    """A view, which launches nothing, and operators of an optimizer and of compiled layers, which autograd does not
+    record, as a share of `operator_s`; *fitted* for views, rounded. The 75 hold no optimizer that goes tensor by
+    tensor: that it is about half there too was seen in `benchmarks/results/random_cases_h200_2026-11-15.json`."""
     recompute_share: float = 2.0
     """The same for a forward that checkpointing repeats: every saved tensor goes through Python; *fitted*, rounded."""
     tensor_s: float = 0.5e-6

@@ -87,6 +87,14 @@ class Calls:
             work = self._in_place[key] = work_in_place(name, given, written, self._probe)
         return work
 
+    def fused(self, taken: Any, made: Any) -> WorkTemplate:
+        """The work of a compiled kernel: it reads and writes."""
+        key = ("fused", _key(taken), _key(made))
+        work = self._in_place.get(key)
+        if work is None:
+            work = self._in_place[key] = work_of("fused", (taken,), list(tensors_in(made)), self._probe)
+        return work
+
     def size(self, tensor: torch.Tensor) -> Polynomial:
         """Bytes of the storage under a tensor that has just been made."""
         nbytes = tensor.untyped_storage().nbytes()

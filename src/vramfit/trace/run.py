@@ -21,6 +21,7 @@ from vramfit.step.window import accumulate, clip
 from vramfit.techniques import offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
 from vramfit.trace.affine import PROBE_BATCH
+from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.places import Places
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import StreamTemplate, Turn
@@ -128,6 +129,8 @@ def tracing(
         _load(tracer, model)
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
+        if workload.compile:
+            stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer))
         yield Session(tracer, lambda: context("cuda"))
 
 

@@ -5,6 +5,8 @@ CUDA does otherwise than meta below autograd is decided here or in a kernel's de
 """
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -50,6 +52,7 @@ class Tracer(TorchDispatchMode):
         self._calls = Calls(template.probe)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
+        self._is_compiled = False
         self._num_calls = 0
         self._make_origin = cache(Origin)  # most come again, and are found faster than made
 
@@ -112,12 +115,27 @@ class Tracer(TorchDispatchMode):
             return result, self._calls.remember(key, name, args, kwargs, result)
         return (func(*args, **kwargs) if known.outputs is None else known.make()), known
 
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """What is called inside was compiled: nothing but the launch is left of it on the host."""
+        self._is_compiled = True
+        try:
+            yield
+        finally:
+            self._is_compiled = False
+
+    def count_fused(self, taken: Any, made: Any) -> None:
+        """Write down what a compiled kernel does, whose operators nobody sees."""
+        if self._ledger.counts_work:
+            self._count(self._calls.fused(taken, made))
+
     def _count(self, work: WorkTemplate) -> None:
         """Write down what an operator does."""
         if not self._ledger.counts_work:
             return
         recomputes = self.part == "backward" and self.places.in_module
-        self._ledger.work(work, "recompute" if recomputes else PHASES.get(self.part, "forward"))
+        phase = "recompute" if recomputes else PHASES.get(self.part, "forward")
+        self._ledger.work(work, "compiled" if self._is_compiled else phase)
 
     def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nothing is allocated and nothing changes shape: what is written to is the result."""

@@ -13,7 +13,8 @@ from vramfit.runtime.data.masking import Masking
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.data.token_store import TokenStore
 from vramfit.step.heads import IGNORED
-from vramfit.step.inputs import Batch, padded_width
+from vramfit.step.inputs import Batch
+from vramfit.techniques.padding import padded_width
 from vramfit.workload import Task
 
 __all__ = ["BadRow", "Samples", "read_samples"]

@@ -1,0 +1,227 @@
+"""Compiled layers in a trace: what `torch.compile` makes of a layer is found as it finds it, and run in its place.
+
+AOTAutograd gives the graph of a layer's forward and backward, and its partitioner cuts it: what is kept for backward is
+known from there. Fusion is Inductor's business and needs a GPU; here everything between two library calls counts as
+fused, so that only what a call, backward or another kernel reads takes memory.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from vramfit.models.anatomy import encoder_layers
+from vramfit.trace.tracer import Tracer
+
+LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_dot_product", "embedding", "index")
+"""Operators that are kernels of their own, by the beginning of their names; all others are fused."""
+
+
+@contextmanager
+def compiled_layers(model: torch.nn.Module, dialect: Callable[[], Any], tracer: Tracer) -> Iterator[None]:
+    """While it lasts, the model's layers run as compiled ones.
+
+    Args:
+        dialect: makes the function mode under which a layer's operators go CUDA's way.
+        tracer: writes down what they do.
+    """
+    layers, made = encoder_layers(model), _Compiled(dialect, tracer)
+    for layer in layers:
+        layer._compiled_call_impl = partial(made.run, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+
+class _Compiled:
+    """Layers that are alike share what was compiled."""
+
+    def __init__(self, dialect: Callable[[], Any], tracer: Tracer) -> None:
+        self._dialect = dialect
+        self._tracer = tracer
+        self._made: dict[Any, Callable[..., Any]] = {}
+
+    def run(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        weights = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        flat, shape = tree_flatten((weights, args, kwargs))
+        key = (type(layer), shape, tuple(map(_kind, flat)), torch.is_grad_enabled(), layer.training)
+        if key not in self._made:
+            self._made[key] = self._compile(layer, flat, shape)
+        return self._made[key](*(x for x in flat if isinstance(x, torch.Tensor)))
+
+    def _compile(self, layer: torch.nn.Module, flat: list[Any], shape: Any) -> Callable[..., Any]:
+        """A function of the tensors among the layer's weights and arguments; its graphs are made at once."""
+        from torch._functorch.aot_autograd import aot_function
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
+
+        plain = _Plain(layer)
+
+        def call(*tensors: torch.Tensor) -> Any:
+            left = iter(tensors)
+            weights, args, kwargs = tree_unflatten(
+                [next(left) if isinstance(x, torch.Tensor) else x for x in flat], shape
+            )
+            named = {f"layer.{name}": weight for name, weight in weights.items()}
+            with self._dialect():
+                return torch.func.functional_call(plain, named, args, kwargs)
+
+        made: Callable[..., Any] = aot_function(
+            call,
+            fw_compiler=lambda graph, _: _FusedGraph(graph, self._tracer),
+            bw_compiler=lambda graph, _: _FusedGraph(graph, self._tracer),
+            partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+            decompositions=select_decomp_table(),
+        )
+        unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # a checkpoint counts what is saved inside it
+        with _disable_current_modes(), unseen:
+            made(*(x.detach().requires_grad_(x.requires_grad) for x in flat if isinstance(x, torch.Tensor)))
+        return made
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class _Plain(torch.nn.Module):
+    """A layer called as it would be called if it were not compiled."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer._call_impl(*args, **kwargs)
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype, value.requires_grad
+    return value
+
+
+class _FusedGraph:
+    """Runs a graph in fused kernels: library calls run, of the rest only what somebody reads is made."""
+
+    _boxed_call = True
+
+    def __init__(self, graph: GraphModule, tracer: Tracer) -> None:
+        self._nodes = list(graph.graph.nodes)
+        self._tracer = tracer
+        self._made = {node for node in self._nodes if _is_made(node)}
+        self._last = self._last_uses()
+        self._kernels = self._fuse()
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        with self._tracer.compiled():
+            return self._run(inputs)
+
+    def _run(self, inputs: list[Any]) -> Any:
+        values: dict[Node, Any] = {}
+        given = list(inputs)
+        inputs.clear()  # they are freed here, one by one
+        given.reverse()
+        for position, node in enumerate(self._nodes):
+            if node.op == "placeholder":
+                values[node] = given.pop()
+            elif node.op == "output":
+                return map_arg(node.args[0], values.__getitem__)
+            elif node in self._made:
+                values[node] = self._make(node, values)
+            for done in self._last.get(position, ()):
+                values.pop(done, None)
+        raise AssertionError("a graph has an output")
+
+    def _make(self, node: Node, values: dict[Node, Any]) -> Any:
+        args, kwargs = node.args, node.kwargs
+        target: Any = node.target
+        if _is_view(node):
+            with _disable_current_modes():  # an offset in a buffer, and no operator
+                return target(*map_arg(args, values.__getitem__), **kwargs)
+        if _is_library_call(node):
+            return target(*map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__))
+        if node in self._kernels:
+            self._tracer.count_fused(*self._kernels[node])
+        return _empty(node.meta["val"])
+
+    def _fuse(self) -> dict[Node, tuple[list[Any], list[Any]]]:
+        """First result of a kernel → what it reads and writes: all results between two library calls are of one."""
+        found: dict[Node, tuple[list[Any], list[Any]]] = {}
+        written: list[Node] = []
+        for node in self._nodes:
+            if _is_library_call(node) or node.op == "output":
+                if written:
+                    read = set().union(*map(self._sources, written)) - set(written)
+                    taken, made = (
+                        [n.meta["val"] for n in self._nodes if n in chosen] for chosen in (read, set(written))
+                    )
+                    found[written[0]] = (taken, made)
+                written = []
+            elif node.op == "call_function" and node in self._made and not _is_view(node):
+                written.append(node)
+        return found
+
+    def _sources(self, node: Node) -> set[Node]:
+        """What a fused kernel reads from memory."""
+        found: set[Node] = set()
+        for source in node.all_input_nodes:
+            found |= {source} if source in self._made else self._sources(source)
+        return found
+
+    def _last_uses(self) -> dict[int, list[Node]]:
+        """Position → what nobody reads any more after it; what a fused kernel reads is read when it gives something."""
+        reads: dict[Node, int] = {}
+        for position in range(len(self._nodes) - 1, -1, -1):
+            node = self._nodes[position]
+            at = position if node in self._made or node.op == "output" else reads.get(node, position)
+            for source in node.all_input_nodes:
+                reads[source] = max(reads.get(source, 0), at)
+        found: dict[int, list[Node]] = {}
+        for node, position in reads.items():
+            found.setdefault(position, []).append(node)
+        return found
+
+
+def _is_made(node: Node) -> bool:
+    """Whether a value is in memory: inputs, what library calls give, and of the rest what is read from outside."""
+    if node.op != "call_function" or _is_library_call(node):
+        return True
+    source = node.args[0] if node.args else None
+    return _is_made(source) if _is_view(node) and isinstance(source, Node) else _is_read(node)
+
+
+def _is_read(node: Node) -> bool:
+    """Whether a library call or the caller reads a value, or a view of it."""
+    return any(
+        user.op == "output" or _is_library_call(user) or (_is_view(user) and _is_read(user)) for user in node.users
+    )
+
+
+def _name(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else schema.name.partition("::")[2]
+
+
+def _is_library_call(node: Node) -> bool:
+    return node.op == "call_function" and _name(node).startswith(LIBRARY_CALLS)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a value lies where its source lies."""
+    schema = getattr(node.target, "_schema", None)
+    return node.target is operator.getitem or (schema is not None and schema.returns[0].alias_info is not None)
+
+
+def _empty(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return type(value)(map(_empty, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,60 @@
+"""Compiled layers in a prediction: less is kept than by plain ones, and layers that are alike are looked at once."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from vramfit import estimate
+from vramfit.trace.compiled import _Compiled
+
+SETTINGS = {"gpu": "h200", "torch_version": "2.11", "loop": "stepper", "optimizer": "adamw-fused", "batch": 16}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "packed"])
+@pytest.mark.parametrize("model", ["bert-small", "distilroberta-base", "albert-base-v2", "modernbert-base"])
+def test_compiled_layers_keep_less(model: str, attention: str) -> None:
+    plain, compiled = (
+        estimate(model, seq=128, precision="amp-bf16", attention=attention, compile=c, **SETTINGS)
+        for c in (False, True)
+    )
+    kept = [e.breakdown["activations"] + e.breakdown["temporaries"] for e in (plain, compiled)]
+    assert 0.5 * kept[0] < kept[1] < 0.97 * kept[0]
+    assert compiled.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert compiled.step_time_s < plain.step_time_s
+    assert compiled.basis == "derived"
+    assert any("compiled" in note for note in compiled.notes)
+
+
+def test_alike_layers_are_compiled_once() -> None:
+    compile_layer: Any = _Compiled._compile
+    with patch.object(_Compiled, "_compile", autospec=True, side_effect=compile_layer) as made:
+        estimate("bert-base-uncased", seq=64, compile=True, **SETTINGS)
+    assert made.call_count == 1
+
+
+def test_what_is_kept_grows_with_tokens_and_layers() -> None:
+    """Of a layer: its input in fp32, its products' inputs, masks and normalised values: known to the byte a token."""
+    short, long = (
+        estimate("bert-base-uncased", seq=n, compile=True, attention="packed", precision="amp-bf16", **SETTINGS)
+        for n in (128, 256)
+    )
+    a_token = (long.breakdown["activations"] - short.breakdown["activations"]) / (16 * 128)
+    hidden, wide, layers, heads = 768, 3072, 12, 12
+    products = 2 * (6 * hidden + 2 * wide)  # bf16: input, query, key, value, attention's, the second norm's; GELU's two
+    normalised, masks, sums = 2 * 4 * hidden, 2 * hidden, 4 * heads
+    layer = products + normalised + masks + sums
+    assert a_token == pytest.approx(layers * layer, rel=0.06)  # and what the embeddings and the peak's layer add
+
+
+@pytest.mark.parametrize("settings", [{"checkpointing": "full"}, {"freeze": 2}, {"lora": 8}, {"precision": "fp32"}])
+def test_compiled_layers_go_with_other_techniques(settings: dict[str, Any]) -> None:
+    keywords = {"precision": "amp-bf16", "seq": 64} | SETTINGS | settings
+    plain, compiled = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
+    assert compiled.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.05)
+
+
+def test_inference_is_compiled_too() -> None:
+    keywords = {"seq": 128, "batch": 16, "mode": "infer", "precision": "amp-bf16", "gpu": "h200"}
+    plain, compiled = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
+    assert compiled.peak_allocated_bytes <= plain.peak_allocated_bytes
