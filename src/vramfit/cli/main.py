@@ -14,6 +14,7 @@ from vramfit.cli import (
     doctor,
     estimate,
     evaluate,
+    explain,
     gpus,
     load,
     max_batch,
@@ -59,7 +60,21 @@ def _options(
     pass
 
 
-for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor):
+for _verb in (
+    estimate,
+    max_batch,
+    plan,
+    measure,
+    calibrate,
+    load,
+    train,
+    evaluate,
+    predict,
+    gpus,
+    models,
+    doctor,
+    explain,
+):
     app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
 
 
