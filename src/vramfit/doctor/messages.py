@@ -7,7 +7,7 @@ repetition: a line costs time in proportion to its length, whatever is in it.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import IO
+from typing import IO, Any
 
 from vramfit.records.explanation import MessageKind, OutOfMemoryMessage, ProcessShare
 
@@ -178,7 +178,9 @@ def _shorten(text: str) -> str:
 
 
 def _with_figures(message: OutOfMemoryMessage, text: str) -> OutOfMemoryMessage:
-    found = {name: _bytes(match[1], match[2]) for name, p in _FIGURES.items() if (match := p.search(text))}
+    found: dict[str, Any] = {
+        name: _bytes(match[1], match[2]) for name, p in _FIGURES.items() if (match := p.search(text))
+    }
     if capacity := _CAPACITY.search(text):
         found["total_bytes"] = _bytes(capacity[1], capacity[2])
     cached, allocated = _CACHED.search(text), found.get("allocated_bytes")

@@ -52,7 +52,7 @@ def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
     yield Text(f"Where {size(total)}{gpu} were", style="bold")
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for justify in ("left", "right", "right"):
-        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        grid.add_column(justify=justify, no_wrap=True)
     grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
     grid.add_column()
     for h in holdings:

@@ -178,7 +178,7 @@ MESSAGES = (
     Reported(
         2025,
         "kaito-project/kaito#976 (in a container, where the process does not know its own number)",
-        "ERROR 04-01 23:46:56 [engine.py:160] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 546.00 MiB. "
+        "ERROR 04-01 [engine.py:160] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 546.00 MiB. "
         "GPU 0 has a total capacity of 15.77 GiB of which 514.19 MiB is free. Process 562167 has 15.25 GiB memory in "
         "use. Of the allocated memory 13.73 GiB is allocated by PyTorch, with 46.00 MiB allocated in private pools "
         "(e.g., CUDA Graphs), and 736.86 MiB is reserved by PyTorch but unallocated.",

@@ -1,8 +1,8 @@
 """What is to blame, in words and figures, and the plan that fits."""
 
 import pytest
-
 from tests.unit.doctor.real_messages import MESSAGES, Reported
+
 from vramfit.doctor.explain import explain
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.records.codec import from_json, to_json

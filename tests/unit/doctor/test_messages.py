@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.unit.doctor.real_messages import MESSAGES, Reported
+
 from vramfit.doctor.messages import MAX_LINE, MAX_SHOWN, find_messages, most_telling, read_lines
 
 NEW = next(r for r in MESSAGES if "FireRed" in r.where)
