@@ -63,16 +63,16 @@ def watch_command(command: list[str], *, interval_s: float, json: bool) -> int:
     says = ONLY_NVML if known else NO_DRIVER
     err.print(f"{command[0]} is not a Python script. {says[:1].upper()}{says[1:]}.", style="dim", markup=False)
     sys.stdout.flush()
-    child = subprocess.Popen(command, stdout=sys.stderr if json else None)
+    started: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
+        if number != signal.SIGINT and started:  # Ctrl-C: the terminal tells the child too
+            started[0].send_signal(number)
 
-    previous = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal tells the child too
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-        signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
-    }
+    # handlers of ours, not SIG_IGN: a child inherits what is ignored
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    child = subprocess.Popen(command, stdout=sys.stderr if json else None)
+    started.append(child)
     follow = _Follow(child.pid)
     ended = threading.Event()
 

@@ -40,8 +40,6 @@ class Phases:
         self.current: WatchPhase = "load"
         self.step = 0
         self.num_forwards = 0
-        self.model: torch.nn.Module | None = None
-        """The model that was called last."""
         self._listener = listener
         self._guard = guard
         self._depth = 0
@@ -103,7 +101,6 @@ class Phases:
             return
         self._stop_looking()
         self.num_forwards += 1
-        self.model = model
         inputs = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
 
         def tell() -> None:

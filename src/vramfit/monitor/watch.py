@@ -9,7 +9,7 @@ from contextlib import ContextDecorator, suppress
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import IO, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 
@@ -38,6 +38,7 @@ class JobSeen:
     """What a watch knows of the job, for whoever can plan one."""
 
     model: torch.nn.Module | None = None
+    """The one that was called last, if it still lives."""
     training: bool = True
     batch: int | None = None
     seq: int | None = None
@@ -92,6 +93,8 @@ class Watch(ContextDecorator):
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._job = JobSeen()
+        self._model: ref[torch.nn.Module] | None = None
+        self._model_name = ""
         self._line = ""
         self._before_forward: int | None = None
         self._leaks: dict[str, tuple[WatchPhase, MemoryFinding]] = {}
@@ -220,6 +223,7 @@ class Watch(ContextDecorator):
         number = self._phases.num_forwards
         self._graphs.settle(number)
         self._line = user_line()
+        self._model, self._model_name = ref(model), type(model).__name__
         self._see_job(model, inputs)
         if self._padding.wants(number):
             self._padding.look(inputs, self._line)
@@ -288,10 +292,6 @@ class Watch(ContextDecorator):
     def _sized(self) -> bool:
         return self._held(self._tally.last) is not None
 
-    @property
-    def _model_name(self) -> str:
-        return type(self._job.model).__name__ if self._job.model is not None else ""
-
     def _categories(self) -> dict[int, str]:
         return categories(list(self._models), list(self._optimizers))
 
@@ -344,7 +344,7 @@ class Watch(ContextDecorator):
 
     def _see_job(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
         job = self._job
-        job.model, job.training = model, model.training
+        job.training = model.training
         tokens = next((v for v in inputs.values() if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
         if tokens is not None:
             job.batch, job.seq = tokens.shape[0], tokens.shape[1]
@@ -407,17 +407,21 @@ class Watch(ContextDecorator):
 
     def _report(self, error: BaseException, trace: TracebackType | None) -> None:
         """Say what was alive, then what would have helped, before the error goes on to the user."""
-        frames = frames_of(trace)
+        frames, model = frames_of(trace), self._model() if self._model is not None else None
         message = str(error).splitlines()[0][:600] if str(error) else ""
         if not self._reports or self._reports[-1].message != message:
             operator = self._ledger.last.operator if self._ledger is not None else ""
-            self._capture(error, operator, module_of(frames, self._job.model), source_of(frames))
+            self._capture(error, operator, module_of(frames, model), source_of(frames))
         report = self._reports[-1]
         if not report.source:
             report = replace(report, source=source_of(frames))
         report = replace(report, findings=self.findings)
         self._write(report.lines())
-        advice = tuple(self._advise(self._job, report, self._source)) if self._advise is not None else ()
+        advice = (
+            tuple(self._advise(replace(self._job, model=model), report, self._source))
+            if self._advise is not None
+            else ()
+        )
         remedies = advice or tuple(remedies_without_a_model(report))
         self._reports[-1] = replace(report, remedies=remedies)
         self._write(f"  → {line}" for line in remedies)

@@ -69,16 +69,17 @@ def _meters(record: WatchRecord, sample: MemorySample) -> RenderableType:
         grid.add_column(justify=justify, no_wrap=True)
     grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
     grid.add_column(no_wrap=True)
-    peak = max((getattr(record, f"peak_{kind}_bytes") or 0 for kind, _ in KINDS), default=0)
+    on_host = record.device in ("cpu", "emulated")
+    kinds = KINDS[:-1] if on_host else KINDS
+    peak = max((getattr(record, f"peak_{kind}_bytes") or 0 for kind, _ in kinds), default=0)
     scale = max(record.capacity_bytes or 0, peak, 1)
-    for kind, meaning in KINDS:
+    for kind, meaning in kinds:
         value = getattr(sample, f"{kind}_bytes")
         if value is not None:
-            meaning = (
-                "host memory of the process" if kind == "process" and record.device in ("cpu", "emulated") else meaning
-            )
             bar = Meter(value=min(value, scale), limit=scale, scale=scale)
             grid.add_row(f"  {kind}", Text(size(value), "bold"), percent(value, scale), bar, Text(meaning, "dim"))
+    if on_host and sample.process_bytes is not None:
+        grid.add_row("  process", Text(size(sample.process_bytes), "bold"), "", "", Text("host memory", "dim"))
     return grid
 
 
