@@ -1,5 +1,6 @@
 """What was running when memory ran out, read off the error's traceback or told by the operator that failed."""
 
+import re
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
@@ -7,6 +8,21 @@ import torch
 
 from vramfit.monitor.places import is_library, module_name, modules_on, place
 from vramfit.records.watch import OutOfMemoryReport, WatchPhase
+
+_ASKED = re.compile(r"Tried to allocate ([0-9]{1,12}(?:\.[0-9]{1,4})?) ([KMG]iB|bytes|B)\b")
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def first_line(error: BaseException) -> str:
+    """An error's own words, in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0][:600] if text else type(error).__name__
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """What was asked for, where the message says so."""
+    found = _ASKED.search(first_line(error))
+    return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else None
 
 
 def frames_of(trace: TracebackType | None) -> list[tuple[FrameType, int]]:

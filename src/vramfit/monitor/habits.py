@@ -96,11 +96,9 @@ class KeptGraphs:
         self._open: list[Candidate] = []
         self._found: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def output(self, model: torch.nn.Module, output: Any, candidate: Candidate) -> None:
-        if model.training or not torch.is_grad_enabled():
-            return
-        if any(tensor.requires_grad for tensor in tensors_in(output)):
-            self._open.append(candidate)
+    def add(self, candidate: Candidate) -> None:
+        """A pass whose output has a graph."""
+        self._open.append(candidate)
 
     def backward(self, forward_number: int) -> None:
         """It was for a gradient after all."""
@@ -118,7 +116,7 @@ class KeptGraphs:
         """Args:
         sized: whether bytes are known; without them every such pass counts.
         """
-        for (module, source), (count, num_bytes) in self._found.items():
+        for (module, source), (count, num_bytes) in list(self._found.items()):
             if sized and num_bytes < MIN_GRAPH_BYTES:
                 continue
             held = f"kept {format_bytes(num_bytes)} of activations a pass" if sized else "kept its activations"
@@ -175,12 +173,12 @@ class Piles:
                     if kept and all(t.grad_fn is not None for t in kept):
                         graphs.append((user, name, value))
                     elif kept:
-                        piled += self._pile(user, name, value, kept[-1], look)
+                        piled += self._pile(user, name, value, kept[0], look)
         for user, name, value in graphs:
             self._keep(_graphs_kept(_place(user, name), name, value, max(look.grown_bytes - piled, 0), look), name)
 
     def findings(self) -> Iterator[MemoryFinding]:
-        yield from self._found.values()
+        yield from list(self._found.values())
 
     def _grows(self, value: Any) -> bool:
         """Whether a container has grown since the last look, and the one before."""
@@ -210,8 +208,8 @@ def _place(frame: FrameType, name: str) -> str:
 
 
 def _last_tensors(value: Any, look: Look) -> list[torch.Tensor]:
-    """The tensors that came last, if tensors are what goes in."""
-    last = (list(value.values()) if isinstance(value, dict) else list(value))[-PILE:]
+    """The tensors that came last, newest first, if tensors are what goes in."""
+    last = islice(reversed(value.values() if isinstance(value, dict) else value), PILE)
     tensors = [next(tensors_in(item), None) for item in last]
     kept = [t for t in tensors if t is not None and not isinstance(t, torch.nn.Parameter) and look.owns(t)]
     return kept if len(kept) == PILE else []

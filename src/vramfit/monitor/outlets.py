@@ -1,6 +1,7 @@
 """Where samples go beside the record: JSON lines, and a text file for Prometheus."""
 
 import json
+import threading
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -25,9 +26,11 @@ class JsonLines:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[str] | None = None
+        self._lock = threading.Lock()
 
     def open(self) -> None:
-        """
+        """Begin the file anew.
+
         Raises:
             VramfitError: the file cannot be written.
         """
@@ -42,8 +45,10 @@ class JsonLines:
         self.event("sample", sample)
 
     def event(self, kind: str, record: Any) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"type": kind, **to_data(record)}, ensure_ascii=False) + "\n")
+        line = json.dumps({"type": kind, **to_data(record)}, ensure_ascii=False)
+        with self._lock:  # samples come from a thread of their own
+            if self._file is not None:
+                self._file.write(f"{line}\n")
 
     def close(self, record: WatchRecord) -> None:
         self.event("watch", {**to_data(record), "samples": []})

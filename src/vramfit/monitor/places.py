@@ -9,6 +9,7 @@ import sysconfig
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +21,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 MAX_FRAMES = 60
 MAX_ITEMS = 10_000
-CONTAINERS = (list, tuple, deque, set)
+CONTAINERS = (list, tuple, deque)
 
 
 @lru_cache(maxsize=4096)
@@ -82,10 +83,10 @@ def tensors_in(value: Any, *, depth: int = 2) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, dict):
-        for item in list(value.values())[:MAX_ITEMS]:
+        for item in islice(list(value.values()), MAX_ITEMS):
             yield from tensors_in(item, depth=depth - 1)
     elif depth and isinstance(value, CONTAINERS):
-        for item in list(value)[:MAX_ITEMS]:
+        for item in islice(value, MAX_ITEMS):
             yield from tensors_in(item, depth=depth - 1)
 
 

@@ -10,8 +10,8 @@ import torch
 from vramfit.devices.probe import probe
 from vramfit.monitor.readings import present_gpu, process_bytes
 
-PROCESS_EVERY_S = 1.0
-"""NVML takes a few milliseconds to answer."""
+PROCESS_EVERY_S = 2.0
+"""NVML takes milliseconds to answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,11 @@ class Reading:
     peak_reserved_bytes: int | None = None
     num_retries: int = 0
     num_ooms: int = 0
+
+
+def held_bytes(reading: Reading) -> int | None:
+    """What is allocated, or, where there is no allocator, requested."""
+    return reading.allocated_bytes if reading.allocated_bytes is not None else reading.requested_bytes
 
 
 class MemorySource(Protocol):
@@ -84,7 +89,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def process_bytes(self) -> int | None:
-        """What the driver charges this process with, at most a second old."""
+        """What the driver charges this process with, at most two seconds old."""
         now = time.monotonic()
         if now - self._asked_at >= PROCESS_EVERY_S:
             self._asked_at = now

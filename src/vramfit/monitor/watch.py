@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import IO, Any
 from weakref import WeakSet, ref
@@ -14,36 +14,29 @@ from weakref import WeakSet, ref
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.monitor.failure import frames_of, module_of, remedies_without_a_model, source_of
-from vramfit.monitor.habits import Candidate, KeptGraphs, Look, Padding, Piles
+from vramfit.monitor.failure import (
+    first_line,
+    frames_of,
+    module_of,
+    remedies_without_a_model,
+    requested_bytes,
+    source_of,
+)
 from vramfit.monitor.inventory import categories, python_tensors
-from vramfit.monitor.leaks import leak_findings
+from vramfit.monitor.job import JobSeen, see_job
 from vramfit.monitor.ledger import Ledger
+from vramfit.monitor.noticing import Noticing
 from vramfit.monitor.outlets import Outlet
 from vramfit.monitor.phases import Phases
 from vramfit.monitor.places import user_line
-from vramfit.monitor.sources import MemorySource, Reading
+from vramfit.monitor.sources import MemorySource, Reading, held_bytes
 from vramfit.monitor.tally import Tally
 from vramfit.records.watch import LiveTensors, MemoryFinding, MemorySample, OutOfMemoryReport, WatchPhase, WatchRecord
 
-LOOKS_UNTIL = 8
-"""Rounds after each of which the user's variables are looked through; from then on at powers of two."""
 MAX_GROUPS = 200
 MAX_REPORTS = 8
+MAX_NOTES = 8
 GROWN_TO_LOOK_AGAIN = 1.01
-
-
-@dataclass(slots=True)
-class JobSeen:
-    """What a watch knows of the job, for whoever can plan one."""
-
-    model: torch.nn.Module | None = None
-    """The one that was called last, if it still lives."""
-    training: bool = True
-    batch: int | None = None
-    seq: int | None = None
-    autocast: torch.dtype | None = None
-    optimizer: str | None = None
 
 
 Adviser = Callable[[JobSeen, OutOfMemoryReport, MemorySource], Sequence[str]]
@@ -89,18 +82,11 @@ class Watch(ContextDecorator):
         self._tally = Tally()
         self._phases = Phases(self, self._guarded)
         self._ledger = Ledger(self._owns, lambda: self._phases.current, self._failed) if detailed else None
-        self._graphs, self._piles, self._padding = KeptGraphs(), Piles(), Padding()
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._noticing = Noticing(self._ledger, self._owns, self._categories)
         self._job = JobSeen()
         self._model: ref[torch.nn.Module] | None = None
-        self._model_name = ""
-        self._line = ""
-        self._before_forward: int | None = None
-        self._leaks: dict[str, tuple[WatchPhase, MemoryFinding]] = {}
-        self._first_round: int | None = None
-        self._round = 0
-        self._round_evaluates = False
         self._largest: tuple[LiveTensors, ...] = ()
         self._largest_bytes = 0
         self._reports: list[OutOfMemoryReport] = []
@@ -144,9 +130,7 @@ class Watch(ContextDecorator):
             self._guarded(lambda: self._report(value, trace))
         elif self._show_findings:
             self._guarded(self._tell)
-        record = self.record
-        for outlet in self._outlets:
-            outlet.close(record)
+        self._guarded(self._close)
 
     @property
     def record(self) -> WatchRecord:
@@ -177,21 +161,7 @@ class Watch(ContextDecorator):
     @property
     def findings(self) -> tuple[MemoryFinding, ...]:
         """Habits that cost memory, the dearest first."""
-        found = [*self._graphs.findings(sized=self._sized), *self._piles.findings()]
-        padding = self._padding.finding(self._model_name)
-        found += [padding] if padding is not None else []
-        found += self._unexplained_leaks(found)
-        return tuple(sorted(found, key=lambda f: -f.num_bytes))
-
-    def _unexplained_leaks(self, found: Sequence[MemoryFinding]) -> list[MemoryFinding]:
-        """Leaks that no other finding names: not on the same line, nor kept by a graph that is named."""
-        named = {finding.source for finding in found}
-        graph_kept = any(finding.check == "watch.eval-keeps-graph" for finding in found)
-        return [
-            leak
-            for source, (phase, leak) in self._leaks.items()
-            if source not in named and not (graph_kept and phase == "evaluation")
-        ]
+        return self._noticing.findings(sized=held_bytes(self._tally.last) is not None)
 
     def sample(self) -> MemorySample:
         """Memory now."""
@@ -218,35 +188,27 @@ class Watch(ContextDecorator):
 
     def on_forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
         self._models.add(model)
+        self._model, self._job = ref(model), see_job(inputs)
         if self._ledger is not None:
             self._ledger.know(model)
-        number = self._phases.num_forwards
-        self._graphs.settle(number)
-        self._line = user_line()
-        self._model, self._model_name = ref(model), type(model).__name__
-        self._see_job(model, inputs)
-        if self._padding.wants(number):
-            self._padding.look(inputs, self._line)
-        if not model.training:
-            self._next_round(sys._getframe(1), evaluating=True)
-        self._before_forward = self._held(self._tally.last)
+        held, frame = held_bytes(self._tally.last), sys._getframe(1)
+        self._noticing.forward(model, inputs, self._phases.num_forwards, held, user_line(frame))
+        if not model.training and self._noticing.next_round(frame, evaluating=True, held=held):
+            self._announce()
 
     def on_output(self, model: torch.nn.Module, output: Any) -> None:
-        reading = self._read()
-        self._tally.see(self._phases.current, reading)
-        now, before = self._held(reading), self._before_forward
-        grown = max(now - before, 0) if now is not None and before is not None else 0
-        self._padding.took(grown)
-        seen = Candidate(type(model).__name__, self._line, grown, self._phases.num_forwards)
-        self._graphs.output(model, output, seen)
+        if self._noticing.wants_output(model, self._phases.num_forwards):  # a reading costs time
+            reading = self._read()
+            self._tally.see(self._phases.current, reading)
+            self._noticing.output(output, held_bytes(reading))
 
     def on_backward(self, forward_number: int) -> None:
-        self._graphs.backward(forward_number)
+        self._noticing.backward(forward_number)
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
-        self._job.optimizer = _optimizer_name(optimizer)
-        self._next_round(sys._getframe(1), evaluating=False)
+        if self._noticing.next_round(sys._getframe(1), evaluating=False, held=held_bytes(self._tally.last)):
+            self._announce()
 
     # the rest is ours
 
@@ -255,7 +217,9 @@ class Watch(ContextDecorator):
         try:
             work()
         except Exception as error:
-            self._notes.append(f"the watch missed something: {type(error).__name__}: {str(error)[:200]}")
+            note = f"the watch missed something: {type(error).__name__}: {str(error)[:200]}"
+            if note not in self._notes and len(self._notes) < MAX_NOTES:
+                self._notes.append(note)
 
     def _now(self) -> float:
         return time.perf_counter() - self._tally.began_at
@@ -284,52 +248,14 @@ class Watch(ContextDecorator):
             )
         self._tally.enter(reading)
 
-    @staticmethod
-    def _held(reading: Reading) -> int | None:
-        return reading.allocated_bytes if reading.allocated_bytes is not None else reading.requested_bytes
-
-    @property
-    def _sized(self) -> bool:
-        return self._held(self._tally.last) is not None
-
     def _categories(self) -> dict[int, str]:
         return categories(list(self._models), list(self._optimizers))
 
     def _keep_largest(self, reading: Reading) -> None:
-        held = self._held(reading) or 0
+        held = held_bytes(reading) or 0
         if self._ledger is not None and held > GROWN_TO_LOOK_AGAIN * self._largest_bytes:
             self._largest_bytes = held
             self._largest = self._ledger.alive(self._categories())[:MAX_GROUPS]
-
-    def _next_round(self, frame: FrameType, *, evaluating: bool) -> None:
-        """A step, or a batch of an evaluation, is over."""
-        if evaluating != self._round_evaluates:
-            self._round, self._round_evaluates = 0, evaluating
-        self._round += 1
-        if self._round == 2:  # the first step brings optimizer state
-            self._first_round = self._held(self._tally.last)
-        if self._ledger is not None:
-            self._ledger.next_round()
-        if self._round <= LOOKS_UNTIL or self._round & (self._round - 1) == 0:
-            self._look(frame)
-            self._announce()
-
-    def _look(self, frame: FrameType) -> None:
-        """Look for what piles up: in the user's variables, and in detail among all that is alive."""
-        held = self._held(self._tally.last)
-        look = Look(
-            module=self._model_name,
-            evaluating=self._round_evaluates,
-            grown_bytes=held - self._first_round if held is not None and self._first_round is not None else 0,
-            owns=self._source.owns,
-            origin=self._ledger.origin if self._ledger is not None else lambda tensor: None,
-        )
-        self._piles.look(frame, look)
-        if self._ledger is not None:
-            for phase, leak in leak_findings(self._ledger.leaks(self._categories())):
-                known = self._leaks.get(leak.source)
-                if known is None or leak.num_bytes >= known[1].num_bytes:
-                    self._leaks[leak.source] = phase, leak
 
     def _announce(self) -> None:
         """Tell the outlets of what is new."""
@@ -341,15 +267,6 @@ class Watch(ContextDecorator):
                 self._told.add(key)
                 for outlet in self._outlets:
                     outlet.event("finding", finding)
-
-    def _see_job(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
-        job = self._job
-        job.training = model.training
-        tokens = next((v for v in inputs.values() if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
-        if tokens is not None:
-            job.batch, job.seq = tokens.shape[0], tokens.shape[1]
-            kind = tokens.device.type
-            job.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def _sample_on(self) -> None:
         while True:
@@ -370,13 +287,17 @@ class Watch(ContextDecorator):
 
     def _finish(self, frame: FrameType) -> None:
         """The last reading, the last look."""
-        self._graphs.settle(self._phases.num_forwards + 1)
         reading = self._read()
         self._tally.leave(self._phases.current, reading)
         self._keep_largest(reading)
         self._take_sample()
-        self._look(frame)
+        self._noticing.finish(frame, self._phases.num_forwards, held_bytes(reading))
         self._announce()
+
+    def _close(self) -> None:
+        record = self.record
+        for outlet in self._outlets:
+            outlet.close(record)
 
     def _failed(self, error: BaseException, operator: str, module: str) -> None:
         """An operator failed; all that was alive still is."""
@@ -385,17 +306,19 @@ class Watch(ContextDecorator):
 
     def _capture(self, error: BaseException, operator: str, module: str, source: str) -> None:
         reading = self._read()
+        self._noticing.cut_short(held_bytes(reading))
         if self._ledger is not None:
             alive = self._ledger.alive(self._categories())[:MAX_GROUPS]
         else:
             alive = python_tensors(self._source.owns, self._categories(), reading.requested_bytes)[:MAX_GROUPS]
         report = OutOfMemoryReport(
-            message=str(error).splitlines()[0][:600] if str(error) else type(error).__name__,
+            message=first_line(error),
             phase=self._phases.current,
             step=self._phases.step,
             module=module,
             operator=operator,
             source=source,
+            requested_bytes=requested_bytes(error),
             allocated_bytes=reading.allocated_bytes,
             reserved_bytes=reading.reserved_bytes,
             alive=alive,
@@ -408,8 +331,7 @@ class Watch(ContextDecorator):
     def _report(self, error: BaseException, trace: TracebackType | None) -> None:
         """Say what was alive, then what would have helped, before the error goes on to the user."""
         frames, model = frames_of(trace), self._model() if self._model is not None else None
-        message = str(error).splitlines()[0][:600] if str(error) else ""
-        if not self._reports or self._reports[-1].message != message:
+        if not self._reports or self._reports[-1].message != first_line(error):
             operator = self._ledger.last.operator if self._ledger is not None else ""
             self._capture(error, operator, module_of(frames, model), source_of(frames))
         report = self._reports[-1]
@@ -417,12 +339,9 @@ class Watch(ContextDecorator):
             report = replace(report, source=source_of(frames))
         report = replace(report, findings=self.findings)
         self._write(report.lines())
-        advice = (
-            tuple(self._advise(replace(self._job, model=model), report, self._source))
-            if self._advise is not None
-            else ()
-        )
-        remedies = advice or tuple(remedies_without_a_model(report))
+        job = replace(self._job, model=model)
+        advice = self._advise(job, report, self._source) if self._advise is not None else ()
+        remedies = tuple(advice) or tuple(remedies_without_a_model(report))
         self._reports[-1] = replace(report, remedies=remedies)
         self._write(f"  → {line}" for line in remedies)
 
@@ -436,11 +355,3 @@ class Watch(ContextDecorator):
         with suppress(OSError, ValueError):  # a terminal that has gone
             stream.write("".join(f"{line}\n" for line in lines))
             stream.flush()
-
-
-def _optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """As a workload names it; the class where it has no such name."""
-    name = type(optimizer).__name__.lower()
-    if name == "adamw":
-        return "adamw-fused" if optimizer.defaults.get("fused") else "adamw"
-    return name

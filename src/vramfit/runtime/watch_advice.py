@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from vramfit.monitor.job import JobSeen
 from vramfit.monitor.sources import MemorySource
-from vramfit.monitor.watch import JobSeen
 from vramfit.records.watch import OutOfMemoryReport
 from vramfit.units import MIB, format_bytes
 

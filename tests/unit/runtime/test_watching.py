@@ -368,6 +368,19 @@ def test_memory_filled_by_a_habit_names_the_habit() -> None:
     assert "torch.no_grad()" in said.getvalue()
 
 
+def test_an_evaluation_pass_whose_graph_alone_is_too_much_is_named(detailed: bool) -> None:
+    said = io.StringIO()
+
+    @watch(detailed=detailed, stream=said, plan_on_failure=False)
+    def program() -> None:
+        model = Net().eval()
+        model(samples(8192))  # one pass too much
+
+    with EmulatedGPU(memory="24MiB"), pytest.raises(torch.OutOfMemoryError):
+        program()
+    assert f"{line_of('one pass too much')} in Net: Net ran in eval() with gradients on" in said.getvalue()
+
+
 def test_an_error_that_is_caught_inside_is_kept_but_not_announced() -> None:
     said = io.StringIO()
     with EmulatedGPU(memory="24MiB"), watch(detailed=True, stream=said) as w:
