@@ -22,7 +22,7 @@ import forked
 from forked import Child
 
 TIMEOUT_S = 240
-NUM_WARM, NUM_ROUNDS, STEPS_A_ROUND = 3, 30, 4
+NUM_WARM, NUM_ROUNDS, STEPS_A_ROUND = 1, 10, 20
 CASES = {
     "base_128_fp32": ("bert-base-uncased", 128, 32, False),
     "base_128_bf16": ("bert-base-uncased", 128, 32, True),

@@ -56,7 +56,7 @@ def test_a_script_runs_as_it_would_and_the_leak_is_named(script: str, tmp_path: 
         "`kept` holds",
         "emulated of 64.00\N{NO-BREAK SPACE}MiB",
         "backward",
-        "allocator retries",
+        "freed its cache to make room never",
     ):
         assert part in done.err, part
     assert json.loads(lines.read_text().splitlines()[-1])["num_steps"] == 8
@@ -151,6 +151,8 @@ def test_what_cannot_be_watched_is_said_in_two_lines(tmp_path: Path) -> None:
         (("python",), 1, "no script to watch"),
         ((), 2, "COMMAND"),
         (("--interval", "0", "x.py"), 2, "interval"),
+        (("--detailed", "1"), 2, "NVML's view"),
+        (("--jsonl", "x.jsonl", "bash", "-c", "true"), 2, "NVML's view"),
         (("--jsonl", str(tmp_path / "no" / "x.jsonl"), "-c", "print(1)"), 1, "cannot write"),
     ):
         done = vramfit("watch", *arguments)

@@ -39,7 +39,7 @@ def run(
     keywords = options.keywords()
     if model is None and keywords:
         unused = ", ".join(f"--{name.replace('_', '-')}" for name in keywords)
-        raise typer.BadParameter(f"{unused} describe a job: --model says of which model")
+        raise typer.BadParameter(f"{unused}: settings of a job need --model, which says of what")
     if log == "-" and sys.stdin.isatty():
         console(stderr=True).print("Paste the message, then end with Ctrl-D:", style="dim")
     with _opened(log) as stream:

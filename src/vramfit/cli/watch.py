@@ -51,12 +51,17 @@ def run(
     Put options of the watch before the command; all that follows is the command's. Leaves as the command does: its
     exit code, or its signal. With --json, the command's own output goes to stderr.
     """
+    inside = [
+        name for name, given in (("--detailed", detailed), ("--jsonl", jsonl), ("--prometheus", prometheus)) if given
+    ]
     if len(command) == 1 and command[0].isascii() and command[0].isdigit():
+        _refuse(inside, "a process that runs already")
         from vramfit.cli.watch_process import watch_process
 
         raise typer.Exit(watch_process(int(command[0]), interval_s=interval, live=not no_live, json=json))
     flags, arguments = _python_command(command)
     if arguments is None:
+        _refuse(inside, f"{command[0]}, which is not Python")
         from vramfit.cli.watch_process import watch_command
 
         raise typer.Exit(watch_command(command, interval_s=interval, json=json))
@@ -72,6 +77,11 @@ def run(
     # the command takes this process's place: signals and exit codes need no passing on
     words = [sys.executable, *flags, "-m", "vramfit.cli.watched", json_.dumps(options), *arguments]
     os.execv(sys.executable, words)
+
+
+def _refuse(options: list[str], what: str) -> None:
+    if options:
+        raise typer.BadParameter(f"{', '.join(options)}: of {what}, only NVML's view can be had")
 
 
 def _python_command(command: list[str]) -> tuple[list[str], list[str] | None]:

@@ -137,7 +137,7 @@ def _also(m: OutOfMemoryMessage) -> Iterator[Finding]:
             fix='torch.compile(mode="default") makes no graphs',
         )
     if m.total_bytes is None or (m.allocated_bytes or 0) >= LARGE_SHARE * m.total_bytes:
-        yield _job(m)
+        yield _job(m, to_blame=False)
 
 
 def _one_request(m: OutOfMemoryMessage) -> Finding:
@@ -210,14 +210,15 @@ def _refused(m: OutOfMemoryMessage) -> Finding:
     )
 
 
-def _job(m: OutOfMemoryMessage) -> Finding:
+def _job(m: OutOfMemoryMessage, *, to_blame: bool = True) -> Finding:
     share = ""
     if m.total_bytes:
         share = f" ({100 * (m.allocated_bytes or 0) / m.total_bytes:.0f} % of the GPU)"
     return Finding(
         check="explain.job",
-        severity="error",
-        what=f"{format_bytes(m.allocated_bytes or 0)} are in live tensors{share}: the job itself is too large here",
+        severity="error" if to_blame else "info",
+        what=f"{format_bytes(m.allocated_bytes or 0)} are in live tensors{share}"
+        + (": the job itself is too large here" if to_blame else ": little room for anything else"),
         why="weights, gradients, optimizer state and the activations of one pass",
         fix=LESS,
     )

@@ -146,6 +146,8 @@ class Look:
     """Whether a tensor lies in the memory that is watched."""
     origin: Callable[[torch.Tensor], Origin | None]
     """Where a tensor comes from, where that was recorded."""
+    on_host: bool = False
+    """Whether that memory is the host's, where tensors that are kept belong."""
 
 
 class Piles:
@@ -172,7 +174,7 @@ class Piles:
                     kept = _last_tensors(value, look)
                     if kept and all(t.grad_fn is not None for t in kept):
                         graphs.append((user, name, value))
-                    elif kept:
+                    elif kept and not look.on_host:
                         piled += self._pile(user, name, value, kept[0], look)
         for user, name, value in graphs:
             self._keep(_graphs_kept(_place(user, name), name, value, max(look.grown_bytes - piled, 0), look), name)

@@ -15,6 +15,8 @@ from vramfit.records.watch import LiveTensors, WatchPhase
 
 KEEPS_AFTER = 2
 """Rounds after which a tensor of a step has no business being alive."""
+MAX_NODES = 1_000_000
+"""Autograd nodes whose modules are remembered."""
 LEAKS_FROM = 3
 """Rounds from which tensors of one origin must be alive to be called a leak."""
 
@@ -194,6 +196,8 @@ class Ledger(TorchDispatchMode):
         """The module that runs, or, in backward, that recorded the node that runs."""
         if self._stack:
             name = self._stack[-1]
+            if len(self._by_sequence) >= MAX_NODES:  # a program that takes no steps
+                self._by_sequence.clear()
             self._by_sequence[torch.autograd._get_sequence_nr()] = name  # type: ignore[attr-defined]
             return name
         node: Any = torch._C._current_autograd_node()

@@ -25,6 +25,7 @@ class Noticing:
         ledger: everything that is alive, where that is recorded.
         owns: whether a tensor lies in the memory that is watched.
         categories: storages that belong to models and optimizers.
+        on_host: whether the memory that is watched is the host's.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Noticing:
         ledger: Ledger | None,
         owns: Callable[[torch.Tensor], bool],
         categories: Callable[[], dict[int, str]],
+        on_host: Callable[[], bool],
     ) -> None:
         self.model_name = ""
         """Class of the model that was called last."""
         self._ledger = ledger
         self._owns = owns
         self._categories = categories
+        self._on_host = on_host
         self._graphs, self._piles, self._padding = KeptGraphs(), Piles(), Padding()
         self._leaks: dict[str, tuple[WatchPhase, MemoryFinding]] = {}
         self._line = ""
@@ -110,6 +113,7 @@ class Noticing:
             grown_bytes=grown,
             owns=self._owns,
             origin=self._ledger.origin if self._ledger is not None else lambda tensor: None,
+            on_host=self._on_host(),
         )
         self._piles.look(frame, look)
         if self._ledger is not None:

@@ -79,7 +79,7 @@ class Phases:
 
     def _found(self, module: torch.nn.Module, args: Any) -> None:
         """Some module is called, and no model that is known is running."""
-        if threading.get_ident() != self._thread or self._depth:
+        if self._depth or self._is_elsewhere():
             return
         if module in self._models:
             self._stop_looking()
@@ -93,8 +93,12 @@ class Phases:
         yield model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         yield model.register_forward_hook(self._after, always_call=True)
 
+    def _is_elsewhere(self) -> bool:
+        """Whether this is another thread, or backward, where a checkpoint calls modules once more."""
+        return threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1
+
     def _before(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if self._is_elsewhere():
             return
         self._depth += 1
         if self._depth > 1:
@@ -110,7 +114,7 @@ class Phases:
         self._guard(tell)
 
     def _after(self, model: torch.nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or not self._depth:
+        if not self._depth or self._is_elsewhere():
             return
         self._depth -= 1
         if self._depth:

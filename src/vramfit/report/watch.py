@@ -110,15 +110,20 @@ def _figures(use: PhaseUse) -> Iterator[str]:
         yield "–" if value is None else size(value)
 
 
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count:,} times")
+
+
 def _counters(record: WatchRecord) -> Iterator[RenderableType]:
     shares = [s.fragmentation for s in record.samples if s.fragmentation is not None]
     words = [f"up to {max(shares):.0%} of what was reserved was in no block"] if shares else []
     if record.peak_reserved_bytes is not None:
-        words.append(f"{record.num_retries:,} allocator retries")
-        words.append(f"{record.num_ooms:,} times out of memory")
+        words.append(f"the allocator freed its cache to make room {_times(record.num_retries)}")
+        words.append(f"out of memory {_times(record.num_ooms)}")
     if record.peak_process_bytes is not None:
         words.append(f"the process held {size(record.peak_process_bytes)}")
     if words:
-        yield Text(", ".join(words) + ".", style="dim")
+        text = ", ".join(words)
+        yield Text(f"{text[:1].upper()}{text[1:]}.", style="dim")
     if record.peak_allocated_bytes is not None and not record.detailed:
         yield Text("Peaks of single phases are lower bounds in light mode; of all, exact.", style="dim")

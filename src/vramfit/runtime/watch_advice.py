@@ -1,11 +1,11 @@
 """What would have fitted, asked of the planner in a process of its own, in bounded time, after memory ran out."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,11 +78,12 @@ def _ask(arguments: list[str]) -> dict[str, Any] | None:
     """The answer of the command line; None where it has none in time."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from vramfit.cli.main import main; main()", *arguments],
+            # -P: modules of the user's folder stay out of it; no GPU: there is no room for another context
+            [sys.executable, "-P", "-c", "from vramfit.cli.main import main; main()", *arguments],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            cwd=Path.home(),
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )
         answer = json.loads(done.stdout) if done.returncode in (FITS, DOES_NOT_FIT) else None
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import VramfitError, WorkloadError
@@ -307,6 +308,18 @@ def test_a_second_model_is_found_too(gpu: EmulatedGPU) -> None:
     assert w.findings == ()
 
 
+def test_recomputation_in_backward_is_no_pass_of_its_own(gpu: EmulatedGPU, detailed: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            return self.head(checkpoint(self.first, self.second(x), use_reentrant=False))
+
+    with quiet(detailed=detailed) as w:
+        train(Checkpointed(), steps=6)
+    times = {phase: use.num_times for phase, use in w.record.phases.items()}
+    assert times == {"load": 1, "forward": 6, "backward": 6, "optimizer": 6, "other": 12}
+    assert w.findings == ()
+
+
 def test_nothing_is_left_behind(gpu: EmulatedGPU, detailed: bool) -> None:
     from torch.nn.modules import module as modules
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -468,6 +481,16 @@ def test_without_a_gpu_it_works_and_says_what_is_missing() -> None:
     assert record.peak_requested_bytes > 3 * 256 * 256 * 4
     assert record.peak_process_bytes > 0
     assert any("no GPU" in note for note in record.notes)
+
+
+def test_outputs_kept_on_the_host_are_where_they_belong() -> None:
+    model = Net().eval()
+    logits = []
+    with quiet() as w, torch.no_grad():
+        for _ in range(8):
+            output = model(samples(8192))
+            logits.append(output.cpu())
+    assert w.findings == ()
 
 
 def test_the_stepper_recovers_under_it() -> None:
