@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from vramfit.records.explanation import MessageKind, OutOfMemoryMessage, ProcessShare
+from vramfit.units import MAX_BYTES
 
 MAX_LINE = 8192
 """Characters looked at of a line; what is beyond is another line."""
@@ -54,10 +55,10 @@ _RANK: dict[MessageKind, int] = {
 }
 """Which message says more about one and the same event."""
 _QUICK = re.compile(
-    r"memory|alloc|137|-9|killed|cuda failure|cuda runtime|cuda error|mps backend|sigkill", re.IGNORECASE
+    r"memory|alloc|oom|137|-9|killed|cuda failure|cuda runtime|cuda error|mps backend|sigkill", re.IGNORECASE
 )
 _FIGURES = {
-    "requested_bytes": re.compile(rf"(?:Tried|tried) to allocate {_SIZE}"),
+    "requested_bytes": re.compile(rf"(?:[Tt]ried to|Unable to) allocate {_SIZE}"),
     "total_bytes": re.compile(rf"{_SIZE} total capacity"),
     "free_bytes": re.compile(rf"{_SIZE} (?:is )?free\b"),
     "allocated_bytes": re.compile(rf"{_SIZE} (?:already allocated|is allocated by PyTorch)", re.IGNORECASE),
@@ -193,7 +194,14 @@ def _with_figures(message: OutOfMemoryMessage, text: str) -> OutOfMemoryMessage:
 
 
 def _own_process(message: OutOfMemoryMessage, processes: list[ProcessShare]) -> OutOfMemoryMessage:
-    """In a container PyTorch does not know its own number: the one process that can hold what it reserved is it."""
+    """In a container PyTorch does not know its own number: the one process that can hold what it reserved is it.
+
+    A driver that does not say what a process holds (WSL, some containers) shows as 17179869184 GiB.
+    """
+    total_bytes = message.total_bytes or MAX_BYTES
+    processes = [p for p in processes if p.used_bytes <= total_bytes]
+    if message.process_bytes is not None and message.process_bytes > total_bytes:
+        message = replace(message, process_bytes=None)
     if message.process_bytes is None and message.reserved_bytes is not None:
         able = [p for p in processes if p.used_bytes * 1.01 >= message.reserved_bytes]
         if len(able) == 1 and message.reserved_bytes:

@@ -167,10 +167,11 @@ class Piles:
                 if id(value) in seen:
                     continue  # the same one under another name
                 seen.add(id(value))
-                if isinstance(value, torch.Tensor):
+                kind = type(value)
+                if issubclass(kind, torch.Tensor):
                     if value.numel() == 1 and value.grad_fn is not None and _is_sum(value):
                         graphs.append((user, name, value))
-                elif isinstance(value, (*CONTAINERS, dict)) and self._grows(value):
+                elif issubclass(kind, (*CONTAINERS, dict)) and self._grows(value):
                     kept = _last_tensors(value, look)
                     if kept and all(t.grad_fn is not None for t in kept):
                         graphs.append((user, name, value))

@@ -73,19 +73,24 @@ def variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
     names = locals_of(frame)
     yield from names.items()
     owner = names.get("self")
-    if owner is not None and not isinstance(owner, torch.nn.Module):
-        for name, value in list(getattr(owner, "__dict__", {}).items()):
+    if owner is not None and not issubclass(type(owner), torch.nn.Module):
+        kept = getattr(owner, "__dict__", None)
+        for name, value in list(kept.items()) if type(kept) is dict else ():
             yield f"self.{name}", value
 
 
 def tensors_in(value: Any, *, depth: int = 2) -> Iterator[torch.Tensor]:
-    """Tensors of a value that may be one, or a container of some."""
-    if isinstance(value, torch.Tensor):
+    """Tensors of a value that may be one, or a container of some.
+
+    Types are asked, not values: a proxy in somebody's variables may do anything when asked for its class.
+    """
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         yield value
-    elif depth and isinstance(value, dict):
+    elif depth and issubclass(kind, dict):
         for item in islice(list(value.values()), MAX_ITEMS):
             yield from tensors_in(item, depth=depth - 1)
-    elif depth and isinstance(value, CONTAINERS):
+    elif depth and issubclass(kind, CONTAINERS):
         for item in islice(value, MAX_ITEMS):
             yield from tensors_in(item, depth=depth - 1)
 
@@ -108,7 +113,7 @@ def modules_on(frames: Iterator[FrameType]) -> list[torch.nn.Module]:
     found: list[torch.nn.Module] = []
     for frame in frames:
         owner = locals_of(frame).get("self")
-        if isinstance(owner, torch.nn.Module) and (not found or found[-1] is not owner):
+        if owner is not None and issubclass(type(owner), torch.nn.Module) and (not found or found[-1] is not owner):
             found.append(owner)
     return found
 

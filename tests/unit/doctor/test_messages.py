@@ -56,6 +56,44 @@ def test_messages_on_neighbouring_lines_keep_their_own_figures() -> None:
     assert [m.requested_bytes for m in find_messages(log)] == [n * 2**20 for n in (1, 2, 3)]
 
 
+def test_a_driver_that_does_not_say_what_processes_hold_is_not_believed() -> None:
+    text = NEW.text.replace("618.00 MiB", "17179869184.00 GiB").replace("9.74 GiB", "17179869184.00 GiB")
+    (message,) = find_messages([text])
+    assert message.process_bytes is None
+    assert [p.pid for p in message.other_processes] == [1493972]
+
+
+@pytest.mark.parametrize(
+    ("text", "requested_bytes"),
+    [
+        ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 1.50 GiB for an array", 3 * 2**29),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:81] data. DefaultCPUAllocator: not enough memory: you tried to "
+         "allocate 1981808640 bytes.", 1981808640),
+        ("OSError: [Errno 12] Cannot allocate memory", None),
+        ("MemoryError", None),
+    ],
+)  # fmt: skip
+def test_the_hosts_own_wordings(text: str, requested_bytes: int | None) -> None:
+    (message,) = find_messages([text])
+    assert (message.kind, message.requested_bytes) == ("host allocator", requested_bytes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "container exited with code 137",
+        "Error: script exited with status 137",
+        "./run.sh: line 3: 12345 Killed                  python train.py",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0",
+        "srun: error: gpu001: task 0: Out Of Memory",
+        "torch.distributed.elastic: failed (exitcode: -9) local_rank: 0 (pid: 178)",
+        "Reason: OOMKilled",
+    ],
+)
+def test_the_words_of_kernels_containers_and_schedulers(text: str) -> None:
+    assert found(text) == ["host killed"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
