@@ -23,7 +23,7 @@ DOES_NOT_FIT = 3
 def run(
     options: WorkloadOptions,
     log: Annotated[
-        str, typer.Argument(metavar="[LOG]", help="A log, or - for standard input, which is also the default.")
+        str, typer.Argument(metavar="LOG", help="A log, or - for standard input, which is also the default.")
     ] = "-",
     model: Annotated[
         str | None,

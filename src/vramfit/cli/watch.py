@@ -25,7 +25,7 @@ def run(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND…",
+            metavar="COMMAND",
             help="A Python script, -m and a module, either with its arguments; another command; or a process number.",
         ),
     ],

@@ -1,12 +1,13 @@
 """`Phases`: whether a program is loading, in forward, backward, the optimizer's step or evaluation, told by hooks.
 
 Only whole models are hooked, not their parts: a hook on every module would cost more than the watch may. They are
-found by a hook on all modules that is there only until the next call of a model, and again now and then.
+found by a hook on all modules that is there only from the end of a step to the next call of a model.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -19,7 +20,8 @@ from vramfit.monitor.places import all_frames, locals_of, tensors_in
 from vramfit.records.watch import WatchPhase
 
 LOOKS_ALWAYS_UNTIL, LOOKS_EVERY = 4, 16
-"""Calls of models after each of which others are looked for, and then each so many."""
+"""Calls in training after each of which other models are looked for, and then each so many; they also are after every
+step and every evaluation pass, where no backward comes whose recomputation would pass the hook module by module."""
 MAX_OUTPUTS_HOOKED = 4
 
 
@@ -79,8 +81,10 @@ class Phases:
 
     def _found(self, module: torch.nn.Module, args: Any) -> None:
         """Some module is called, and no model that is known is running."""
-        if self._depth or self._is_elsewhere():
-            return
+        if not self._depth and not self._is_elsewhere():
+            self._guard(lambda: self._meet(module, args))
+
+    def _meet(self, module: torch.nn.Module, args: Any) -> None:
         if module in self._models:
             self._stop_looking()
         elif next(module.parameters(), None) is not None:
@@ -90,8 +94,8 @@ class Phases:
             self._before(module, args, _keywords_of_call())
 
     def _hook(self, model: torch.nn.Module) -> Iterator[Any]:
-        yield model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
-        yield model.register_forward_hook(self._after, always_call=True)
+        yield model.register_forward_pre_hook(_Hook(self._before), with_kwargs=True, prepend=True)
+        yield model.register_forward_hook(_Hook(self._after), always_call=True)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is another thread, or backward, where a checkpoint calls modules once more."""
@@ -120,7 +124,7 @@ class Phases:
         if self._depth:
             return
         self._guard(lambda: self._ended(model, output))
-        if self.num_forwards < LOOKS_ALWAYS_UNTIL or self.num_forwards % LOOKS_EVERY == 0:
+        if not model.training or self.num_forwards < LOOKS_ALWAYS_UNTIL or self.num_forwards % LOOKS_EVERY == 0:
             self._look()
 
     def _ended(self, model: torch.nn.Module, output: Any) -> None:
@@ -128,8 +132,15 @@ class Phases:
         number, hooked = self.num_forwards, 0
         for tensor in tensors_in(output):
             if tensor.requires_grad and not tensor.is_leaf and hooked < MAX_OUTPUTS_HOOKED:
-                tensor.register_hook(lambda gradient, number=number: self._guard(lambda: self._backward(number)))
+                tensor.register_hook(self._on_gradient(number))
                 hooked += 1
+
+    def _on_gradient(self, forward_number: int) -> Callable[[torch.Tensor], None]:
+        def told(gradient: torch.Tensor) -> None:
+            self._guard(lambda: self._backward(forward_number))
+
+        told.__torch_unserializable__ = True  # type: ignore[attr-defined]  # a tensor that is saved needs no warning
+        return told
 
     def _backward(self, forward_number: int) -> None:
         """A gradient has come to a model's output."""
@@ -158,10 +169,24 @@ class Phases:
             self._listener.on_step(optimizer)
 
         self._guard(tell)
+        self._look()
 
     def _change(self, new: WatchPhase) -> None:
         old, self.current = self.current, new
         self._listener.on_phase(old, new)
+
+
+class _Hook:
+    """A hook that stays behind when its model is copied or saved; without vramfit too, the copy can be read."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # of the standard library: takes anything, does nothing
 
 
 def _keywords_of_call() -> dict[str, Any]:
