@@ -38,6 +38,7 @@ class Entry:
     origin: Origin
     num_bytes: int
     round: int
+    device: str
     reference: Any
 
 
@@ -103,6 +104,12 @@ class Ledger(TorchDispatchMode):
                 self._names[id(module)] = name
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._note(tensor, Origin(name.rpartition(".")[0], "parameter", "", "load"))
+
+    def keep_only(self, device: str) -> None:
+        """Forget what lies on other kinds of devices: another memory is watched from here on."""
+        self._live = {key: entry for key, entry in self._live.items() if entry.device == device}
+        self._names.clear()
+        self.live_bytes = self.peak_bytes = sum(entry.num_bytes for entry in self._live.values())
 
     def next_round(self) -> None:
         self.round += 1
@@ -183,7 +190,8 @@ class Ledger(TorchDispatchMode):
         key = storage._cdata
         if key in self._live or not storage.nbytes() or not self._owns(tensor):
             return
-        self._live[key] = Entry(origin, storage.nbytes(), self.round, weakref.ref(storage, lambda _: self._gone(key)))
+        reference = weakref.ref(storage, lambda _: self._gone(key))
+        self._live[key] = Entry(origin, storage.nbytes(), self.round, tensor.device.type, reference)
         self.live_bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 

@@ -1,7 +1,7 @@
 """`Tally`: the most that each phase took, read at its ends and in between, and a thinned series of samples."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramfit.monitor.sources import Reading
 from vramfit.records.watch import MemorySample, PhaseUse, WatchPhase
@@ -40,6 +40,7 @@ class Tally:
         self._uses: dict[WatchPhase, _Use] = {}
         self._entered = Reading()
         self._entered_at = self.began_at
+        self._device = ""
         self._every = 1
         self._skipped = 0
 
@@ -68,8 +69,14 @@ class Tally:
             if after is not None and (before is None or after > before):
                 use.raise_to(name, after)
 
-    def sample(self, sample: MemorySample) -> None:
-        """Keep a sample; when there are too many, every other one goes."""
+    def sample(self, sample: MemorySample, device: str) -> None:
+        """Keep a sample; when there are too many, every other one goes.
+
+        A program that begins to use the GPU is charged by another: what its process held before is forgotten.
+        """
+        if device != self._device:
+            self._device, self.peak_process_bytes = device, None
+            self.samples = [replace(s, process_bytes=None) for s in self.samples]
         held = sample.process_bytes
         if held is not None:
             self.peak_process_bytes = max(held, self.peak_process_bytes or 0)

@@ -89,6 +89,7 @@ class Watch(ContextDecorator):
         self._model: ref[torch.nn.Module] | None = None
         self._largest: tuple[LiveTensors, ...] = ()
         self._largest_bytes = 0
+        self._device = source.name
         self._reports: list[OutOfMemoryReport] = []
         self._told: set[tuple[str, str]] = set()
         self._notes: list[str] = []
@@ -181,6 +182,9 @@ class Watch(ContextDecorator):
     # what the phases tell
 
     def on_phase(self, old: WatchPhase, new: WatchPhase) -> None:
+        if self._ledger is not None and self._source.name != self._device:
+            self._device = self._source.name
+            self._ledger.keep_only("cuda" if self._device.startswith("cuda") else "cpu")
         reading = self._read()
         self._tally.leave(old, reading)
         self._keep_largest(reading)
@@ -276,7 +280,7 @@ class Watch(ContextDecorator):
 
     def _take_sample(self) -> None:
         sample = self.sample()
-        self._tally.sample(sample)
+        self._tally.sample(sample, self._source.name)
         if not self._outlets and self._on_sample is None:
             return
         record = self.record

@@ -40,8 +40,16 @@ def test_without_an_allocator_there_are_no_peaks_but_times() -> None:
 def test_samples_are_thinned_and_span_the_whole_time() -> None:
     tally = Tally()
     for number in range(10 * MAX_SAMPLES):
-        tally.sample(MemorySample(time_s=number, phase="forward", step=0, process_bytes=number))
+        tally.sample(MemorySample(time_s=number, phase="forward", step=0, process_bytes=number), "cpu")
     assert MAX_SAMPLES / 3 < len(tally.samples) <= MAX_SAMPLES
     assert tally.samples[0].time_s < 20
     assert tally.samples[-1].time_s > 9.9 * MAX_SAMPLES
     assert tally.peak_process_bytes == 10 * MAX_SAMPLES - 1
+
+
+def test_what_the_host_held_is_no_figure_of_the_gpu() -> None:
+    tally = Tally()
+    tally.sample(MemorySample(time_s=0, phase="load", step=0, process_bytes=9), "cpu")
+    tally.sample(MemorySample(time_s=1, phase="load", step=0, process_bytes=2), "cuda:0")
+    assert tally.peak_process_bytes == 2
+    assert [s.process_bytes for s in tally.samples] == [None, 2]

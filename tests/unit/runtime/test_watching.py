@@ -515,6 +515,19 @@ def test_outputs_kept_on_the_host_are_where_they_belong() -> None:
     assert w.findings == ()
 
 
+def test_a_gpu_that_comes_into_use_later_is_followed(detailed: bool) -> None:
+    with quiet(detailed=detailed, interval_s=0.05) as w:
+        before = torch.ones(1 << 20)
+        assert w.sample().allocated_bytes is None
+        with EmulatedGPU(memory="1GiB") as gpu:
+            train(Net(), steps=3)
+    record = w.record
+    assert (record.device, record.capacity_bytes) == ("emulated", 2**30)
+    assert record.peak_allocated_bytes == gpu.max_allocated_bytes or detailed
+    assert not [note for note in record.notes if "missed" in note]
+    assert before.numel() == 1 << 20
+
+
 def test_the_stepper_recovers_under_it() -> None:
     from vramfit.loader.load import load
     from vramfit.runtime.stepper import Stepper
