@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vramfit.records.load_report import LoadReport
     from vramfit.records.plan import Plan
     from vramfit.runtime.stepper import Stepper
+    from vramfit.runtime.watching import watch
     from vramfit.workload import Workload
 
 _HOME = {
@@ -59,6 +60,7 @@ _HOME = {
     "load": "vramfit.loader.load",
     "max_batch": "vramfit.estimator.search",
     "plan": "vramfit.planner.plan",
+    "watch": "vramfit.runtime.watching",
 }
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "load",
     "max_batch",
     "plan",
+    "watch",
 ]
 
 

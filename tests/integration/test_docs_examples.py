@@ -17,3 +17,15 @@ def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str
     assert names["stepper"].num_steps >= 5
     assert names["stepper"].num_recoveries >= 1
     assert capsys.readouterr().out
+
+
+def test_the_example_of_watching_names_its_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "watching.md").read_text(encoding="utf-8"), re.DOTALL)
+    page = tmp_path / "watching.py"
+    page.write_text(block, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), names)
+    leak = 1 + block.split("kept.append")[0].count("\n")
+    (found,) = names["w"].findings
+    assert found.source == f"{page}:{leak}"
+    assert found.check in capsys.readouterr().out

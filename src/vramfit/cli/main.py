@@ -14,6 +14,7 @@ from vramfit.cli import (
     doctor,
     estimate,
     evaluate,
+    explain,
     gpus,
     load,
     max_batch,
@@ -22,6 +23,7 @@ from vramfit.cli import (
     plan,
     predict,
     train,
+    watch,
 )
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
@@ -59,18 +61,38 @@ def _options(
     pass
 
 
-for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor):
-    app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
+for _verb in (
+    estimate,
+    max_batch,
+    plan,
+    measure,
+    calibrate,
+    load,
+    train,
+    evaluate,
+    predict,
+    gpus,
+    models,
+    doctor,
+    explain,
+    watch,
+):
+    app.command(
+        name=_verb.NAME,
+        epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]",
+        context_settings=getattr(_verb, "CONTEXT_SETTINGS", None),
+    )(_verb.run)
 
 
 def main() -> NoReturn:
     """Run the command line; the only place that catches errors."""
-    debug = "--debug" in sys.argv[1:]
+    own, others = _own_arguments(sys.argv[1:])
+    debug = "--debug" in own
     if not debug:
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.ERROR)
     # --debug may stand anywhere; typer knows it only before the verb
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    arguments = [*(a for a in own if a != "--debug"), *others]
     try:
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         sys.stdout.flush()
@@ -91,6 +113,15 @@ def main() -> NoReturn:
     except Exception as error:
         code = _usage_or_bug(error, debug=debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _own_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what belongs to a command that is to be watched."""
+    if watch.NAME not in arguments:
+        return arguments, []
+    verb = arguments.index(watch.NAME)
+    theirs = next((i for i, a in enumerate(arguments) if i > verb and not a.startswith("-")), len(arguments))
+    return arguments[:theirs], arguments[theirs:]
 
 
 def _usage_or_bug(error: Exception, *, debug: bool) -> int:

@@ -155,6 +155,8 @@ def takes_workload(*, without: Sequence[str] = ()) -> Callable[[Callable[..., No
         @wraps(verb)
         def run(**given: Any) -> None:
             described = {p.name: given.pop(p.name) for p in shared}
+            if "model" in without:  # the verb has it as an option of its own
+                described["model"] = given["model"] or ""
             verb(WorkloadOptions(**described), **given)
 
         parameters = [*shared, *(p.replace(kind=p.KEYWORD_ONLY) for p in own)]

@@ -53,13 +53,30 @@ class EmulatedGPU:
     def __enter__(self) -> "EmulatedGPU":
         self._mode.__enter__()
         self._kernels.__enter__()
+        _active.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _active.remove(self)
         self._kernels.__exit__(kind, value, trace)
         self._mode.__exit__(kind, value, trace)
+
+    @property
+    def requested_bytes(self) -> int:
+        """The sum of what tensors asked for."""
+        return self._allocator.requested_bytes
+
+    @property
+    def max_requested_bytes(self) -> int:
+        """Its peak."""
+        return self._allocator.peak_requested_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """As `torch.cuda.memory_reserved`."""
+        return self._allocator.reserved_bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -138,6 +155,14 @@ class EmulatedGPU:
             f"{format_bytes(self._allocator.allocated_bytes)} is allocated by PyTorch, and {format_bytes(cached)} "
             "is reserved by PyTorch but unallocated."
         )
+
+
+_active: list[EmulatedGPU] = []
+
+
+def active_gpu() -> EmulatedGPU | None:
+    """The emulated GPU that was entered last and is not left yet."""
+    return _active[-1] if _active else None
 
 
 class _Mode(TorchDispatchMode):

@@ -1,0 +1,90 @@
+"""`vramfit explain`: an out-of-memory message from a log, in plain words, and the plan that fits."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from vramfit.cli.terminal import Json, console, print_json
+from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.errors import VramfitError
+
+if TYPE_CHECKING:
+    from vramfit.records.explanation import Explanation
+
+NAME = "explain"
+EXAMPLE = "vramfit explain train.log --model bert-large-uncased --batch 32 --seq 512"
+DOES_NOT_FIT = 3
+
+
+@takes_workload(without=("model", "lengths", "mode", "loop", "offload", "compile", "num_gpus"))
+def run(
+    options: WorkloadOptions,
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A log, or - for standard input, which is also the default.")
+    ] = "-",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="The model that ran: a plan that fits is found.", rich_help_panel="The job"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.
+
+    Reads messages of PyTorch since 2018, of CUDA, cuBLAS and MPS, of the host's allocator and of killed containers.
+    Leaves with 0, 1 when there is no such message, or 3 when a plan was asked for and nothing fits.
+    """
+    keywords = options.keywords()
+    if model is None and keywords:
+        unused = ", ".join(f"--{name.replace('_', '-')}" for name in keywords)
+        raise typer.BadParameter(f"{unused}: settings of a job need --model, which says of what")
+    if log == "-" and sys.stdin.isatty():
+        console(stderr=True).print("Paste the message, then end with Ctrl-D:", style="dim")
+    with _opened(log) as stream:
+        explanation = _explain(stream, model, keywords)
+    if json:
+        print_json(explanation)
+    else:
+        _show(explanation)
+    if explanation.no_plan is not None:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _explain(stream: IO[str], model: str | None, keywords: dict[str, object]) -> "Explanation":
+    from vramfit.doctor.explain import explain
+    from vramfit.doctor.messages import read_lines
+
+    if model is None:
+        return explain(read_lines(stream))
+    with console(stderr=True).status(f"Reading, and planning {model} …"):
+        return explain(read_lines(stream), model=model, **keywords)
+
+
+@contextmanager
+def _opened(log: str) -> Iterator[IO[str]]:
+    """The log as text, whatever bytes are in it."""
+    try:
+        if log == "-":
+            with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as stream:
+                yield stream
+        else:
+            with open(log, encoding="utf-8", errors="replace") as stream:
+                yield stream
+    except OSError as error:
+        raise VramfitError(f"cannot read {log}: {error.strerror}", hint="give a log file, or - for stdin") from None
+
+
+def _show(explanation: "Explanation") -> None:
+    from vramfit.report.explanation import render_explanation
+
+    out = console()
+    out.print(render_explanation(explanation))
+    if explanation.plan is not None:
+        from vramfit.report.plan import render_plan
+
+        out.print("\n[bold]What fits[/bold]")
+        out.print(render_plan(explanation.plan))
+    elif explanation.no_plan is None and explanation.message.kind in ("allocator", "driver", "library"):
+        out.print("\nWith --model, --batch and --seq, the settings that fit are found too.", style="dim")

@@ -1,0 +1,62 @@
+"""An explanation for the terminal: what happened, who held what, what is to blame, what fits."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vramfit.records.explanation import Explanation
+from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.findings import render_findings
+from vramfit.report.words import percent, size
+
+CAUSES = {
+    "one request": "one impossible request",
+    "limit": "a limit set for this process",
+    "other process": "other processes on the GPU",
+    "fragmentation": "fragmentation",
+    "job": "the job is too large for this GPU",
+    "free but refused": "memory that was free, and yet refused",
+    "host": "the host's memory, not the GPU's",
+    "unknown": "the message does not say",
+}
+
+
+def render_explanation(explanation: Explanation) -> RenderableType:
+    """The answer first, then the figures it rests on."""
+    m = explanation.message
+    which = f"line {m.line:,}"
+    if explanation.num_messages > 1:
+        which += f", the one that says most of {explanation.num_messages:,} out-of-memory messages"
+    parts: list[RenderableType] = [
+        Text.assemble(("Out of memory: ", "bold"), (CAUSES[explanation.cause], "bold red")),
+        Text(explanation.headline),
+        Text(f"{which}: {m.text}", style="dim"),
+        Text(),
+        *_holdings(explanation),
+        render_findings(explanation.findings),
+    ]
+    if explanation.no_plan is not None:
+        parts += [Text(), Text("No plan", style="bold red"), Padding(Text(explanation.no_plan), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
+    holdings = explanation.holdings
+    if not holdings:
+        return
+    total = explanation.message.total_bytes or sum(h.num_bytes for h in holdings) or 1
+    gpu = f" (as a {explanation.gpu} has)" if explanation.gpu else ""
+    yield Text(f"Where {size(total)}{gpu} were", style="bold")
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for justify in ("left", "right", "right"):
+        grid.add_column(justify=justify, no_wrap=True)
+    grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
+    grid.add_column()
+    for h in holdings:
+        bar = Meter(value=min(h.num_bytes, total), limit=total, scale=total)
+        grid.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), bar, h.who)
+    yield grid
+    yield Text()
