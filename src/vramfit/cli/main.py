@@ -22,6 +22,7 @@ from vramfit.cli import (
     plan,
     predict,
     train,
+    web,
 )
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
@@ -59,7 +60,7 @@ def _options(
     pass
 
 
-for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor):
+for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor, web):
     app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
 
 

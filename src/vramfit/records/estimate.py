@@ -72,6 +72,8 @@ class TimelinePoint:
     part: str
     allocated_bytes: int
     """The most in this stretch."""
+    breakdown: Mapping[str, int] = field(default_factory=dict)
+    """Category → bytes at that moment, what is empty left out; they add up to `allocated_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
