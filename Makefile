@@ -26,7 +26,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Show what vramfit does today
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
-test: $(STAMP)  ## Run the whole test suite
+# the page is tested in a real browser; where none can be installed, those tests say what is missing
+.PHONY: browser
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } \
+	      >/dev/null 2>&1; } || \
+	  echo "No Chromium, and it cannot be installed here; on Debian: apt-get install chromium"
+
+test: $(STAMP) browser  ## Run the whole test suite
 	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile
 
 check: $(STAMP)  ## Lint and types, as CI runs them

@@ -21,6 +21,7 @@ from vramfit.cli import (
     models,
     plan,
     predict,
+    report,
     train,
     web,
 )
@@ -60,7 +61,22 @@ def _options(
     pass
 
 
-for _verb in (estimate, max_batch, plan, measure, calibrate, load, train, evaluate, predict, gpus, models, doctor, web):
+for _verb in (
+    estimate,
+    max_batch,
+    plan,
+    measure,
+    calibrate,
+    load,
+    train,
+    evaluate,
+    predict,
+    gpus,
+    models,
+    doctor,
+    report,
+    web,
+):
     app.command(name=_verb.NAME, epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]")(_verb.run)
 
 

@@ -177,6 +177,8 @@ def _timeline(
     for request, size in at_begin.items():
         totals[categories.of(request)] += size
     curve = list(accumulate((size for _, size in changes), initial=sum(at_begin.values())))[1:]
+    asked = [event for event in stream.events if event > 0]
+    requested, requested_then = sum(asked[request] for request in at_begin), 0
     num_points = min(NUM_TIMELINE_POINTS, len(curve))
     begins = [index for index, _ in stream.parts]
     edges = [i * len(curve) // num_points for i in range(num_points + 1)] if num_points else []
@@ -186,7 +188,9 @@ def _timeline(
         for index in range(first, last):
             request, size = changes[index]
             totals[categories.of(request)] += size
+            requested += asked[request] if size > 0 else -asked[request]
             if not shown and curve[index] == top:
                 shown = {category: total for category, total in totals.items() if total}
+                requested_then = requested
         part = stream.parts[bisect_right(begins, begin + first) - 1][1]
-        yield TimelinePoint(part=part, allocated_bytes=top, breakdown=shown)
+        yield TimelinePoint(part=part, allocated_bytes=top, requested_bytes=requested_then, breakdown=shown)

@@ -48,6 +48,7 @@ class Moment(Answer):
 
     part: str
     allocated_bytes: int
+    requested_bytes: int
     breakdown: dict[str, int]
 
 

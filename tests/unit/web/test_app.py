@@ -18,7 +18,14 @@ def refused(client: TestClient, path: str, status: int = 422, **parameters: Any)
 
 
 def test_an_estimate_is_that_of_the_library(client: TestClient) -> None:
-    asked = {"model": "bert-mini", "batch": 12, "seq": 96, "gpu": "t4", "precision": "amp-fp16", "checkpointing": "full"}
+    asked = {
+        "model": "bert-mini",
+        "batch": 12,
+        "seq": 96,
+        "gpu": "t4",
+        "precision": "amp-fp16",
+        "checkpointing": "full",
+    }
     answer = answers.EstimateAnswer.model_validate_json(client.get("/api/estimate", params=asked).text)
     expected = vramfit.estimate(asked["model"], **{k: v for k, v in asked.items() if k != "model"})
     assert answer.peak_allocated_bytes == expected.peak_allocated_bytes
