@@ -14,7 +14,7 @@ from vramfit.workload import Workload
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SEQS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-NUM_BATCHES, NUM_SEQS = 10, 8
+NUM_BATCHES, NUM_SEQS = 9, 7
 
 
 def fit_grid(workload: Workload, *, on_cell: Callable[[int, int], None] = lambda done, total: None) -> FitGrid:
