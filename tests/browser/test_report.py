@@ -17,10 +17,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = vramfit.plan("bert-mini", batch=32, seq=128, gpu="t4")
     requested = [point.requested_bytes for point in plan.estimate.timeline]
     w = plan.workload
-    course = StepCourse(step=5, device="cuda:0", batch=w.batch, micro_batch=plan.micro_batch, seq=w.seq,
-                        num_events=len(requested), requested_bytes=sample(requested))  # fmt: skip
-    subject = Subject(source="test", plan=plan, estimate=plan.estimate, grid=fit_grid(w), course=course,
-                      course_estimate=plan.estimate)  # fmt: skip
+    course = StepCourse(
+        step=5,
+        device="cuda:0",
+        batch=w.batch,
+        micro_batch=plan.micro_batch,
+        seq=w.seq,
+        num_events=len(requested),
+        requested_bytes=sample(requested),
+    )
+    subject = Subject(
+        source="test", plan=plan, estimate=plan.estimate, grid=fit_grid(w), course=course, course_estimate=plan.estimate
+    )
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render_report(subject))
     return path

@@ -84,10 +84,13 @@ def comparison_html(c: Comparison) -> str:
     """A prediction beside its measurement."""
     w = c.measurement.workload
     rows = [
-        (f"{d.phase.replace('_', ' ')}, {d.figure}", f"predicted {format_bytes(d.predicted_bytes)}, measured "
-         f"{format_bytes(d.measured_bytes)} ({100 * d.error:+.2f} %)")
+        (
+            f"{d.phase.replace('_', ' ')}, {d.figure}",
+            f"predicted {format_bytes(d.predicted_bytes)}, measured "
+            f"{format_bytes(d.measured_bytes)} ({100 * d.error:+.2f} %)",
+        )
         for d in c.differences
-    ]  # fmt: skip
+    ]
     agrees = "agree" if c.agrees else "do not agree"
     return _card(
         _head(w.model, [*job(w), c.measurement.gpu]),

@@ -35,14 +35,16 @@ FILES = {
     "/api.js": ("api.js", "text/javascript"),
 }
 ABOUT = (
-    "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of `vramfit "
-    "estimate`; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
+    "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
+    "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
 )
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    422: {"model": answers.Problem, "description": "The request contradicts itself, the model or the GPU, or asks for "
-          "more than the limits allow."},
+    422: {
+        "model": answers.Problem,
+        "description": "The request contradicts itself, the model or the GPU, or asks for more than the limits allow.",
+    },
     503: {"model": answers.Problem, "description": "Too many requests wait already; come again in a few seconds."},
-}  # fmt: skip
+}
 
 
 def create_app(
@@ -66,8 +68,9 @@ def create_app(
         finally:
             await desk.stop()
 
-    app = FastAPI(title="vramfit", version=__version__, description=ABOUT, docs_url=None, redoc_url=None,
-                  lifespan=lifespan)  # fmt: skip
+    app = FastAPI(
+        title="vramfit", version=__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.add_middleware(Guard)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _no_such)
@@ -77,22 +80,45 @@ def create_app(
 
 
 def _add_api(app: FastAPI, allow_local: bool) -> None:
-    @app.get("/api/catalogue", operation_id="catalogue", summary="What there is to choose from")
+    @app.get(
+        "/api/catalogue",
+        operation_id="catalogue",
+        summary="What there is to choose from",
+        response_description="The catalogue",
+    )
     async def catalogue() -> answers.CatalogueAnswer:
         return _catalogue(allow_local)
 
-    @app.get("/api/estimate", operation_id="estimate", summary="What a job takes, and whether it fits",
-             response_model=answers.EstimateAnswer, responses=RESPONSES)  # fmt: skip
+    @app.get(
+        "/api/estimate",
+        operation_id="estimate",
+        summary="What a job takes, and whether it fits",
+        response_model=answers.EstimateAnswer,
+        response_description="The prediction",
+        responses=RESPONSES,
+    )
     async def estimate(query: Annotated[EstimateQuery, Query()], request: Request) -> Response:
         return await _ask(query, request)
 
-    @app.get("/api/max-batch", operation_id="max_batch", summary="The largest batch that fits",
-             response_model=answers.MaxBatchAnswer, responses=RESPONSES)  # fmt: skip
+    @app.get(
+        "/api/max-batch",
+        operation_id="max_batch",
+        summary="The largest batch that fits",
+        response_model=answers.MaxBatchAnswer,
+        response_description="The largest batch, 0 where nothing fits",
+        responses=RESPONSES,
+    )
     async def max_batch(query: Annotated[MaxBatchQuery, Query()], request: Request) -> Response:
         return await _ask(query, request)
 
-    @app.get("/api/plan", operation_id="plan", summary="The fastest settings that fit, and why",
-             response_model=answers.PlanAnswer, responses=RESPONSES)  # fmt: skip
+    @app.get(
+        "/api/plan",
+        operation_id="plan",
+        summary="The fastest settings that fit, and why",
+        response_model=answers.PlanAnswer,
+        response_description="The plan, or why there is none",
+        responses=RESPONSES,
+    )
     async def plan(query: Annotated[PlanQuery, Query()], request: Request) -> Response:
         return await _ask(query, request)
 

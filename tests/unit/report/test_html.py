@@ -19,6 +19,7 @@ from vramfit.report.html import figures
 from vramfit.report.html.modules import module_tree, peak_tree
 from vramfit.report.html.page import MAX_BYTES, render_report
 from vramfit.report.html.subject import Subject, read_subject
+from vramfit.report.html.timeline import timeline
 from vramfit.units import GIB, MIB
 
 GRID = FitGrid(
@@ -95,7 +96,7 @@ def test_a_step_is_stacked_by_category_with_the_measurement_over_it() -> None:
     course = StepCourse(
         step=7, device="cuda:0", batch=8, micro_batch=8, seq=512, num_events=3, requested_bytes=(MIB, 3 * MIB, 2 * MIB)
     )
-    figure = figures.timeline(staged(), course)
+    figure = timeline(staged(), course)
     stacked = {t["name"]: t["y"] for t in figure["data"] if "stackgroup" in t}
     assert set(stacked) == {"weights", "activations", "gradients"}
     assert [sum(column) * GIB for column in zip(*stacked.values(), strict=True)] == pytest.approx(

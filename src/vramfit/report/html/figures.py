@@ -1,106 +1,14 @@
 """Figures for plotly, as plain data; a colour is `@name` and gets its value from the page's light or dark style."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
-from vramfit.records.course import StepCourse
-from vramfit.records.estimate import CATEGORIES, Estimate, TimelinePoint
+from vramfit.records.estimate import Estimate
 from vramfit.records.grid import FitGrid
 from vramfit.records.plan import Plan
+from vramfit.report.html.marks import Figure, gib, limit_line
 from vramfit.report.html.modules import peak_tree
 from vramfit.units import GIB, format_bytes
-
-Figure = dict[str, Any]
-PART_WORDS = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "inputs": "inputs"}
-
-
-def timeline(estimate: Estimate, course: StepCourse | None = None) -> Figure:
-    """A step stacked by category; what was measured lies over it."""
-    points = estimate.timeline
-    scale = _spread(len(points))
-    data: list[Figure] = [
-        {
-            "type": "scatter",
-            "name": category,
-            "x": scale,
-            "y": [_gib(p.breakdown.get(category, 0)) for p in points],
-            "stackgroup": "live",
-            "line": {"width": 0.5, "color": f"@{category}", "shape": "hvh"},
-            "fillcolor": f"@{category}",
-            "hovertemplate": "%{y:.3f} GiB",
-        }
-        for category in CATEGORIES
-        if any(p.breakdown.get(category) for p in points)
-    ]
-    data.append(_line("predicted, requested", scale, [p.requested_bytes for p in points], "@ink", dash="dot"))
-    if course is not None:
-        measured = course.requested_bytes
-        data.append(_line("measured, requested", _spread(len(measured)), measured, "@bad", width=2.5))
-    marks, names = _parts(points)
-    lines = [_limit(estimate.capacity_bytes)] if _is_near(estimate) else []
-    return {
-        "data": data,
-        "layout": {
-            "height": 430,
-            "hovermode": "x unified",
-            "yaxis": {"title": {"text": "allocated, GiB"}, "rangemode": "tozero"},
-            "xaxis": {"showticklabels": False, "showgrid": False, "range": [0, 1]},
-            "shapes": [*marks, *lines],
-            "annotations": names,
-            "legend": {"orientation": "h", "y": -0.06},
-        },
-    }
-
-
-def _is_near(estimate: Estimate) -> bool:
-    """Whether the limit can be shown without flattening the rest."""
-    return estimate.capacity_bytes is not None and estimate.capacity_bytes < 1.6 * estimate.peak_allocated_bytes
-
-
-def _spread(num: int) -> list[float]:
-    return [(i + 0.5) / num for i in range(num)]
-
-
-def _gib(num_bytes: int) -> float:
-    return round(num_bytes / GIB, 5)
-
-
-def _line(
-    name: str, x: list[float], sizes: Sequence[int], colour: str, *, dash: str = "solid", width: float = 1.5
-) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": x,
-        "y": [_gib(n) for n in sizes],
-        "line": {"color": colour, "dash": dash, "width": width},
-        "hovertemplate": "%{y:.3f} GiB",
-    }
-
-
-def _limit(capacity_bytes: int | None) -> Figure:
-    y = _gib(capacity_bytes or 0)
-    line = {"color": "@ink", "width": 2, "dash": "dash"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
-
-
-def _parts(points: Sequence[TimelinePoint]) -> tuple[list[Figure], list[Figure]]:
-    """Lines between forward, backward and optimizer, and their names above."""
-    marks, names, at = [], [], 0
-    for part, run in groupby(p.part for p in points):
-        width = sum(1 for _ in run)
-        begin, end = at / len(points), (at + width) / len(points)
-        if at:
-            thin = {"color": "@line", "width": 1}
-            marks.append({"type": "line", "yref": "paper", "x0": begin, "x1": begin, "y0": 0, "y1": 1, "line": thin})
-        if width >= 0.05 * len(points):
-            text = PART_WORDS.get(part, part)
-            names.append({"x": (begin + end) / 2, "y": 1.0, "yref": "paper", "yanchor": "bottom", "text": text,
-                          "showarrow": False, "font": {"size": 12}})  # fmt: skip
-        at += width
-    return marks, names
 
 
 def icicle(estimate: Estimate) -> Figure:
@@ -164,8 +72,14 @@ def heat_map(grid: FitGrid, micro_batch: int, seq: int) -> Figure:
 def _numbers(values: Sequence[int], title: str) -> Figure:
     labels = [f"{n:,}" for n in values]
     places = list(range(len(values)))
-    return {"tickvals": places, "ticktext": labels, "title": {"text": title}, "zeroline": False, "showgrid": False,
-            "range": [-0.5, len(values) - 0.5]}  # fmt: skip
+    return {
+        "tickvals": places,
+        "ticktext": labels,
+        "title": {"text": title},
+        "zeroline": False,
+        "showgrid": False,
+        "range": [-0.5, len(values) - 0.5],
+    }
 
 
 def _cell(grid: FitGrid, micro_batch: int, seq: int) -> list[Figure]:
@@ -209,7 +123,7 @@ def alternatives(plan: Plan) -> Figure:
             "mode": "markers",
             "name": name,
             "x": [a.step_time_s for a in found],
-            "y": [_gib(a.safe_reserved_bytes) for a in found],
+            "y": [gib(a.safe_reserved_bytes) for a in found],
             "text": [f"{a.settings}<br>passes of {a.micro_batch} × {a.accumulate}" for a in found],
             "hovertemplate": "%{text}<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
             "marker": {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}},
@@ -224,7 +138,7 @@ def alternatives(plan: Plan) -> Figure:
             "mode": "markers",
             "name": "this plan",
             "x": [e.step_time_s or plan.step_time_s],
-            "y": [_gib(e.safe_reserved_bytes)],
+            "y": [gib(e.safe_reserved_bytes)],
             "marker": {"size": 16, "symbol": "star", "color": "@good"},
             "hovertemplate": "this plan<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
         }
@@ -235,7 +149,7 @@ def alternatives(plan: Plan) -> Figure:
             "height": 360,
             "xaxis": {"title": {"text": "seconds a step"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "reserved at most, GiB"}, "rangemode": "tozero"},
-            "shapes": [_limit(plan.budget_bytes)],
+            "shapes": [limit_line(plan.budget_bytes)],
             "legend": {"orientation": "h", "y": -0.22},
         },
     }
@@ -255,8 +169,21 @@ def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, lim
         }
         for i, (name, (steps, values)) in enumerate(lines.items())
     ]
-    shapes = [] if limit is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit,
-                                        "line": {"color": "@ink", "width": 2, "dash": "dash"}}]  # fmt: skip
+    shapes = (
+        []
+        if limit is None
+        else [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": limit,
+                "y1": limit,
+                "line": {"color": "@ink", "width": 2, "dash": "dash"},
+            }
+        ]
+    )
     return {
         "data": data,
         "layout": {

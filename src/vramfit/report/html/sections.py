@@ -9,9 +9,10 @@ from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.report.html import figures
-from vramfit.report.html.figures import Figure
+from vramfit.report.html.marks import Figure
 from vramfit.report.html.markup import section, table, tag, text
 from vramfit.report.html.subject import Subject
+from vramfit.report.html.timeline import timeline
 from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import job, peak_moment, phase_name, target
@@ -153,7 +154,7 @@ def _estimate(subject: Subject, drawn: Drawn) -> Iterator[str]:
     about = "Predicted, stacked by what it is."
     if course is not None and subject.course_estimate is not None:
         about = _beside(subject.course_estimate, course.step, max(course.requested_bytes), course.device)
-    place = drawn.place("timeline", figures.timeline(shown, course if subject.course_estimate else None), about)
+    place = drawn.place("timeline", timeline(shown, course if subject.course_estimate else None), about)
     yield section("One step, from left to right", place, about=about)
     when = f"{format_bytes(estimate.peak_allocated_bytes)} allocated, {peak_moment(estimate.peak, estimate.workload)}."
     tree = drawn.place("modules", figures.icicle(estimate), "What is alive at the peak, by module")

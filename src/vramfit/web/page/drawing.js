@@ -93,11 +93,12 @@ function child(parent, className) {
   return found;
 }
 
-export function drawParts(body, answer) {
+export function drawParts(body, answer, mode) {
+  const about = { ...CATEGORIES, ...(mode === "infer" ? { activations: "results on their way through the layers" } : {}) };
   const parts = partsOf(answer), total = parts.reduce((sum, [, size]) => sum + size, 0);
   body.replaceChildren(...parts.map(([name, size]) => element("tr", {},
     element("th", { scope: "row" }, element("i", { class: `swatch c-${name}` }), NAMES[name] ?? name),
-    element("td", { class: "wide", text: CATEGORIES[name] }),
+    element("td", { class: "wide", text: about[name] }),
     element("td", { class: "number", text: bytes(size) }),
     element("td", { class: "number", text: percent(size, total) }))));
 }

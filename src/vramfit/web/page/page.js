@@ -265,13 +265,14 @@ const MARKS = { good: "✓", tight: "!", bad: "✗", open: "·" };
 function show(answer, values) {
   const gpu = gpuEntry(), card = $("answer");
   card.dataset.tone = answer.tone;
-  document.body.classList.remove("stale");
+  document.body.classList.remove("stale", "empty");
   $("asked").textContent = sentence(answer);
   $("mark").textContent = MARKS[answer.tone];
   $("headline-text").textContent = answer.headline;
   $("details").replaceChildren(...answer.details.map((text) => element("p", { text })));
   drawBar($("bar"), answer, gpu ? gpu.title.replace(/^NVIDIA (GeForce )?/, "") : "memory");
-  drawParts($("parts").tBodies[0], answer);
+  drawParts($("parts").tBodies[0], answer, values.mode);
+  $("step-title").textContent = values.mode === "train" ? "One step, from left to right" : "One batch, from left to right";
   drawTimeline($("timeline"), answer);
   $("when").textContent = `${bytes(answer.peak_allocated_bytes)} allocated, ${answer.peak}.`;
   $("figures").replaceChildren(...[
@@ -309,7 +310,9 @@ function refuse(problem) {
   document.body.classList.add("stale");
   $("mark").textContent = "✗";
   $("headline-text").textContent = "Not possible";
-  $("details").replaceChildren(...reasons.map((text) => element("p", { text: stop(capital(text)) })));
+  const said = (text) => stop($(text.split(/[ :]/)[0]) ? text : capital(text)); // a keyword stays as it is
+  $("asked").textContent = "";
+  $("details").replaceChildren(...reasons.map((text) => element("p", { text: said(text) })));
   if (problem.hint && !problem.hint.startsWith("/docs")) $("details").append(element("p", { text: stop(capital(problem.hint)) }));
   for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
   for (const reason of reasons) {
@@ -352,7 +355,8 @@ function showPlan(plan) {
 
 function showMissing(missing) {
   $("plan").replaceChildren(
-    element("div", { class: "plan-head" }, element("p", { text: `✗ ${capital(missing.error)}.` })),
+    element("div", { class: "plan-head" }, element("p", { text: `✗ No plan fits: ${bytes(missing.shortfall_bytes)} too little` })),
+    element("p", { text: stop(missing.error) }),
     ...(missing.hint ? [element("p", { class: "quiet", text: `What would do: ${missing.hint}.` })] : []));
 }
 
