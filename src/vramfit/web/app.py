@@ -29,6 +29,8 @@ FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/state.js": ("state.js", "text/javascript"),
+    "/answers.js": ("answers.js", "text/javascript"),
     "/drawing.js": ("drawing.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/docs": ("api.html", "text/html"),
