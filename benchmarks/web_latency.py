@@ -2,10 +2,10 @@
 
     python benchmarks/web_latency.py --output benchmarks/results/web_latency_DATE.json
 
-For every model: the first figure after it was chosen (nothing of it is known yet), then moves of the batch slider and
-of the length slider by one place at a time, each as soon as the figure before stood there. Length moves come twice:
-right after the choice, when each needs a trace of its own, and after a pause in which the server has prepared them. A
-time runs from the event of the slider to the frame in which the new figure is drawn.
+For every model: the first figure after it was chosen (nothing of it is known yet), then moves of a slider by one place
+at a time. Batches are moved as soon as the figure before stands there, and at the pace of a hand; lengths right after
+the choice, when each needs a trace of its own, and after a pause in which the server has prepared them. A time runs
+from the event of the slider to the frame in which the new figure is drawn.
 """
 
 import argparse
@@ -26,8 +26,9 @@ from tests.browser.chromium import Browser, Page, browser  # noqa: E402
 
 MODELS = ("bert-base-uncased", "bert-large-uncased", "deberta-v3-base", "modernbert-base")
 FIGURES = "performance.getEntriesByName('vramfit-figure')"
-NUM_MOVES = 12
-PAUSE_S = 20.0
+NUM_MOVES = 10
+PAUSE_S = 15.0
+HAND_S = 0.5
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait(20)
-    result = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "milliseconds": found}
+    result = {"cores": os.cpu_count(), "load_average": round(os.getloadavg()[0], 1), "milliseconds": found}
     text = json.dumps(result, indent=2)
     print(text)
     if given.output is not None:
@@ -59,21 +60,22 @@ def measure(chromium: Browser, address: str, model: str) -> dict[str, Any]:
         page.wait(f"{FIGURES}.length")
         first = page.evaluate(f"{FIGURES}[0].duration")
         batches = [move(page, "batch-slider", 1) for _ in range(NUM_MOVES)]
+        paced = [move(page, "batch-slider", 1, pause_s=HAND_S) for _ in range(NUM_MOVES)]
         lengths = [move(page, "seq-slider", 1) for _ in range(4)]
         time.sleep(PAUSE_S)
-        prepared = [move(page, "seq-slider", -1) for _ in range(NUM_MOVES)]
-        again = [move(page, "batch-slider", -1) for _ in range(NUM_MOVES)]
+        prepared = [move(page, "seq-slider", -1, pause_s=HAND_S) for _ in range(NUM_MOVES)]
     return {
         "first": round(first),
-        "batch": summary(batches),
-        "length, not prepared": summary(lengths),
-        "length, prepared": summary(prepared),
-        "batch at a length that was prepared": summary(again),
+        "batch, one move after another": summary(batches),
+        "batch, at the pace of a hand": summary(paced),
+        "length, right after the choice": summary(lengths),
+        "length, prepared, at the pace of a hand": summary(prepared),
     }
 
 
-def move(page: Page, slider: str, direction: int) -> float:
-    """One place to the right or left; milliseconds to the figure."""
+def move(page: Page, slider: str, direction: int, pause_s: float = 0.0) -> float:
+    """One place to the right or left, after a pause; milliseconds to the figure."""
+    time.sleep(pause_s)
     before = page.evaluate(f"{FIGURES}.length")
     page.evaluate(f"document.getElementById('{slider}').focus()")
     page.press(*(("ArrowRight", "", 39) if direction > 0 else ("ArrowLeft", "", 37)))

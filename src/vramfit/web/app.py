@@ -45,7 +45,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "model": answers.Problem,
         "description": "The request contradicts itself, the model or the GPU, or asks for more than the limits allow.",
     },
-    503: {"model": answers.Problem, "description": "Too many requests wait already; come again in a few seconds."},
+    503: {
+        "model": answers.Problem,
+        "description": "Too many requests wait already, or the machine is too busy; come again later.",
+    },
 }
 
 

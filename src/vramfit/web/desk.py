@@ -13,7 +13,7 @@ from vramfit.web.queries import EstimateQuery, Query
 from vramfit.web.remembered import Remembered
 from vramfit.web.workers import Reply, Worker, worker_context
 
-QUIET_S = 0.25
+QUIET_S = 0.04
 """A worker that nobody has asked for so long prepares what is likely to be asked next."""
 LOOKED_AFTER_S = 0.5
 """How often it is looked whether the reader of an answer is still there."""
@@ -82,8 +82,9 @@ class Desk:
         self._remembered = Remembered(MAX_REMEMBERED_BYTES)
         self._threads = ThreadPoolExecutor(num_workers + 1, thread_name_prefix="vramfit-web")
         self._tasks: list[asyncio.Task[None]] = []
-        self._homes: OrderedDict[Query, Line] = OrderedDict()
+        self._homes: OrderedDict[Query, list[Line]] = OrderedDict()
         self._asked_at = 0.0
+        self._asked_before: EstimateQuery | None = None
 
     async def start(self) -> None:
         """Have all workers ready."""
@@ -148,32 +149,41 @@ class Desk:
         shortest = min(lines, key=lambda line: line.length)
         if not isinstance(query, EstimateQuery):
             return shortest
-        home = self._homes.get(_trace_of(query), shortest)
+        homes = self._homes.get(_trace_of(query)) or [shortest]
+        home = min(homes, key=lambda line: line.length)
         line = shortest if home.length - shortest.length >= MAX_LONGER else home
         self._settle(query, line)
         return line
 
     def _settle(self, query: EstimateQuery, line: Line) -> None:
         """Note who has a trace."""
-        self._homes[_trace_of(query)] = line
+        homes = self._homes.setdefault(_trace_of(query), [])
         self._homes.move_to_end(_trace_of(query))
+        if line not in homes:
+            homes.append(line)
         while len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
 
     def _prepare(self, query: EstimateQuery) -> None:
         """Let workers that have nothing else to do answer what is likely to be asked next.
 
-        New traces take longest: they are made by others than the one that the reader is asking just now.
+        New traces take longest: they are made by others than the one that the reader is asking just now. Other batches
+        are shared out, so that two workers have their trace, and one is free when the reader moves on.
         """
-        here = self._homes.get(_trace_of(query), self._quick[0])
+        before, self._asked_before = self._asked_before, query
+        here = self._homes.get(_trace_of(query), self._quick)[0]
+        elsewhere = [line for line in self._quick if line is not here] or self._quick
         for line in self._quick:
             line.ahead.clear()
-        elsewhere = [line for line in self._quick if line is not here] or self._quick
-        for other in neighbours(query):
-            if other not in self._remembered and other not in self._pending:
-                line = self._homes.get(_trace_of(other)) or min(elsewhere, key=lambda line: len(line.ahead))
-                line.ahead.append(other)
-                line.arrived.set()
+        for number, other in enumerate(neighbours(query, before)):
+            if other in self._remembered or other in self._pending:
+                continue
+            homes = self._homes.get(_trace_of(other)) or elsewhere
+            if other.seq == query.seq:
+                homes = [here, *elsewhere]
+            line = homes[0] if number == 0 else min(homes, key=lambda line: len(line.ahead))
+            line.ahead.append(other)
+            line.arrived.set()
 
     async def _serve(self, line: Line) -> None:
         loop = asyncio.get_running_loop()
@@ -189,8 +199,10 @@ class Desk:
             finally:
                 line.is_busy = False
                 self._pending.pop(job.query, None)
-            if reply[0] != 500:
+            if reply[0] in (200, 422):
                 self._remembered.put(job.query, reply)
+            if isinstance(job.query, EstimateQuery):
+                self._settle(job.query, line)
             if not job.reply.cancelled():
                 job.reply.set_result(reply)
 
@@ -204,7 +216,6 @@ class Desk:
                 if query not in self._remembered and query not in self._pending:
                     job = Job(query, asyncio.get_running_loop().create_future(), is_ahead=True)
                     self._pending[query] = job
-                    self._settle(query, line)
                     return job
                 continue
             with suppress(TimeoutError):

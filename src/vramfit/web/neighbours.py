@@ -11,12 +11,17 @@ NUM_BATCHES = 8
 NUM_SEQS = 15
 
 
-def neighbours(query: EstimateQuery) -> list[EstimateQuery]:
-    """Queries that differ by a move of one slider, the nearest first."""
+def neighbours(query: EstimateQuery, before: EstimateQuery | None = None) -> list[EstimateQuery]:
+    """Queries that differ by a move of one slider, the likeliest first.
+
+    Args:
+        before: what was asked before it: whoever moves a slider goes on in the same direction.
+    """
     entry = find_entry(query.model)
     longest = entry.max_positions if entry is not None else 512
-    batches = _nearest(BATCH_STOPS, query.batch, NUM_BATCHES)
-    seqs = _nearest([n for n in SEQ_STOPS if n <= longest], query.seq, NUM_SEQS)
+    before = before or query
+    batches = _nearest(BATCH_STOPS, query.batch, NUM_BATCHES, query.batch - before.batch)
+    seqs = _nearest([n for n in SEQ_STOPS if n <= longest], query.seq, NUM_SEQS, query.seq - before.seq)
     return list(_changed(query, batches, seqs))
 
 
@@ -28,9 +33,14 @@ def _changed(query: EstimateQuery, batches: Sequence[int], seqs: Sequence[int]) 
             yield query.model_copy(update={"seq": seq})
 
 
-def _nearest(stops: Sequence[int], here: int, count: int) -> list[int]:
-    """The stops around a place, those beside it first; the place itself left out."""
+def _nearest(stops: Sequence[int], here: int, count: int, direction: int) -> list[int]:
+    """The stops around a place, the next two in the direction first, then those beside it; the place itself left out.
+
+    >>> _nearest([1, 2, 3, 4, 5, 6], 3, 4, 1), _nearest([1, 2, 3, 4, 5, 6], 3, 4, -1)
+    ([4, 5, 2, 6], [2, 1, 4, 5])
+    """
     below = [n for n in stops if n < here][::-1]
     above = [n for n in stops if n > here]
-    mixed = [n for pair in zip_longest(above, below) for n in pair if n is not None]
-    return mixed[:count]
+    ahead, behind = (below, above) if direction < 0 else (above, below)
+    mixed = [n for pair in zip_longest(behind, ahead[2:]) for n in pair if n is not None]
+    return [*ahead[:2], *mixed][:count]

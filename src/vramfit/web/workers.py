@@ -73,9 +73,11 @@ class Worker:
         self._end()
         if self._is_closed:
             return 503, _problem("the server is closing", "start it again")
-        is_late = is_late or self._process.exitcode == -getattr(signal, "SIGPROF", 0)
+        is_used_up = self._process.exitcode == -getattr(signal, "SIGPROF", 0)
         self.start()
         if is_late:
+            return 503, _problem("this machine is too busy to answer in time", "ask again later")
+        if is_used_up:
             text = f"no answer within {self._limit_s:.0f} s of computing"
             return 422, _problem(text, "ask for a smaller model or fewer micro-batches, or on the command line")
         return 500, _problem("the process that made the prediction ended unexpectedly", "ask again")
