@@ -8,6 +8,7 @@
     if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v, css)]));
     return value;
   };
+  const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
   const draw = () => {
     const css = style(), isNarrow = innerWidth < 600;
     const axis = { gridcolor: "@line", linecolor: "@line", zerolinecolor: "@line", automargin: true };
@@ -17,7 +18,7 @@
         font: { family: "system-ui, sans-serif", color: "@ink", size: isNarrow ? 11 : 13 },
         margin: { l: isNarrow ? 44 : 60, r: 12, t: 24, b: 48 },
         hoverlabel: { bgcolor: "@card", bordercolor: "@line", font: { color: "@ink" } },
-        ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
+        ...layout, annotations: (layout.annotations ?? []).map((a) => (isNarrow ? { ...a, text: SHORT[a.text] ?? a.text, font: { size: 10 } } : a)), xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
       };
       Plotly.react(name, coloured(data, css), coloured(whole, css), { displaylogo: false, responsive: true, displayModeBar: false });
     }
