@@ -56,7 +56,7 @@ def test_a_largest_batch_and_a_plan_are_those_of_the_library(client: TestClient)
 
 
 def test_no_plan_is_an_answer_that_says_what_would_do(client: TestClient) -> None:
-    asked = {"model": "bert-large-uncased", "batch": 8, "seq": 512, "gpu": "t4", "memory": "2GiB"}
+    asked = {"model": "bert-small", "batch": 8, "seq": 64, "gpu": "t4", "memory": "150MiB"}
     answer = client.get("/api/plan", params=asked).json()
     assert answer["found"] is None
     assert answer["missing"]["shortfall_bytes"] > 0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from vramfit.web import desk as desk_module
+from vramfit.web import workers as workers_module
 from vramfit.web.desk import Busy, Desk, Gone
 from vramfit.web.neighbours import neighbours
 from vramfit.web.queries import EstimateQuery, PlanQuery
@@ -113,7 +114,8 @@ def test_places_beside_the_sliders_are_prepared(monkeypatch: pytest.MonkeyPatch)
     assert {(q.batch, q.seq) for q in asked} >= {(15, 128), (20, 128), (16, 96), (16, 512)}
 
 
-def test_a_prediction_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
+def test_a_prediction_that_takes_too_long_is_ended_and_the_next_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "WALL_FACTOR", 1000.0)  # however busy this machine is
     worker = Worker(worker_context(), limit_s=0.05, niceness=0, allow_local=False)
     worker.start()
     try:
@@ -123,6 +125,18 @@ def test_a_prediction_that_takes_too_long_is_ended_and_the_next_is_answered() ->
         status, body = worker.ask(EstimateQuery(model="no-such-model"))
         assert status == 422
         assert b"unknown model" in body
+    finally:
+        worker.stop()
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "WALL_FACTOR", 0.0)
+    worker = Worker(worker_context(), limit_s=20, niceness=0, allow_local=False)
+    worker.start()
+    try:
+        status, body = worker.ask(PlanQuery(model="bert-tiny"))
+        assert status == 503
+        assert b"too busy" in body
     finally:
         worker.stop()
 
