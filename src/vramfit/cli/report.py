@@ -80,7 +80,7 @@ def _predicted(subject: "Subject") -> "Subject":
             if subject.estimate is None:
                 subject = replace(subject, estimate=estimate(workload.model, **_keywords(workload)))
             course = subject.course
-            if course is not None:
+            if course is not None and subject.course_estimate is None:
                 size = {"batch": course.batch, "micro_batch": course.micro_batch, "seq": course.seq, "accumulate": None}
                 subject = replace(subject, course_estimate=estimate(workload.model, **{**_keywords(workload), **size}))
             return replace(subject, grid=fit_grid(workload, on_cell=show))

@@ -14,6 +14,7 @@ from vramfit.records.codec import to_data, to_json
 from vramfit.records.course import StepCourse
 from vramfit.records.estimate import Estimate, TimelinePoint
 from vramfit.records.grid import FitGrid
+from vramfit.records.plan import Plan
 from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.html import figures
 from vramfit.report.html.modules import module_tree, peak_tree
@@ -146,6 +147,26 @@ def test_a_runs_folder_shows_its_course(tmp_path: Path) -> None:
     assert shown["scores"]["data"][0]["y"] == [0.9]
     assert "NVIDIA H200" in html
     assert "3.00 GiB; predicted at most 3.00 GiB; budget 4.00 GiB" in html
+
+
+def test_a_step_of_the_plans_own_size_lies_over_the_plan(tmp_path: Path) -> None:
+    w = staged().workload
+    made = Plan(
+        workload=w,
+        estimate=staged(),
+        evaluation=staged(),
+        step_time_s=1.0,
+        budget_bytes=GIB,
+        margin_bytes=0,
+        margin_reason="-",
+    )
+    made.save(tmp_path / "plan.json")
+    course = StepCourse(
+        step=2, device="cuda:0", batch=w.batch, micro_batch=w.batch, seq=w.seq, num_events=1, requested_bytes=(MIB,)
+    )
+    for size, lies_over in ((w.seq, True), (w.seq - 1, False)):
+        (tmp_path / "step.json").write_text(to_json(replace(course, seq=size)))
+        assert (read_subject(tmp_path).course_estimate is not None) == lies_over
 
 
 def test_a_run_that_is_not_finished_says_so(tmp_path: Path) -> None:

@@ -93,10 +93,16 @@ def _from_folder(folder: Path) -> Subject:
         estimate=plan.estimate if plan is not None else None,
         metrics=_lines(folder / METRICS),
         course=course,
+        course_estimate=plan.estimate if plan is not None and course is not None and _is_of(course, plan) else None,
         environment=run.environment if run is not None else {},
     )
     unfinished = f"the run has not come to its end: {RUN} is not there yet"
     return made if run is not None else replace(made, notes=(unfinished,))
+
+
+def _is_of(course: StepCourse, plan: Plan) -> bool:
+    """Whether a recorded step has the very size that a plan is for."""
+    return (course.batch, course.micro_batch, course.seq) == (plan.workload.batch, plan.micro_batch, plan.workload.seq)
 
 
 def _text(path: Path) -> str:
