@@ -48,12 +48,12 @@ class Worker:
     def start(self) -> None:
         """Have a process that is ready."""
         ours, theirs = self._context.Pipe()
-        self._process = self._context.Process(  # type: ignore[attr-defined]
+        process = self._context.Process(  # type: ignore[attr-defined]
             target=_serve, args=(theirs, *self._arguments), daemon=True, name="vramfit-web-worker"
         )
-        self._process.start()
+        process.start()
         theirs.close()
-        self._pipe = ours
+        self._process, self._pipe = process, ours
         if not ours.poll(START_S):
             raise RuntimeError(f"a worker was not ready within {START_S:.0f} s")
         ours.recv()
@@ -74,7 +74,10 @@ class Worker:
         if self._is_closed:
             return 503, _problem("the server is closing", "start it again")
         is_used_up = self._process.exitcode == -getattr(signal, "SIGPROF", 0)
-        self.start()
+        try:
+            self.start()
+        except (RuntimeError, OSError, EOFError) as error:  # no memory for another process: the next query tries again
+            return 500, _problem(f"no process to compute in: {error}", "close other programs, or start it again")
         if is_late:
             return 503, _problem("this machine is too busy to answer in time", "ask again later")
         if is_used_up:
