@@ -22,8 +22,10 @@ from vramfit.cli import (
     models,
     plan,
     predict,
+    report,
     train,
     watch,
+    web,
 )
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
@@ -76,6 +78,8 @@ for _verb in (
     doctor,
     explain,
     watch,
+    report,
+    web,
 ):
     app.command(
         name=_verb.NAME,

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -43,6 +44,7 @@ class EmulatedGPU:
         self._allocator = CachingAllocator(self.memory_bytes, options, capacity_kind="physical")
         self._held: dict[int, tuple[Any, Any]] = {}
         self._taken_bytes = 0
+        self._course: list[int] | None = None
         self._mode = _Mode(self)
         self._kernels = Kernels(self._meet)
         self.num_allocations = 0
@@ -65,7 +67,7 @@ class EmulatedGPU:
 
     @property
     def requested_bytes(self) -> int:
-        """The sum of what tensors asked for."""
+        """As `requested_bytes.all.current` of `torch.cuda.memory_stats`."""
         return self._allocator.requested_bytes
 
     @property
@@ -106,6 +108,15 @@ class EmulatedGPU:
         """As `torch.cuda.empty_cache`."""
         self._allocator.empty_cache()
 
+    @contextmanager
+    def recorded(self, course: list[int]) -> Iterator[None]:
+        """Inside, `course` gets what is requested after every allocation and free."""
+        before, self._course = self._course, course
+        try:
+            yield
+        finally:
+            self._course = before
+
     def take(self, memory: str | int) -> None:
         """Another process takes this much; what is in use already stays."""
         self._taken_bytes += parse_bytes(memory, name="memory")
@@ -126,8 +137,10 @@ class EmulatedGPU:
         if key in self._held or storage.nbytes() == 0 or tensor.device.type != "cpu":
             return
         self.num_allocations += 1
-        block = self._malloc(storage.nbytes())
+        num_bytes = storage.nbytes()
+        block = self._malloc(num_bytes)
         self._held[key] = (block, weakref.ref(storage, lambda _: self._free(key, block)))
+        self._note()
 
     def _malloc(self, num_bytes: int) -> Any:
         if self.num_allocations in self.fail_at:
@@ -143,6 +156,11 @@ class EmulatedGPU:
         if held is not None and held[0] is block:
             del self._held[key]
             self._allocator.free(block)
+            self._note()
+
+    def _note(self) -> None:
+        if self._course is not None:
+            self._course.append(self.requested_bytes)
 
     def _out_of_memory(self, num_bytes: int) -> torch.OutOfMemoryError:
         """CUDACachingAllocator.cpp (2.11) words it so."""

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from vramfit.allocator.caching import CachingAllocator
 from vramfit.allocator.options import AllocatorOptions
@@ -84,27 +85,33 @@ def walk(
     held: list[Block] = []
     live: dict[int, Block] = {}
     sizes_at_peak: dict[int, int] = {}
-    curve: list[int] = []
+    at_begin: dict[int, int] = {}
+    changes: list[tuple[int, int]] = []
     begin, end = steady
     for index, event in enumerate(stream.events[: max(end, peak_index + 1)]):
         while events_of_driver and events_of_driver[0].index == index:
             allocator.placement.on_event(events_of_driver.pop(0).name)  # type: ignore[arg-type]
+        if index == begin:
+            at_begin = {request: block.size for request, block in live.items()}
         if event > 0:
             block = allocator.malloc(event)
-            live[len(held)] = block
+            request, change = len(held), block.size
+            live[request] = block
             held.append(block)
         else:
-            allocator.free(live.pop(-event))
+            block = live.pop(-event)
+            request, change = -event, -block.size
+            allocator.free(block)
         if index == peak_index:
             sizes_at_peak = {request: block.size for request, block in live.items()}
         if begin <= index < end:
-            curve.append(allocator.allocated_bytes)
+            changes.append((request, change))
     categories = _Categories(stream)
     blocks = [
         LiveBlock(stream.origins[stream.request_origins[request]], categories.of(request), size)
         for request, size in sizes_at_peak.items()
     ]
-    return Walk(blocks, tuple(_timeline(stream, begin, curve)))
+    return Walk(blocks, tuple(_timeline(stream, begin, at_begin, changes, categories)))
 
 
 class _Categories:
@@ -121,8 +128,16 @@ class _Categories:
             else:
                 self._freed_at[-event] = index
         self._infers = not any(part == "backward" for _, part in stream.parts)
+        self._known: dict[int, Category] = {}
 
     def of(self, request: int) -> Category:
+        """The category of a request's block."""
+        category = self._known.get(request)
+        if category is None:
+            category = self._known[request] = self._find(request)
+        return category
+
+    def _find(self, request: int) -> Category:
         origin = self._stream.origins[self._stream.request_origins[request]]
         if origin.part == "load":
             return "weights"
@@ -148,11 +163,34 @@ class _Categories:
         return following < len(self._part_begins) and freed_at >= self._part_begins[following]
 
 
-def _timeline(stream: Stream, begin: int, curve: list[int]) -> Iterator[TimelinePoint]:
-    """The curve in equal stretches, each with its highest point."""
+def _timeline(
+    stream: Stream, begin: int, at_begin: dict[int, int], changes: list[tuple[int, int]], categories: _Categories
+) -> Iterator[TimelinePoint]:
+    """The step in equal stretches, each with its highest point and what is live then.
+
+    Args:
+        begin: the first event of the step.
+        at_begin: request → bytes of the blocks that are live before it.
+        changes: (request, bytes) of every event of the step, negative for a free.
+    """
+    totals: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    for request, size in at_begin.items():
+        totals[categories.of(request)] += size
+    curve = list(accumulate((size for _, size in changes), initial=sum(at_begin.values())))[1:]
+    asked = [event for event in stream.events if event > 0]
+    requested, requested_then = sum(asked[request] for request in at_begin), 0
     num_points = min(NUM_TIMELINE_POINTS, len(curve))
     begins = [index for index, _ in stream.parts]
-    for i in range(num_points):
-        first, last = i * len(curve) // num_points, (i + 1) * len(curve) // num_points
+    edges = [i * len(curve) // num_points for i in range(num_points + 1)] if num_points else []
+    for first, last in pairwise(edges):
+        top = max(curve[first:last])
+        shown: dict[str, int] = {}
+        for index in range(first, last):
+            request, size = changes[index]
+            totals[categories.of(request)] += size
+            requested += asked[request] if size > 0 else -asked[request]
+            if not shown and curve[index] == top:
+                shown = {category: total for category, total in totals.items() if total}
+                requested_then = requested
         part = stream.parts[bisect_right(begins, begin + first) - 1][1]
-        yield TimelinePoint(part=part, allocated_bytes=max(curve[first : max(last, first + 1)]))
+        yield TimelinePoint(part=part, allocated_bytes=top, requested_bytes=requested_then, breakdown=shown)

@@ -72,6 +72,10 @@ class TimelinePoint:
     part: str
     allocated_bytes: int
     """The most in this stretch."""
+    requested_bytes: int = 0
+    """What live tensors and workspaces asked for at that moment."""
+    breakdown: Mapping[str, int] = field(default_factory=dict)
+    """Category → bytes at that moment, what is empty left out; they add up to `allocated_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +147,12 @@ class Estimate:
             raise VramfitError("an estimate read from a file has no stream to save", hint="estimate it again")
         replace_file(Path(path), pickle.dumps(self.snapshot()))
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from vramfit.report.notebook import estimate_html
+
+        return estimate_html(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaxBatch:
@@ -158,6 +168,12 @@ class MaxBatch:
     """What stops the next batch: the phase and part that would run out, in words."""
     not_fitting: tuple[int, ...] = ()
     """Smaller batches that do not fit although this one does: fragmentation decides."""
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from vramfit.report.notebook import max_batch_html
+
+        return max_batch_html(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

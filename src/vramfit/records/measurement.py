@@ -99,6 +99,12 @@ class Comparison:
     agrees: bool
     """Within the tolerance, and of one mind about whether it fits."""
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from vramfit.report.notebook import comparison_html
+
+        return comparison_html(self)
+
 
 def compare(estimate: Estimate, measurement: Measurement, *, tolerance: float = 0.01) -> Comparison:
     """The prediction beside the measurement, phase by phase.

@@ -166,3 +166,9 @@ class Plan:
         if w.checkpointing == "full":
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from vramfit.report.notebook import plan_html
+
+        return plan_html(self)

@@ -82,4 +82,12 @@ class RunRecord:
     tokens_per_s: float
     num_sessions: int = 1
     """Times it was started; more than 1 where it was resumed."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it ran with: python, torch, transformers, vramfit, the GPU."""
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from vramfit.report.notebook import run_html
+
+        return run_html(self)

@@ -160,6 +160,11 @@ class Stepper:
         return self._size.now
 
     @property
+    def seq(self) -> int | None:
+        """The full length in tokens; None until a batch is seen, where none was given."""
+        return self._seq
+
+    @property
     def loss_scale(self) -> float | None:
         """The GradScaler's scale; None without one."""
         return None if self._scaler is None else float(self._scaler.get_scale())

@@ -88,3 +88,11 @@ def test_a_short_step_has_a_point_for_each_event_and_a_long_one_only_so_many() -
     timeline = walk(long, 0, (0, 1000), AllocatorOptions()).timeline
     assert len(timeline) == NUM_TIMELINE_POINTS
     assert {p.allocated_bytes for p in timeline} == {K}
+
+
+def test_every_moment_of_the_step_adds_up_to_what_is_live_then() -> None:
+    timeline = walk(small(), 8, (2, 15), AllocatorOptions()).timeline
+    assert all(sum(point.breakdown.values()) == point.allocated_bytes for point in timeline)
+    assert all(point.requested_bytes == point.allocated_bytes for point in timeline)  # all are multiples of 512
+    assert timeline[0].breakdown == {"weights": K, "inputs": K, "activations": K}
+    assert timeline[6].breakdown["activations"] == 3 * K

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vramfit.records.course import StepCourse
 from vramfit.records.run import EvaluationResult
 
 
@@ -54,6 +55,13 @@ class Stepped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A step was written down request by request."""
+
+    course: StepCourse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluating:
     """Samples of an evaluation that are done."""
 
@@ -77,5 +85,5 @@ class Saved:
     final: bool = False
 
 
-Event = Note | Loading | Started | Stepped | Evaluating | Evaluated | Saved
+Event = Note | Loading | Started | Stepped | Recorded | Evaluating | Evaluated | Saved
 OnEvent = Callable[[Event], None]

@@ -7,8 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vramfit.errors import VramfitError
+from vramfit.records.codec import to_json
+from vramfit.records.course import FILE_NAME
 from vramfit.records.saving import replace_file
-from vramfit.runtime.training.events import Evaluated, Event, Stepped
+from vramfit.runtime.training.events import Evaluated, Event, Recorded, Stepped
 
 NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -23,19 +26,23 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, from_step: int) -> None:
+        self._folder = folder
         self._path = folder / NAME
         _cut(self._path, from_step)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._board = _tensorboard(folder / TENSORBOARD, from_step)
 
     def write(self, event: Event) -> None:
-        """Note a step or an evaluation; other events are no figures."""
+        """Note a step, its course or an evaluation; other events are no figures."""
         if isinstance(event, Stepped):
             names = ("epoch", "loss", "lr", "tokens_per_s", "num_skipped", "num_recoveries", "num_nonfinite")
             more = ("loss_scale", "micro_batch", "reserved_bytes")
             self._line("train", event.step, {name: getattr(event, name) for name in (*names, *more)})
         elif isinstance(event, Evaluated):
             self._line("eval", event.result.step, {"epoch": event.result.epoch, **event.result.metrics})
+        elif isinstance(event, Recorded):
+            with suppress(VramfitError):  # a full disk: the next checkpoint says so
+                replace_file(self._folder / FILE_NAME, (to_json(event.course) + "\n").encode())
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

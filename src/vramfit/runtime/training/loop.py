@@ -16,10 +16,11 @@ from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.divergence import Watch
-from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Saved, Stepped
+from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Recorded, Saved, Stepped
 from vramfit.runtime.training.interruption import StopRequest
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.progress import Progress
+from vramfit.runtime.training.recording import Recorder
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.schedule import Schedule
 from vramfit.runtime.training.state import (
@@ -66,6 +67,7 @@ class Loop:
         self._stop = stop
         self._on_event = on_event
         self._saved_step = -1
+        self._recorder = Recorder(parts.place)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Be where a checkpoint was written."""
@@ -112,8 +114,7 @@ class Loop:
         lr, skipped_before, loss = p.schedule.lr, stepper.num_skipped, math.nan
         counts = _has_labels(batch)
         if counts:
-            with p.place.active():
-                loss = stepper.step(batch)
+            loss = self._step(batch)
         num_tokens = int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
         time_s = time.perf_counter() - started
         progress = self.progress
@@ -138,6 +139,19 @@ class Loop:
         )
         if diverged is not None:
             raise diverged
+
+    def _step(self, batch: Batch) -> float:
+        """One step, written down where it is the dearest so far and memory did not run out in it."""
+        p, stepper = self._parts, self._parts.stepper
+        num_samples, seq = batch["input_ids"].shape
+        fits = max(stepper.micro_batch * (stepper.seq or seq) // seq, 1)
+        recoveries_before = stepper.num_recoveries
+        recording = self._recorder.step(self.progress.step + 1, num_samples, min(num_samples, fits), seq)
+        with recording as courses, p.place.active():
+            loss = stepper.step(batch)
+        if courses and stepper.num_recoveries == recoveries_before:
+            self._on_event(Recorded(course=courses[0]))
+        return loss
 
     def _after_step(self, *, is_end_of_epoch: bool) -> None:
         p, step = self._parts, self.progress.step

@@ -1,12 +1,19 @@
 """The record of a run that has come to its end, and its settings in words."""
 
+import platform
+from importlib.metadata import version
 from typing import Any
 
+import torch
+
+from vramfit import __version__
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
 from vramfit.runtime.data.metrics import make_metrics
 from vramfit.runtime.training.loop import Loop, Parts
+from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data
+from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "checkpointing", "freeze", "lora")
@@ -72,5 +79,18 @@ def make_record(
         num_tokens=progress.num_tokens,
         tokens_per_s=progress.num_tokens / max(training_s, 1e-9),
         num_sessions=progress.num_sessions,
+        environment=environment_of(place),
         notes=tuple(notes),
     )
+
+
+def environment_of(place: Place) -> dict[str, str]:
+    """What a run ran with."""
+    found = {"vramfit": __version__, "python": platform.python_version()}
+    found |= {name: version(name) for name in ("torch", "transformers")}
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    if place.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(place.device)
+        found["gpu"] = f"{properties.name}, {format_bytes(properties.total_memory)}"
+        found["cuda"] = str(torch.version.cuda)
+    return found

@@ -1,0 +1,1 @@
+"""Reports as one HTML file: everything inside, nothing fetched."""

@@ -1,0 +1,197 @@
+"""Figures for plotly, as plain data; a colour is `@name` and gets its value from the page's light or dark style."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vramfit.records.estimate import Estimate
+from vramfit.records.grid import FitGrid
+from vramfit.records.plan import Plan
+from vramfit.report.html.marks import Figure, gib, limit_line
+from vramfit.report.html.modules import peak_tree
+from vramfit.units import GIB, format_bytes
+
+
+def icicle(estimate: Estimate) -> Figure:
+    """What is alive at the peak, by module."""
+    nodes = peak_tree(estimate)
+    return {
+        "data": [
+            {
+                "type": "icicle",
+                "ids": [n.path for n in nodes],
+                "labels": [n.label for n in nodes],
+                "parents": [n.parent for n in nodes],
+                "values": [n.num_bytes for n in nodes],
+                "text": [format_bytes(n.num_bytes) for n in nodes],
+                "branchvalues": "total",
+                "maxdepth": 6,
+                "tiling": {"orientation": "v", "pad": 1},
+                "textinfo": "label+text",
+                "textfont": {"color": "#ffffff"},
+                "hovertemplate": "%{id}<br>%{text} · %{percentRoot:.1%} of the peak<extra></extra>",
+                "marker": {"colors": [f"@{n.colour}" for n in nodes], "line": {"width": 1, "color": "@card"}},
+                "sort": False,
+            }
+        ],
+        "layout": {"height": 480, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}},
+    }
+
+
+def heat_map(grid: FitGrid, micro_batch: int, seq: int) -> Figure:
+    """Batches by lengths; the border runs between what fits and what does not."""
+    most = max(max(row) for row in grid.safe_reserved_bytes)
+    whole = grid.capacity_bytes or most
+    shares = [[min(n / whole, 2.0) for n in row] for row in grid.safe_reserved_bytes]
+    text = [[format_bytes(n, digits=1 if n >= GIB else 0) for n in row] for row in grid.safe_reserved_bytes]
+    scale = [[0, "@fit-low"], [0.499, "@fit-high"], [0.501, "@over-low"], [1, "@over-high"]]
+    cells = {
+        "type": "heatmap",
+        "z": shares,
+        "text": text,
+        "texttemplate": "%{text}",
+        "zmin": 0,
+        "zmax": 2,
+        "colorscale": scale if grid.capacity_bytes is not None else [[0, "@fit-low"], [1, "@fit-high"]],
+        "showscale": False,
+        "hovertemplate": "%{text} reserved at most<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
+    return {
+        "data": [cells],
+        "layout": {
+            "height": 80 + 38 * len(grid.micro_batches),
+            "xaxis": _numbers(grid.seqs, "tokens a sequence"),
+            "yaxis": _numbers(grid.micro_batches, "samples a forward pass"),
+            "shapes": [*border(grid), *_cell(grid, micro_batch, seq)],
+            "showlegend": False,
+        },
+    }
+
+
+def _numbers(values: Sequence[int], title: str) -> Figure:
+    labels = [f"{n:,}" for n in values]
+    places = list(range(len(values)))
+    return {
+        "tickvals": places,
+        "ticktext": labels,
+        "title": {"text": title},
+        "zeroline": False,
+        "showgrid": False,
+        "range": [-0.5, len(values) - 0.5],
+    }
+
+
+def _cell(grid: FitGrid, micro_batch: int, seq: int) -> list[Figure]:
+    """The frame of one cell."""
+    if seq not in grid.seqs or micro_batch not in grid.micro_batches:
+        return []
+    x, y = grid.seqs.index(seq), grid.micro_batches.index(micro_batch)
+    look = {"color": "@ink", "width": 2, "dash": "dot"}
+    return [{"type": "rect", "x0": x - 0.46, "x1": x + 0.46, "y0": y - 0.4, "y1": y + 0.4, "line": look}]
+
+
+def border(grid: FitGrid) -> list[Figure]:
+    """The edges between cells of which one fits and the other does not."""
+    lines = []
+    for y, row in enumerate(grid.fits):
+        for x, fits in enumerate(row):
+            if fits is None:
+                continue
+            if x + 1 < len(row) and row[x + 1] != fits:
+                lines.append((x + 0.5, y - 0.5, x + 0.5, y + 0.5))
+            if y + 1 < len(grid.fits) and grid.fits[y + 1][x] != fits:
+                lines.append((x - 0.5, y + 0.5, x + 0.5, y + 0.5))
+    look = {"color": "@ink", "width": 3}
+    return [{"type": "line", "x0": a, "y0": b, "x1": c, "y1": d, "line": look} for a, b, c, d in lines]
+
+
+def alternatives(plan: Plan) -> Figure:
+    """What was predicted, as memory against time."""
+    groups: Mapping[str, tuple[list[Any], str, str]] = {
+        "fits": ([a for a in plan.alternatives if a.fits and a.allowed], "circle-open", "@accent"),
+        "fits, but is not allowed": (
+            [a for a in plan.alternatives if a.fits and not a.allowed],
+            "diamond-open",
+            "@tight",
+        ),
+        "does not fit": ([a for a in plan.alternatives if not a.fits], "x", "@bad"),
+    }
+    data: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [a.step_time_s for a in found],
+            "y": [gib(a.safe_reserved_bytes) for a in found],
+            "text": [f"{a.settings}<br>passes of {a.micro_batch} × {a.accumulate}" for a in found],
+            "hovertemplate": "%{text}<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
+            "marker": {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}},
+        }
+        for name, (found, symbol, colour) in groups.items()
+        if found
+    ]
+    e = plan.estimate
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "this plan",
+            "x": [e.step_time_s or plan.step_time_s],
+            "y": [gib(e.safe_reserved_bytes)],
+            "marker": {"size": 16, "symbol": "star", "color": "@good"},
+            "hovertemplate": "this plan<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
+        }
+    )
+    return {
+        "data": data,
+        "layout": {
+            "height": 360,
+            "xaxis": {"title": {"text": "seconds a step"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "reserved at most, GiB"}, "rangemode": "tozero"},
+            "shapes": [limit_line(plan.budget_bytes)],
+            "legend": {"orientation": "h", "y": -0.22},
+        },
+    }
+
+
+def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, limit: float | None = None) -> Figure:
+    """Figures of a run by step: name → steps and values; few of them have marks too."""
+    colours = ("@weights", "@optimizer", "@activations", "@gradients", "@inputs", "@temporaries")
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers" if len(steps) <= 40 else "lines",
+            "name": name,
+            "x": steps,
+            "y": values,
+            "line": {"color": colours[i % len(colours)], "width": 2},
+        }
+        for i, (name, (steps, values)) in enumerate(lines.items())
+    ]
+    shapes = (
+        []
+        if limit is None
+        else [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": limit,
+                "y1": limit,
+                "line": {"color": "@ink", "width": 2, "dash": "dash"},
+            }
+        ]
+    )
+    return {
+        "data": data,
+        "layout": {
+            "height": 280,
+            "xaxis": {"title": {"text": "step"}},
+            "yaxis": {"title": {"text": title}},
+            "showlegend": len(data) > 1,
+            "legend": {"orientation": "h", "y": -0.3},
+            "shapes": shapes,
+        },
+    }

@@ -1,0 +1,36 @@
+"""HTML from values: everything is escaped here and nowhere else."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def tag(name: str, *inside: str, **attributes: str | None) -> str:
+    """One element; what is inside is HTML already."""
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(v))}"' for key, v in attributes.items() if v)
+    return f"<{name}{given}>{''.join(inside)}</{name}>"
+
+
+def text(value: object) -> str:
+    """A value as it reads."""
+    return escape(str(value))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """A table of texts; columns in `right` hold numbers."""
+
+    def cells(row: Sequence[str], cell: str) -> str:
+        made = []
+        for i, value in enumerate(row):
+            kind = "th" if i == 0 and cell == "td" else cell
+            scope = "row" if kind != cell else "col" if cell == "th" else None
+            made.append(tag(kind, text(value), scope=scope, class_="number" if i in right else None))
+        return tag("tr", *made)
+
+    body = "".join(cells(row, "td") for row in rows)
+    return tag("div", tag("table", tag("thead", cells(head, "th")) if head else "", tag("tbody", body)), class_="wide")
+
+
+def section(title: str, *inside: str, about: str = "") -> str:
+    """A card with a heading."""
+    said = tag("p", text(about), class_="quiet") if about else ""
+    return tag("section", tag("h2", text(title)), said, *inside, class_="card")

@@ -1,0 +1,223 @@
+"""The application: the page, its files, and the API that the page itself uses."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from vramfit import __version__
+from vramfit.devices.catalogue import all_gpus
+from vramfit.models.catalogue import all_entries
+from vramfit.planner.request import ALLOWABLE
+from vramfit.web import answers
+from vramfit.web.desk import Busy, Desk, Gone
+from vramfit.web.guard import Guard
+from vramfit.web.limits import BATCH_STOPS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS
+from vramfit.web.queries import EstimateQuery, MaxBatchQuery, PlanQuery
+from vramfit.web.queries import Query as AnyQuery
+from vramfit.workload import CHOICES
+
+PAGE = Path(__file__).parent / "page"
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/state.js": ("state.js", "text/javascript"),
+    "/answers.js": ("answers.js", "text/javascript"),
+    "/drawing.js": ("drawing.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/docs": ("api.html", "text/html"),
+    "/api.js": ("api.js", "text/javascript"),
+}
+ABOUT = (
+    "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
+    "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
+)
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    422: {
+        "model": answers.Problem,
+        "description": "The request contradicts itself, the model or the GPU, or asks for more than the limits allow.",
+    },
+    503: {
+        "model": answers.Problem,
+        "description": "Too many requests wait already, or the machine is too busy; come again later.",
+    },
+}
+
+
+def create_app(
+    *, num_workers: int = 2, allow_local: bool = False, on_ready: Callable[[], None] = lambda: None
+) -> FastAPI:
+    """The application, whose workers start and end with it.
+
+    Args:
+        num_workers: processes that estimates are made in.
+        allow_local: let requests name folders and hub ids as models.
+        on_ready: called when the workers are ready.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        desk = app.state.desk = Desk(num_workers=num_workers, allow_local=allow_local)
+        try:
+            await desk.start()
+            on_ready()
+            yield
+        finally:
+            await desk.stop()
+
+    app = FastAPI(
+        title="vramfit", version=__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    app.add_middleware(Guard)
+    app.add_exception_handler(RequestValidationError, _refuse)
+    app.add_exception_handler(HTTPException, _no_such)
+    _add_files(app)
+    _add_api(app, allow_local)
+    return app
+
+
+def _add_api(app: FastAPI, allow_local: bool) -> None:
+    @app.get(
+        "/api/catalogue",
+        operation_id="catalogue",
+        summary="What there is to choose from",
+        response_description="The catalogue",
+    )
+    async def catalogue() -> answers.CatalogueAnswer:
+        return _catalogue(allow_local)
+
+    @app.get(
+        "/api/estimate",
+        operation_id="estimate",
+        summary="What a job takes, and whether it fits",
+        response_model=answers.EstimateAnswer,
+        response_description="The prediction",
+        responses=RESPONSES,
+    )
+    async def estimate(query: Annotated[EstimateQuery, Query()], request: Request) -> Response:
+        return await _ask(query, request)
+
+    @app.get(
+        "/api/max-batch",
+        operation_id="max_batch",
+        summary="The largest batch that fits",
+        response_model=answers.MaxBatchAnswer,
+        response_description="The largest batch, 0 where nothing fits",
+        responses=RESPONSES,
+    )
+    async def max_batch(query: Annotated[MaxBatchQuery, Query()], request: Request) -> Response:
+        return await _ask(query, request)
+
+    @app.get(
+        "/api/plan",
+        operation_id="plan",
+        summary="The fastest settings that fit, and why",
+        response_model=answers.PlanAnswer,
+        response_description="The plan, or why there is none",
+        responses=RESPONSES,
+    )
+    async def plan(query: Annotated[PlanQuery, Query()], request: Request) -> Response:
+        return await _ask(query, request)
+
+
+async def _ask(query: AnyQuery, request: Request) -> Response:
+    desk: Desk = request.app.state.desk
+    try:
+        status, body = await desk.ask(query, request.is_disconnected)
+    except Busy:
+        return _say(503, "too many requests are waiting", "come again in a few seconds", {"Retry-After": "3"})
+    except Gone:
+        return Response(status_code=499)  # nobody reads it
+    return _json(status, body)
+
+
+def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    headers = {"Cache-Control": "no-store", **(headers or {})}
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _say(status: int, error: str, hint: str | None = None, headers: dict[str, str] | None = None) -> Response:
+    return _json(status, answers.Problem(error=error, hint=hint).model_dump_json().encode(), headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Every parameter that is wrong, each in a sentence."""
+    assert isinstance(error, RequestValidationError)
+    problems = [_sentence(e) for e in error.errors()]
+    made = answers.Problem(error="; ".join(problems), hint="/docs lists what each takes", problems=problems)
+    return _json(422, made.model_dump_json().encode())
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in error["loc"][1:]) or "the request"
+    given = repr(error.get("input"))
+    given = given if len(given) <= 60 else f"{given[:57]}..."
+    if error["type"] == "extra_forbidden":
+        return f"there is no parameter {name[:60]!r}"
+    what = str(error["msg"]).replace("Input should be ", "must be ").replace("String should ", "must ")
+    return f"{name} {given} {what}" if what.startswith("must") else f"{name} {given}: {what}"
+
+
+async def _no_such(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _say(
+        error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}", "/docs lists all there is"
+    )
+
+
+@cache
+def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
+    defaults = {name: field.default for name, field in EstimateQuery.model_fields.items()}
+    return answers.CatalogueAnswer(
+        version=__version__,
+        torch_version=version("torch").partition("+")[0],
+        models=[
+            answers.ModelEntry(
+                name=m.name,
+                family=m.family,
+                num_parameters=m.num_parameters,
+                num_layers=m.num_layers,
+                max_positions=m.max_positions,
+            )
+            for m in all_entries()
+        ],
+        gpus=[
+            answers.GPUEntry(
+                name=g.name,
+                title=g.title,
+                kind=g.kind,
+                total_memory_bytes=g.total_memory_bytes,
+                supports_bf16=g.supports_bf16,
+            )
+            for g in all_gpus()
+        ],
+        row_of_gpus=list(ROW_OF_GPUS),
+        choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
+        defaults={name: value for name, value in defaults.items() if value is not None},
+        batch_stops=list(BATCH_STOPS),
+        seq_stops=list(SEQ_STOPS),
+        max_batch=MAX_BATCH,
+        max_seq=MAX_SEQ,
+        allow_local=allow_local,
+    )
+
+
+def _add_files(app: FastAPI) -> None:
+    for path, (name, media_type) in FILES.items():
+        body = (PAGE / name).read_bytes()
+        app.add_route(path, _file(body, media_type), methods=["GET"], include_in_schema=False)
+
+
+def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
+    def send(request: Request) -> Response:
+        return Response(body, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+    return send

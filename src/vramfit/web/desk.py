@@ -1,0 +1,228 @@
+"""`Desk`: queries queued for the workers, equal ones asked once, answers remembered, likely ones prepared."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from vramfit.web.limits import MAX_REMEMBERED_BYTES, MAX_WAITING, QUICK_S, SLOW_S
+from vramfit.web.neighbours import neighbours
+from vramfit.web.queries import EstimateQuery, Query
+from vramfit.web.remembered import Remembered
+from vramfit.web.workers import Reply, Worker, worker_context
+
+QUIET_S = 0.04
+"""A worker that nobody has asked for so long prepares what is likely to be asked next."""
+LOOKED_AFTER_S = 0.5
+"""How often it is looked whether the reader of an answer is still there."""
+MAX_LONGER = 4
+"""A query goes to the worker that has its trace, unless so many more wait there than elsewhere."""
+MAX_HOMES = 256
+"""Traces of which it is known who has them."""
+SLOW_NICENESS = 3
+
+IsGone = Callable[[], Awaitable[bool]]
+
+
+class Busy(Exception):
+    """Too many are waiting."""
+
+
+class Gone(Exception):
+    """Nobody reads the answer any more."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A query on its way."""
+
+    query: Query
+    reply: "asyncio.Future[Reply]"
+    num_readers: int = 0
+    is_ahead: bool = False
+    """Nobody has asked for it yet."""
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """What waits for one worker."""
+
+    worker: Worker
+    jobs: "deque[Job]" = field(default_factory=deque)
+    ahead: "deque[EstimateQuery]" = field(default_factory=deque)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    is_busy: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.jobs) + self.is_busy
+
+
+class Desk:
+    """Takes queries and gives answers.
+
+    Estimates have workers of their own, which keep traces; plans and largest batches go to one that leaves the
+    processor to the others.
+
+    Args:
+        num_workers: processes for estimates.
+        max_waiting: queries that may wait; the next one is refused with `Busy`.
+    """
+
+    def __init__(self, *, num_workers: int = 2, allow_local: bool = False, max_waiting: int = MAX_WAITING) -> None:
+        context = worker_context()
+        quick = [Worker(context, limit_s=QUICK_S, niceness=0, allow_local=allow_local) for _ in range(num_workers)]
+        slow = Worker(context, limit_s=SLOW_S, niceness=SLOW_NICENESS, allow_local=allow_local)
+        self._quick = [Line(worker) for worker in quick]
+        self._slow = [Line(slow)]
+        self._max_waiting = max_waiting
+        self._pending: dict[Query, Job] = {}
+        self._remembered = Remembered(MAX_REMEMBERED_BYTES)
+        self._threads = ThreadPoolExecutor(num_workers + 1, thread_name_prefix="vramfit-web")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._homes: OrderedDict[Query, list[Line]] = OrderedDict()
+        self._asked_at = 0.0
+        self._asked_before: EstimateQuery | None = None
+
+    async def start(self) -> None:
+        """Have all workers ready."""
+        lines = [*self._quick, *self._slow]
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(self._threads, line.worker.start) for line in lines))
+        self._tasks = [asyncio.create_task(self._serve(line)) for line in lines]
+
+    async def stop(self) -> None:
+        """End all workers."""
+        for task in self._tasks:
+            task.cancel()
+        for line in (*self._quick, *self._slow):
+            line.worker.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, query: Query, is_gone: IsGone) -> Reply:
+        """The answer to a query.
+
+        Args:
+            is_gone: whether the reader has left.
+
+        Raises:
+            Busy: too many are waiting.
+            Gone: the reader has left.
+        """
+        known = self._remembered.get(query)
+        self._asked_at = asyncio.get_running_loop().time()
+        if known is None:
+            job = self._pending.get(query) or self._enter(query)
+            job.is_ahead = False
+            job.num_readers += 1
+            try:
+                known = await self._wait(job, is_gone)
+            finally:
+                job.num_readers -= 1
+        if isinstance(query, EstimateQuery) and known[0] == 200:
+            self._prepare(query)
+        return known
+
+    async def _wait(self, job: Job, is_gone: IsGone) -> Reply:
+        while True:
+            done, _ = await asyncio.wait({job.reply}, timeout=LOOKED_AFTER_S)
+            if done:
+                return job.reply.result()
+            if await is_gone():
+                raise Gone
+
+    def _enter(self, query: Query) -> Job:
+        lines = self._quick if isinstance(query, EstimateQuery) else self._slow
+        if sum(len(line.jobs) for line in lines) >= self._max_waiting:
+            raise Busy
+        line = self._line_of(query, lines)
+        job = Job(query, asyncio.get_running_loop().create_future())
+        self._pending[query] = job
+        line.jobs.append(job)
+        line.arrived.set()
+        return job
+
+    def _line_of(self, query: Query, lines: list[Line]) -> Line:
+        """The worker that has traced such a job before, where that one is not much busier than another."""
+        shortest = min(lines, key=lambda line: line.length)
+        if not isinstance(query, EstimateQuery):
+            return shortest
+        homes = self._homes.get(_trace_of(query)) or [shortest]
+        home = min(homes, key=lambda line: line.length)
+        line = shortest if home.length - shortest.length >= MAX_LONGER else home
+        self._settle(query, line)
+        return line
+
+    def _settle(self, query: EstimateQuery, line: Line) -> None:
+        """Note who has a trace."""
+        homes = self._homes.setdefault(_trace_of(query), [])
+        self._homes.move_to_end(_trace_of(query))
+        if line not in homes:
+            homes.append(line)
+        while len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
+
+    def _prepare(self, query: EstimateQuery) -> None:
+        """Let workers that have nothing else to do answer what is likely to be asked next.
+
+        New traces take longest: they are made by others than the one that the reader is asking just now. Other batches
+        are shared out, so that two workers have their trace, and one is free when the reader moves on.
+        """
+        before, self._asked_before = self._asked_before, query
+        here = self._homes.get(_trace_of(query), self._quick)[0]
+        elsewhere = [line for line in self._quick if line is not here] or self._quick
+        for line in self._quick:
+            line.ahead.clear()
+        for number, other in enumerate(neighbours(query, before)):
+            if other in self._remembered or other in self._pending:
+                continue
+            homes = self._homes.get(_trace_of(other)) or elsewhere
+            if other.seq == query.seq:
+                homes = [here, *elsewhere]
+            line = homes[0] if number == 0 else min(homes, key=lambda line: len(line.ahead))
+            line.ahead.append(other)
+            line.arrived.set()
+
+    async def _serve(self, line: Line) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            job = await self._next(line)
+            if job.num_readers == 0 and not job.is_ahead:
+                self._pending.pop(job.query, None)
+                job.reply.cancel()
+                continue
+            line.is_busy = True
+            try:
+                reply = await loop.run_in_executor(self._threads, line.worker.ask, job.query)
+            finally:
+                line.is_busy = False
+                self._pending.pop(job.query, None)
+            if reply[0] in (200, 422):
+                self._remembered.put(job.query, reply)
+            if isinstance(job.query, EstimateQuery):
+                self._settle(job.query, line)
+            if not job.reply.cancelled():
+                job.reply.set_result(reply)
+
+    async def _next(self, line: Line) -> Job:
+        """The next query that waits, or, where all is quiet, one to prepare."""
+        while not line.jobs:
+            line.arrived.clear()
+            quiet_s = asyncio.get_running_loop().time() - self._asked_at
+            if line.ahead and quiet_s >= QUIET_S:
+                query = line.ahead.popleft()
+                if query not in self._remembered and query not in self._pending:
+                    job = Job(query, asyncio.get_running_loop().create_future(), is_ahead=True)
+                    self._pending[query] = job
+                    return job
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(line.arrived.wait(), QUIET_S - quiet_s if line.ahead else None)
+        return line.jobs.popleft()
+
+
+def _trace_of(query: EstimateQuery) -> EstimateQuery:
+    """What stands for all queries that one trace answers."""
+    return query.model_copy(update={"batch": 1, "memory": None})

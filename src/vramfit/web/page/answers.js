@@ -1,0 +1,107 @@
+// Answers shown: the verdict and what is below it, refusals, plans.
+
+import { bytes, drawBar, drawParts, drawScatter, drawTimeline, element, seconds } from "/drawing.js";
+import { $, form, gpuEntry } from "/state.js";
+
+const SPOKEN_AFTER_MS = 600;
+let spokenTimer;
+
+const MARKS = { good: "✓", tight: "!", bad: "✗", open: "·" };
+
+export function show(answer, values) {
+  const gpu = gpuEntry(), card = $("answer");
+  card.dataset.tone = answer.tone;
+  document.body.classList.remove("stale", "empty");
+  $("asked").textContent = sentence(answer);
+  $("mark").textContent = MARKS[answer.tone];
+  $("headline-text").textContent = answer.headline;
+  $("details").replaceChildren(...answer.details.map((text) => element("p", { text })));
+  drawBar($("bar"), answer, gpu ? gpu.title.replace(/^NVIDIA (GeForce )?/, "") : "memory");
+  drawParts($("parts").tBodies[0], answer, values.mode);
+  $("step-title").textContent = values.mode === "train" ? "One step, from left to right" : "One batch, from left to right";
+  drawTimeline($("timeline"), answer);
+  $("when").textContent = `${bytes(answer.peak_allocated_bytes)} allocated, ${answer.peak}.`;
+  $("figures").replaceChildren(...[
+    ["requested", answer.peak_requested_bytes], ["allocated", answer.peak_allocated_bytes],
+    ["reserved", answer.peak_reserved_bytes], ["process", answer.peak_process_bytes],
+  ].map(([name, size]) => element("div", {}, element("dt", { text: name }),
+    element("dd", { text: bytes(size) }, element("small", { class: "quiet", text: `${size.toLocaleString("en")} B` })))));
+  if (answer.step_time_s) {
+    $("figures").append(element("div", {}, element("dt", { text: values.mode === "train" ? "a step, about" : "a batch, about" }),
+      element("dd", { text: seconds(answer.step_time_s) }, element("small", { class: "quiet", text: `${Number(answer.samples_per_s.toPrecision(3))} samples/s` }))));
+  }
+  $("largest").tBodies[0].replaceChildren(...answer.largest.map((g) => element("tr", {},
+    element("th", { scope: "row" }, element("i", { class: `swatch c-${g.category}` }), g.what),
+    element("td", { class: "wide", text: g.module }), element("td", { class: "number", text: g.num_blocks }),
+    element("td", { class: "number", text: bytes(g.allocated_bytes) }))));
+  const basis = answer.basis === "verified" ? ["Verified: this torch on this architecture was compared with measurements."] : [];
+  $("notes").replaceChildren(...[...basis, ...answer.notes].map((text) => element("li", { text: stop(capital(text)) })));
+  $("command").textContent = answer.command;
+  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  document.title = `${MARKS[answer.tone]} ${answer.headline} · vramfit`;
+  speak(`${answer.headline}. ${answer.details[0] ?? ""}`);
+}
+
+function sentence(answer) {
+  const s = answer.settings, extra = ["optimizer", "checkpointing", "freeze", "lora", "quantize", "allocator", "loop"].filter((n) => n in s && s[n] !== null);
+  return [s.model, s.mode, `batch ${s.batch} × ${s.seq} tokens`, s.precision, s.attention, ...extra.map((n) => (n === "optimizer" ? s[n] : `${n} ${s[n]}`))].filter(Boolean).join(" · ");
+}
+
+const capital = (text) => (text.split(" ")[0].includes("-") ? text : text.charAt(0).toUpperCase() + text.slice(1));
+const stop = (text) => (/[.!?…]$/.test(text) ? text : `${text}.`);
+
+export function refuse(problem) {
+  const card = $("answer"), reasons = problem.problems.length ? problem.problems : [problem.error];
+  card.dataset.tone = "refused";
+  document.body.classList.add("stale");
+  $("mark").textContent = "✗";
+  $("headline-text").textContent = "Not possible";
+  const said = (text) => stop($(text.split(/[ :]/)[0]) ? text : capital(text)); // a keyword stays as it is
+  $("asked").textContent = "";
+  $("details").replaceChildren(...reasons.map((text) => element("p", { text: said(text) })));
+  if (problem.hint && !problem.hint.startsWith("/docs")) $("details").append(element("p", { text: stop(capital(problem.hint)) }));
+  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  for (const reason of reasons) {
+    const control = $(reason.split(/[ :]/)[0]);
+    if (control && form.contains(control)) control.setAttribute("aria-invalid", "true");
+  }
+  document.title = "✗ Not possible · vramfit";
+  speak(`Not possible: ${reasons.join("; ")}`);
+}
+
+function speak(text) {
+  clearTimeout(spokenTimer);
+  spokenTimer = setTimeout(() => { $("spoken").textContent = text; }, SPOKEN_AFTER_MS);
+}
+
+function command(text, label) {
+  return element("div", { class: "command" }, element("code", { text, tabindex: "0", "aria-label": label }),
+    element("button", { type: "button", "data-text": text, text: "Copy", "aria-label": `Copy: ${label}` }));
+}
+
+export function showPlan(plan, onUse) {
+  const use = element("button", { type: "button", class: "main", text: "Use these settings" });
+  use.addEventListener("click", () => onUse(plan.settings));
+  const rows = plan.reasons.map((r) => element("tr", {},
+    element("th", { scope: "row", text: r.setting }),
+    element("td", {}, element("span", { class: `kind ${r.kind.split(" ")[0]}`, text: r.kind_in_words })),
+    element("td", { text: `${stop(capital(r.why))}${r.cost ? ` Costs in quality: ${r.cost}.` : ""}` })));
+  const scatter = element("div", { class: "scatter" });
+  const others = element("details", { open: true }, element("summary", { text: "What else was possible: memory against time" }), scatter);
+  if (plan.alternatives.length) drawScatter(scatter, plan);
+  $("plan").replaceChildren(
+    element("div", { class: "plan-head" }, element("p", { text: `${plan.headline}; about ${seconds(plan.step_time_s)} a step.` }), use),
+    element("p", { class: "quiet", text: `At most ${bytes(plan.safe_reserved_bytes)} of ${bytes(plan.budget_bytes)}. ${stop(capital(plan.margin_reason))}` }),
+    element("table", { class: "plan-table" }, element("thead", {}, element("tr", {}, ...["Setting", "Class", "Why"].map((t) => element("th", { scope: "col", text: t })))),
+      element("tbody", {}, ...rows)),
+    ...(plan.alternatives.length ? [others] : []),
+    element("h3", { text: "To run it" }), command(plan.commands.plan, "the command that saves the plan"),
+    ...(plan.commands.train ? [command(plan.commands.train, "the command that trains by it")] : []));
+}
+
+export function showMissing(missing) {
+  $("plan").replaceChildren(
+    element("div", { class: "plan-head" }, element("p", { text: `✗ No plan fits: ${bytes(missing.shortfall_bytes)} too little` })),
+    element("p", { text: stop(missing.error) }),
+    ...(missing.hint ? [element("p", { class: "quiet", text: `What would do: ${missing.hint}.` })] : []));
+}

@@ -1,0 +1,188 @@
+// What the page draws: plain elements from figures, no state of its own.
+
+export const CATEGORIES = {
+  weights: "parameters of the model",
+  gradients: "one for each weight that learns",
+  optimizer: "state, such as AdamW’s two moments",
+  activations: "kept for the backward pass",
+  temporaries: "needed for a moment, at the peak",
+  workspaces: "of cuBLAS and of kernels",
+  inputs: "the batch itself",
+  unused: "cached or fragmented, at most",
+  context: "CUDA’s own, outside of PyTorch",
+};
+const NAMES = { unused: "unused", context: "CUDA context" };
+
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") made.textContent = value;
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let size = Math.abs(count), unit = 0;
+  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  const digits = unit === 0 ? 0 : unit <= 2 ? (size >= 100 ? 0 : 1) : 2;
+  return `${count < 0 ? "−" : ""}${size.toFixed(digits)} ${units[unit]}`;
+}
+
+export function seconds(s) {
+  if (s < 1) return `${Number((1000 * s).toPrecision(3))} ms`;
+  return s < 120 ? `${s.toPrecision(3)} s` : `${(s / 60).toPrecision(3)} min`;
+}
+
+// Everything the GPU's memory is taken by: the categories, what the allocator holds beside them, the context.
+export function partsOf(answer) {
+  const parts = Object.entries(answer.breakdown).filter(([, size]) => size > 0);
+  const unused = Math.max(answer.safe_reserved_bytes - answer.peak_allocated_bytes, 0);
+  if (unused > 0) parts.push(["unused", unused]);
+  if (answer.total_memory_bytes !== null && limitOf(answer) === answer.total_memory_bytes) {
+    parts.push(["context", answer.context_bytes]);
+  }
+  return parts;
+}
+
+// The line: the GPU's whole memory, or the amount that was given.
+export function limitOf(answer) {
+  if (answer.capacity_bytes === null) return null;
+  const whole = answer.capacity_bytes + answer.context_bytes;
+  return whole === answer.total_memory_bytes ? whole : answer.capacity_bytes;
+}
+
+export function drawBar(bar, answer, gpuTitle) {
+  const parts = partsOf(answer), limit = limitOf(answer);
+  const need = parts.reduce((sum, [, size]) => sum + size, 0);
+  const scale = 1.02 * Math.max(need, limit ?? 0);
+  const share = (size) => `${(100 * size) / scale}%`;
+  let at = 0;
+  for (const name of Object.keys(CATEGORIES)) {
+    const size = parts.find(([part]) => part === name)?.[1] ?? 0;
+    const piece = child(bar, `part c-${name}`);
+    piece.style.left = share(at);
+    piece.style.width = share(size);
+    piece.title = size ? `${NAMES[name] ?? name}: ${bytes(size)}` : "";
+    at += size;
+  }
+  const over = child(bar, "over"), line = child(bar, "limit"), label = child(bar, "need");
+  over.hidden = limit === null || need <= limit;
+  line.hidden = limit === null;
+  if (limit !== null) {
+    over.style.left = share(limit);
+    over.style.right = `${100 - (100 * need) / scale}%`;
+    line.style.left = share(limit);
+    line.classList.toggle("low", limit < 0.4 * scale);
+    line.replaceChildren(element("span", { text: `${gpuTitle} ${bytes(limit)}` }));
+  }
+  label.textContent = `at most ${bytes(need)}`;
+  label.style.left = share(need);
+  label.classList.toggle("low", need < 0.3 * scale);
+  const said = parts.map(([name, size]) => `${NAMES[name] ?? name} ${bytes(size)}`).join(", ");
+  bar.setAttribute("aria-label", `${bytes(need)} at most${limit === null ? "" : ` of ${bytes(limit)}`}: ${said}`);
+}
+
+function child(parent, className) {
+  const key = className.split(" ").pop();
+  let found = parent.querySelector(`:scope > .${key}`);
+  if (!found) parent.append((found = element("div", { class: className })));
+  return found;
+}
+
+export function drawParts(body, answer, mode) {
+  const about = { ...CATEGORIES, ...(mode === "infer" ? { activations: "results on their way through the layers" } : {}) };
+  const parts = partsOf(answer), total = parts.reduce((sum, [, size]) => sum + size, 0);
+  body.replaceChildren(...parts.map(([name, size]) => element("tr", {},
+    element("th", { scope: "row" }, element("i", { class: `swatch c-${name}` }), NAMES[name] ?? name),
+    element("td", { class: "wide", text: about[name] }),
+    element("td", { class: "number", text: bytes(size) }),
+    element("td", { class: "number", text: percent(size, total) }))));
+}
+
+export function percent(part, whole) {
+  const share = whole ? (100 * part) / whole : 0;
+  return share > 0 && share < 0.5 ? "<1 %" : `${Math.round(share)} %`;
+}
+
+export function drawTimeline(place, answer) {
+  const points = answer.timeline, width = 960, height = 150;
+  const top = Math.max(...points.map((p) => p.allocated_bytes), 1);
+  const limit = answer.capacity_bytes !== null && answer.capacity_bytes < 1.6 * top ? answer.capacity_bytes : null;
+  const scale = 1.06 * Math.max(top, limit ?? 0);
+  const y = (size) => (height - (height * size) / scale).toFixed(1);
+  const x = (index) => ((width * index) / points.length).toFixed(1);
+  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  const below = points.map(() => 0);
+  for (const name of Object.keys(answer.breakdown)) {
+    const lower = [...below];
+    points.forEach((p, i) => { below[i] += p.breakdown[name] ?? 0; });
+    const there = points.map((_, i) => `${x(i)},${y(below[i])} ${x(i + 1)},${y(below[i])}`);
+    const back = points.map((_, i) => `${x(i + 1)},${y(lower[i])} ${x(i)},${y(lower[i])}`).reverse();
+    svg.append(svgElement("polygon", { class: `c-${name}`, points: [...there, ...back].join(" ") }));
+  }
+  if (limit !== null) svg.append(svgElement("line", { class: "top-line", x1: 0, x2: width, y1: y(limit), y2: y(limit) }));
+  const names = element("div", { class: "names", "aria-hidden": "true" });
+  for (let i = 0; i < points.length;) {
+    let next = i;
+    while (next < points.length && points[next].part === points[i].part) next += 1;
+    const name = element("span", { text: points[i].part, title: points[i].part });
+    name.style.flex = `${next - i} 1 0`;
+    names.append(name);
+    i = next;
+  }
+  const text = element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}, ${answer.peak}.` });
+  place.replaceChildren(svg, names, text);
+  if (limit !== null) {
+    const said = element("span", { class: "limit-name", "aria-hidden": "true", text: `${bytes(limit)} may be reserved` });
+    said.style.top = `${(150 * (scale - limit)) / scale}px`;
+    place.append(said);
+  }
+}
+
+export function drawScatter(place, plan) {
+  const all = [
+    { settings: "this plan", step_time_s: plan.step_time_s, safe_reserved_bytes: plan.safe_reserved_bytes, mark: "chosen" },
+    ...plan.alternatives.map((a) => ({ ...a, mark: a.fits ? "fits" : "not" })),
+  ];
+  const width = 640, height = 210, left = 62, bottom = 34, top = 12, right = 14;
+  const most = 1.08 * Math.max(plan.budget_bytes, ...all.map((a) => a.safe_reserved_bytes));
+  const longest = 1.08 * Math.max(...all.map((a) => a.step_time_s));
+  const x = (s) => left + ((width - left - right) * s) / longest;
+  const y = (n) => height - bottom - ((height - bottom - top) * n) / most;
+  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Memory against time of the alternatives" });
+  const axis = { stroke: "var(--line)", "stroke-width": 1 };
+  svg.append(svgElement("path", { d: `M${left} ${top}V${height - bottom}H${width - right}`, fill: "none", ...axis }));
+  svg.append(svgElement("line", { x1: left, x2: width - right, y1: y(plan.budget_bytes), y2: y(plan.budget_bytes), stroke: "var(--ink)", "stroke-dasharray": "6 4", "stroke-width": 1.5 }));
+  const label = (text, at) => { const made = svgElement("text", at); made.textContent = text; svg.append(made); };
+  label(bytes(plan.budget_bytes), { x: left - 6, y: y(plan.budget_bytes) + 4, "text-anchor": "end" });
+  label("0", { x: left - 6, y: height - bottom, "text-anchor": "end" });
+  label("seconds a step →", { x: width - right, y: height - 4, "text-anchor": "end" });
+  for (const at of ticks(longest)) label(seconds(at), { x: x(at), y: height - bottom + 15, "text-anchor": "middle" });
+  const looks = { chosen: ["var(--good)", 8, "var(--good)"], fits: ["var(--card)", 5.5, "var(--accent)"], not: ["var(--card)", 5.5, "var(--bad)"] };
+  for (const a of all.reverse()) {
+    const [fill, r, stroke] = looks[a.mark];
+    const dot = svgElement("circle", { cx: x(a.step_time_s), cy: y(a.safe_reserved_bytes), r, fill, stroke, "stroke-width": 2.5 });
+    const title = svgElement("title", {});
+    title.textContent = `${a.settings}: ${bytes(a.safe_reserved_bytes)}, ${seconds(a.step_time_s)}`;
+    dot.append(title);
+    svg.append(dot);
+  }
+  place.replaceChildren(svg);
+}
+
+// Round figures from above zero up to a length, three to six of them.
+function ticks(length) {
+  const power = 10 ** Math.floor(Math.log10(length));
+  const step = [0.2, 0.5, 1, 2].map((n) => n * power).find((n) => length / n <= 6);
+  return Array.from({ length: Math.floor(length / step) }, (_, i) => (i + 1) * step);
+}
+
+function svgElement(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}

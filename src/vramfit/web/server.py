@@ -1,0 +1,66 @@
+"""The server: a socket on loopback, and the application on it until Ctrl-C."""
+
+import os
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from vramfit.errors import VramfitError
+from vramfit.web.app import create_app
+
+MAX_WORKERS = 4
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BACKLOG = 1024
+
+
+def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    num_workers: int | None = None,
+    allow_local: bool = False,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve the page and the API until interrupted.
+
+    Args:
+        host: a name of this machine's loopback.
+        port: 0 takes any that is free.
+        num_workers: processes for estimates; one a core, up to four, unless given.
+        allow_local: let requests name folders and hub ids.
+        on_ready: called with the address once answers can be given.
+
+    Raises:
+        VramfitError: another host, or a port that cannot be had.
+    """
+    if host not in LOOPBACK:
+        raise VramfitError(
+            f"--host {host}: the page is for this machine alone, on {', '.join(LOOPBACK)}",
+            hint=f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE",
+        )
+    bound = _bind(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{bound.getsockname()[1]}/"
+    workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
+    app = create_app(num_workers=workers, allow_local=allow_local, on_ready=lambda: on_ready(url))
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+    )
+    uvicorn.Server(config).run(sockets=[bound])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise VramfitError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port, or 0 for any that is free"
+        ) from None
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,71 @@
+"""A step of a run is written down as it goes, and lies over its prediction."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.unit.runtime.training.small_runs import run, write_model
+
+from vramfit.emulator.gpu import EmulatedGPU
+from vramfit.estimator.predict import estimate
+from vramfit.records.codec import from_json
+from vramfit.records.course import FILE_NAME, StepCourse, sample
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.recording import MAX_RECORDED, Recorder, live_after
+
+
+def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "source", hidden_size=64, intermediate_size=256)
+    run(tmp_path, device="emulated", memory="64MiB", epochs=1, batch=16)
+    course = from_json(StepCourse, (tmp_path / "out" / FILE_NAME).read_text())
+    assert course.step >= 2
+    assert course.num_events > 300
+    predicted = estimate(
+        str(model), batch=course.batch, seq=course.seq, gpu="h200", loop="stepper", optimizer="adamw-fused"
+    )
+    workspaces = max(p.breakdown.get("workspaces", 0) for p in predicted.timeline)
+    most = max(p.requested_bytes for p in predicted.timeline) - workspaces
+    assert 0.9 * most <= max(course.requested_bytes) <= most  # CUDA's kernels have temporaries that a CPU's do not
+
+
+def test_on_the_cpu_nothing_is_recorded(tmp_path: Path) -> None:
+    run(tmp_path, epochs=1, batch=16)
+    assert not (tmp_path / "out" / FILE_NAME).exists()
+
+
+def test_only_larger_batches_are_recorded_and_not_many() -> None:
+    place = Place("emulated", memory="64MiB")
+    recorder = Recorder(place)
+
+    def taken(number: int, batch: int) -> bool:
+        with recorder.step(number, batch, batch, 8) as found, place.active():
+            torch.zeros(1024)
+        return bool(found)
+
+    assert [taken(n, b) for n, b in ((1, 4), (2, 4), (3, 4), (4, 2), (5, 8))] == [False, True, False, False, True]
+    assert [taken(n, 2**n) for n in range(6, 12)].count(True) == MAX_RECORDED - 2
+
+
+def test_the_emulated_gpu_writes_down_what_is_requested() -> None:
+    course: list[int] = []
+    with EmulatedGPU(memory="64MiB") as gpu, gpu.recorded(course):
+        kept = torch.zeros(1000)
+        torch.ones(500)
+    assert kept.numel() == 1000
+    assert course == [4000, 6000, 4000]
+
+
+def test_pytorchs_own_trace_is_read_request_by_request() -> None:
+    events: list[dict[str, Any]] = [
+        {"action": "segment_alloc", "size": 2**21},
+        {"action": "alloc", "size": 512},
+        {"action": "alloc", "size": 100},
+        {"action": "free_requested", "size": 512},
+        {"action": "free_completed", "size": 512},
+    ]
+    assert list(live_after(1000, events)) == [1512, 1612, 1100]
+
+
+def test_a_course_is_sampled_without_losing_its_peak() -> None:
+    assert max(sample([*range(1000), 5000, *range(1000)], 20)) == 5000
+    assert sample([], 20) == ()

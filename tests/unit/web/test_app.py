@@ -1,0 +1,152 @@
+"""The API of `vramfit web`: exact figures, and a sentence for everything it does not answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import vramfit
+from vramfit.web import answers
+from vramfit.web.app import create_app
+
+
+def refused(client: TestClient, path: str, status: int = 422, **parameters: Any) -> answers.Problem:
+    response = client.get(path, params=parameters)
+    assert response.status_code == status, response.text
+    return answers.Problem.model_validate_json(response.text)
+
+
+def test_an_estimate_is_that_of_the_library(client: TestClient) -> None:
+    asked = {
+        "model": "bert-mini",
+        "batch": 12,
+        "seq": 96,
+        "gpu": "t4",
+        "precision": "amp-fp16",
+        "checkpointing": "full",
+    }
+    answer = answers.EstimateAnswer.model_validate_json(client.get("/api/estimate", params=asked).text)
+    expected = vramfit.estimate(asked["model"], **{k: v for k, v in asked.items() if k != "model"})
+    assert answer.peak_allocated_bytes == expected.peak_allocated_bytes
+    assert answer.safe_reserved_bytes == expected.safe_reserved_bytes
+    assert answer.breakdown == dict(expected.breakdown)
+    assert answer.settings["model"] == "bert-mini"
+    assert answer.command == (
+        "vramfit estimate bert-mini --batch 12 --seq 96 --gpu t4 --precision amp-fp16 --checkpointing full"
+    )
+
+
+def test_the_parts_of_every_moment_add_up(client: TestClient) -> None:
+    answer = client.get("/api/estimate", params={"model": "bert-tiny", "batch": 4}).json()
+    assert len(answer["timeline"]) > 50
+    for moment in answer["timeline"]:
+        assert sum(moment["breakdown"].values()) == moment["allocated_bytes"]
+    assert max(m["allocated_bytes"] for m in answer["timeline"]) <= answer["peak_allocated_bytes"]
+
+
+def test_a_largest_batch_and_a_plan_are_those_of_the_library(client: TestClient) -> None:
+    found = client.get("/api/max-batch", params={"model": "bert-tiny", "seq": 128, "memory": "300MiB"}).json()
+    assert found["batch"] == vramfit.max_batch("bert-tiny", seq=128, memory="300MiB", gpu="t4").batch
+    planned = client.get("/api/plan", params={"model": "bert-mini", "batch": 64, "seq": 128, "gpu": "t4"}).json()
+    expected = vramfit.plan("bert-mini", batch=64, seq=128, gpu="t4")
+    assert planned["missing"] is None
+    assert planned["found"]["safe_reserved_bytes"] == expected.estimate.safe_reserved_bytes
+    assert planned["found"]["commands"]["plan"].startswith("vramfit plan bert-mini --batch 64 --seq 128 --gpu t4")
+
+
+def test_no_plan_is_an_answer_that_says_what_would_do(client: TestClient) -> None:
+    asked = {"model": "bert-small", "batch": 8, "seq": 64, "gpu": "t4", "memory": "150MiB"}
+    answer = client.get("/api/plan", params=asked).json()
+    assert answer["found"] is None
+    assert answer["missing"]["shortfall_bytes"] > 0
+    assert answer["missing"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"batch": 10**12}, "batch '1000000000000' must be less than or equal to 65536"),
+        ({"batch": 0}, "greater than or equal to 1"),
+        ({"seq": 10**9}, "seq '1000000000' must be less than or equal to 32768"),
+        ({"accumulate": 10**7}, "accumulate"),
+        ({"batch": "many"}, "batch 'many' must be a valid integer"),
+        ({"memory": "1" * 40 + "GiB"}, "memory"),
+        ({"colour": "red"}, "there is no parameter 'colour'"),
+        ({"precision": "fp12"}, "precision 'fp12' must be 'fp32'"),
+        ({"precision": "amp-bf16", "gpu": "t4"}, "has no bfloat16"),
+        ({"seq": 2048}, "beyond the 512 positions"),
+        ({"gpu": "voodoo2"}, "nearest"),
+        ({"freeze": "../../etc"}, "freeze"),
+        ({"mode": "infer", "lora": 8}, "lora is for mode train"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(client: TestClient, asked: dict[str, Any], said: str) -> None:
+    problem = refused(client, "/api/estimate", **asked)
+    assert said in problem.error
+    assert len(problem.error) < 500
+
+
+def test_no_path_and_no_hub_name_is_opened(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bert-tiny").mkdir()
+    (tmp_path / "bert-tiny" / "config.json").write_text("not a configuration")
+    monkeypatch.chdir(tmp_path)
+    for name in (str(tmp_path / "bert-tiny"), "./bert-tiny", "../x", "google/some-model", "https://x.example/y"):
+        assert "only the catalogue's models" in refused(client, "/api/estimate", model=name).error
+    assert client.get("/api/estimate", params={"model": "bert-tiny", "seq": 77}).status_code == 200
+
+
+def test_folders_can_be_allowed(tmp_path: Path) -> None:
+    from vramfit.web.predictions import answer
+    from vramfit.web.queries import EstimateQuery
+
+    config = Path(vramfit.__file__).parent / "models" / "configs" / "bert-tiny.json"
+    (tmp_path / "config.json").write_text(config.read_text())
+    query = EstimateQuery(model=str(tmp_path), batch=2, seq=32)
+    assert answer(query, allow_local=False)[0] == 422
+    assert answer(query, allow_local=True)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "[::2]", "["])
+def test_names_that_only_lead_here_are_refused(client: TestClient, host: str) -> None:
+    response = client.get("/api/catalogue", headers={"Host": host})
+    assert response.status_code == 421
+    assert "error" in response.json()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:1", "[::1]:9", "LOCALHOST"])
+def test_names_of_this_machine_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/", headers={"Host": host}).status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
+    assert client.get("/api/catalogue", headers={"Origin": "https://evil.example"}).status_code == 403
+    cross = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert client.get("/api/catalogue", headers=cross).status_code == 403
+    assert client.get("/api/catalogue", headers={"Origin": "http://127.0.0.1:8765"}).status_code == 200
+
+
+def test_every_answer_keeps_the_page_to_itself(client: TestClient) -> None:
+    for path in ("/", "/docs", "/api/catalogue", "/nothing"):
+        response = client.get(path)
+        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert client.get("/nothing").json()["error"].startswith("GET /nothing")
+    assert client.post("/api/estimate", content=b"x" * 10**6).status_code == 405
+
+
+def test_the_page_names_no_other_host() -> None:
+    from vramfit.web.app import FILES, PAGE
+
+    for name, _ in FILES.values():
+        text = (PAGE / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text
+        assert "https:" not in text
+
+
+def test_the_schema_has_every_answer_and_problem() -> None:
+    schema = create_app().openapi()
+    assert set(schema["paths"]) == {"/api/catalogue", "/api/estimate", "/api/max-batch", "/api/plan"}
+    for path in ("/api/estimate", "/api/max-batch", "/api/plan"):
+        refusal = schema["paths"][path]["get"]["responses"]["422"]["content"]["application/json"]["schema"]
+        assert refusal["$ref"].endswith("/Problem")
