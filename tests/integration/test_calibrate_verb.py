@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tests.integration.command import vramfit
 from tests.unit.timing.samples import calibration
-from vramfit.cli.main import app
+from vramfit.cli.main import make_app
 from vramfit.estimator.predict import estimate
 from vramfit.records.calibration import Calibration
 from vramfit.records.codec import from_data, from_json
@@ -33,7 +33,7 @@ def test_without_a_gpu_it_is_one_line_and_what_to_do() -> None:
 
 
 def test_a_calibration_is_kept_and_used_by_the_next_estimate(cache: Path) -> None:
-    done = CliRunner().invoke(app, ["calibrate"])
+    done = CliRunner().invoke(make_app(), ["calibrate"])
     assert done.exit_code == 0, done.output
     assert "NVIDIA A10G" in done.output
     assert "a10g.json" in done.output.replace("\n", "")
@@ -43,12 +43,12 @@ def test_a_calibration_is_kept_and_used_by_the_next_estimate(cache: Path) -> Non
 
 
 def test_json_is_the_record_alone(cache: Path) -> None:
-    done = CliRunner().invoke(app, ["calibrate", "--json"])
+    done = CliRunner().invoke(make_app(), ["calibrate", "--json"])
     assert from_data(Calibration, json.loads(done.stdout)).gpu == "a10g"
 
 
 def test_a_file_can_be_named_and_is_then_not_looked_for(cache: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["calibrate", "--output", str(tmp_path / "mine.json")])
+    done = CliRunner().invoke(make_app(), ["calibrate", "--output", str(tmp_path / "mine.json")])
     assert done.exit_code == 0, done.output
     assert from_json(Calibration, (tmp_path / "mine.json").read_text()).gpu == "a10g"
     assert not cache.exists()
@@ -56,5 +56,5 @@ def test_a_file_can_be_named_and_is_then_not_looked_for(cache: Path, tmp_path: P
 
 def test_a_gpu_that_the_catalogue_lacks_can_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "calibrate", lambda: calibration(gpu="NVIDIA Q1", reported_name="NVIDIA Q1"))
-    assert CliRunner().invoke(app, ["calibrate"]).exit_code == 0
+    assert CliRunner().invoke(make_app(), ["calibrate"]).exit_code == 0
     assert (cache / "nvidia-q1.json").exists()

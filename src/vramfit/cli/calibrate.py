@@ -11,7 +11,6 @@ from vramfit.cli.terminal import Json, console, print_json, table
 if TYPE_CHECKING:
     from vramfit.records.calibration import Calibration
 
-NAME = "calibrate"
 EXAMPLE = "vramfit calibrate"
 
 

@@ -8,7 +8,6 @@ import typer
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.workload import CHOICES
 
-NAME = "doctor"
 EXAMPLE = "vramfit doctor ./my-model --task token-classification --scan"
 
 

@@ -11,7 +11,6 @@ from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 if TYPE_CHECKING:
     from vramfit.records.estimate import Advice, Estimate
 
-NAME = "estimate"
 EXAMPLE = "vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4"
 DOES_NOT_FIT = 3
 FIGURES = ("requested", "allocated", "reserved", "process")

@@ -10,7 +10,6 @@ from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
 from vramfit.workload import CHOICES
 
-NAME = "evaluate"
 EXAMPLE = "vramfit evaluate my-model dev.csv --memory 2GiB"
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder that vramfit train or transformers saved.")]

@@ -14,7 +14,6 @@ from vramfit.errors import VramfitError
 if TYPE_CHECKING:
     from vramfit.records.explanation import Explanation
 
-NAME = "explain"
 EXAMPLE = "vramfit explain train.log --model bert-large-uncased --batch 32 --seq 512"
 DOES_NOT_FIT = 3
 

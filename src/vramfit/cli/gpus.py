@@ -8,7 +8,6 @@ from vramfit.cli.terminal import Json, console, print_aligned, print_json, table
 from vramfit.devices.catalogue import GPU, all_gpus, all_instances, find_gpu
 from vramfit.units import format_bytes
 
-NAME = "gpus"
 EXAMPLE = "vramfit gpus a100-80gb"
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 

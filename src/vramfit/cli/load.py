@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vramfit.loader.request import LoadRequest
     from vramfit.records.estimate import Estimate
 
-NAME = "load"
 EXAMPLE = "vramfit load ./my-model --precision bf16 --quantize int8 --check"
 NOT_LOADING = (
     "mode",

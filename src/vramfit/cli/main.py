@@ -3,30 +3,14 @@
 import logging
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 
 from vramfit import __version__
-from vramfit.cli import (
-    calibrate,
-    doctor,
-    estimate,
-    evaluate,
-    explain,
-    gpus,
-    load,
-    max_batch,
-    measure,
-    models,
-    plan,
-    predict,
-    report,
-    train,
-    watch,
-    web,
-)
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
 
@@ -35,15 +19,34 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 CHATTY = ("torch.utils._pytree", "torchao", "transformers")
 """Libraries that warn while they are imported, of things a user of this command cannot change."""
 
-app = typer.Typer(
-    name="vramfit",
-    help="Fit BERT-class models into GPU memory: predict, plan, load and run inside a budget.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+VERBS = (
+    *("estimate", "max-batch", "plan", "measure", "calibrate", "load", "train", "evaluate", "predict"),
+    *("gpus", "models", "doctor", "explain", "watch", "report", "web"),
 )
+"""Each a module of this room."""
+WATCH = "watch"
+
+
+def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """The command line with some verbs: to put together those that are not asked for takes longer than an answer."""
+    app = typer.Typer(
+        name="vramfit",
+        help="Fit BERT-class models into GPU memory: predict, plan, load and run inside a budget.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in verbs:
+        verb: Any = import_module(f"vramfit.cli.{name.replace('-', '_')}")
+        app.command(
+            name=name,
+            epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
+            context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
+        )(verb.run)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -52,7 +55,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -61,31 +63,6 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
-
-
-for _verb in (
-    estimate,
-    max_batch,
-    plan,
-    measure,
-    calibrate,
-    load,
-    train,
-    evaluate,
-    predict,
-    gpus,
-    models,
-    doctor,
-    explain,
-    watch,
-    report,
-    web,
-):
-    app.command(
-        name=_verb.NAME,
-        epilog=f"Example: [bold]{escape(_verb.EXAMPLE)}[/bold]",
-        context_settings=getattr(_verb, "CONTEXT_SETTINGS", None),
-    )(_verb.run)
 
 
 def main() -> NoReturn:
@@ -98,6 +75,8 @@ def main() -> NoReturn:
     # --debug may stand anywhere; typer knows it only before the verb
     arguments = [*(a for a in own if a != "--debug"), *others]
     try:
+        asked = next((a for a in arguments if not a.startswith("-")), None)
+        app = make_app([asked] if asked in VERBS else VERBS)
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -121,9 +100,9 @@ def main() -> NoReturn:
 
 def _own_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """What is ours, and what belongs to a command that is to be watched."""
-    if watch.NAME not in arguments:
+    if WATCH not in arguments:
         return arguments, []
-    verb = arguments.index(watch.NAME)
+    verb = arguments.index(WATCH)
     theirs = next((i for i, a in enumerate(arguments) if i > verb and not a.startswith("-")), len(arguments))
     return arguments[:theirs], arguments[theirs:]
 
@@ -134,7 +113,8 @@ def _usage_or_bug(error: Exception, *, debug: bool) -> int:
     if shown is not None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "vramfit"
-        _say(f"Error: {shown()}", f"{path} --help shows what it takes")
+        if shown():  # without a verb, the help has been shown
+            _say(f"Error: {shown()}", f"{path} --help shows what it takes")
         return int(getattr(error, "exit_code", 2))
     if debug:
         raise error

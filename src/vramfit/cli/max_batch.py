@@ -5,7 +5,6 @@ import typer
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 
-NAME = "max-batch"
 EXAMPLE = "vramfit max-batch bert-large-uncased --seq 512 --precision amp-fp16 --gpu t4"
 DOES_NOT_FIT = 3
 

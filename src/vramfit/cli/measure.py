@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate
     from vramfit.records.measurement import Measurement
 
-NAME = "measure"
 EXAMPLE = "vramfit measure bert-base-uncased --batch 16 --seq 512 --precision amp-bf16"
 DOES_NOT_FIT = 3
 DISAGREES = 4

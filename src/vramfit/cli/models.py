@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vramfit.models.card import ModelCard
     from vramfit.models.resolve import ResolvedModel
 
-NAME = "models"
 EXAMPLE = "vramfit models bert-base-uncased"
 LABEL_WIDTH = 16
 

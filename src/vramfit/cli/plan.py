@@ -12,7 +12,6 @@ from vramfit.errors import NoPlanFits
 if TYPE_CHECKING:
     from vramfit.records.plan import InstanceFit, Plan
 
-NAME = "plan"
 EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
 DOES_NOT_FIT = 3
 _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"

@@ -27,7 +27,6 @@ from vramfit.cli.terminal import console
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
 
-NAME = "predict"
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
 

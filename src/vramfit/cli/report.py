@@ -13,7 +13,6 @@ from vramfit.units import format_bytes
 if TYPE_CHECKING:
     from vramfit.report.html.subject import Subject
 
-NAME = "report"
 EXAMPLE = "vramfit report my-model --output report.html"
 FILE_NAME = "report.html"
 

@@ -14,7 +14,6 @@ from vramfit.units import format_bytes
 if TYPE_CHECKING:
     from vramfit.runtime.training.events import Event
 
-NAME = "train"
 EXAMPLE = "vramfit train reviews.csv --model bert-base-uncased --eval-data dev.csv --output my-model --memory 8GiB"
 SHOWN_EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""

@@ -13,7 +13,6 @@ import typer
 from vramfit.cli.terminal import Json, console
 from vramfit.errors import VramfitError
 
-NAME = "watch"
 EXAMPLE = "vramfit watch --detailed train.py --epochs 1"
 CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 _PYTHON = re.compile(r"python[0-9.]*(?:\.exe)?")

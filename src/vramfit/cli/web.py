@@ -7,7 +7,6 @@ import typer
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.errors import MissingExtra
 
-NAME = "web"
 EXAMPLE = "vramfit web --port 8765 --open"
 
 

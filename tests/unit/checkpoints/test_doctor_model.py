@@ -7,7 +7,7 @@ import pytest
 from tests.unit.checkpoints.broken import load_script
 from typer.testing import CliRunner
 
-from vramfit.cli.main import app
+from vramfit.cli.main import make_app
 from vramfit.doctor.model import check_model
 from vramfit.errors import UnknownModel
 
@@ -16,20 +16,20 @@ runner = CliRunner()
 
 
 def test_a_sound_model_leaves_with_zero(sound_folder: Path) -> None:
-    done = runner.invoke(app, ["doctor", str(sound_folder)])
+    done = runner.invoke(make_app(), ["doctor", str(sound_folder)])
     assert done.exit_code == 0
     assert "Nothing stands in the way." in done.output
 
 
 def test_a_broken_model_leaves_with_one_and_says_what_to_do(sound_folder: Path, tmp_path: Path) -> None:
-    done = runner.invoke(app, ["doctor", str(script.make("truncated", sound_folder, tmp_path))])
+    done = runner.invoke(make_app(), ["doctor", str(script.make("truncated", sound_folder, tmp_path))])
     assert done.exit_code == 1
     assert "is cut off" in " ".join(done.output.split())
     assert "1 error." in done.output
 
 
 def test_json_is_an_array_of_findings(sound_folder: Path, tmp_path: Path) -> None:
-    done = runner.invoke(app, ["doctor", str(script.make("nan", sound_folder, tmp_path)), "--scan", "--json"])
+    done = runner.invoke(make_app(), ["doctor", str(script.make("nan", sound_folder, tmp_path)), "--scan", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert found[0]["check"] == "scan.not_finite"
@@ -52,7 +52,7 @@ def test_a_catalogue_name_with_weights_in_the_cache_has_them_checked(
 
 
 def test_the_task_decides_which_head_is_new(sound_folder: Path) -> None:
-    done = runner.invoke(app, ["doctor", str(sound_folder), "--task", "question-answering"])
+    done = runner.invoke(make_app(), ["doctor", str(sound_folder), "--task", "question-answering"])
     assert "qa_outputs" in done.output
 
 

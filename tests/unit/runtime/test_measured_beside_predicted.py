@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from vramfit.cli.main import app
+from vramfit.cli.main import make_app
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_data
@@ -109,7 +109,7 @@ def measure_verb(monkeypatch: pytest.MonkeyPatch, measurement: Measurement, *arg
 
     monkeypatch.setattr("vramfit.runtime.measurement.measure", measure)
     monkeypatch.setattr("vramfit.estimator.target.version", lambda name: "2.11.0")
-    done = CliRunner().invoke(app, [*ARGUMENTS, *arguments])
+    done = CliRunner().invoke(make_app(), [*ARGUMENTS, *arguments])
     return done, asked
 
 
