@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
@@ -20,14 +21,16 @@ from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
-from vramfit.step.commit import secure_state, take_step
+from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, packing
+from vramfit.techniques import checkpointing, offloading, packing
 from vramfit.techniques import precision as precisions
-from vramfit.workload import Precision
+from vramfit.techniques.host_step import HostStep
+from vramfit.units import parse_bytes
+from vramfit.workload import Offload, Precision
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -54,10 +57,13 @@ class Stepper:
         precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
         loss_fn, count_fn: for heads of your own: (output, batch) → the *sum* of the losses, and batch → how many
             they are. Without them, the labels of the batch decide.
+        offload: `optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the
+            gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
+        host_memory: what that may take of the host's memory.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
-        BudgetExceeded: the process holds more than the budget already.
+        BudgetExceeded: the process holds more than the budget already, or the host's memory is not enough.
     """
 
     def __init__(
@@ -74,14 +80,18 @@ class Stepper:
         precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
+        offload: Offload | None = None,
+        host_memory: str | int | None = None,
     ) -> None:
         if plan is not None:
+            offload = offload or plan.workload.offload
+            host_memory = host_memory if host_memory is not None else plan.workload.host_memory
             micro_batch = micro_batch or plan.micro_batch
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
         precision = precision or "fp32"
-        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn)
+        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         assert micro_batch is not None
         self.model = model
         self.optimizer = optimizer
@@ -96,7 +106,11 @@ class Stepper:
         self._seq = seq
         self._max_grad_norm = max_grad_norm
         self._scheduler = scheduler
-        self._device = next(model.parameters()).device
+        layers = offloading.layer_slots_of(model)
+        self._device = next(model.parameters()).device if layers is None else layers.device
+        limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
+        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if offload is not None else None
+        """The optimizer's home in host memory; None where it is on the device."""
         self._autocast_dtype = precisions.autocast_dtype(precision)
         self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
@@ -182,10 +196,13 @@ class Stepper:
         """Gradients of the window, unscaled and clipped, and its loss; None where memory ran out on the way."""
         try:
             loss = self._window(batch)
-            if self._scaler is not None:
-                self._scaler.unscale_(self.optimizer)
-            clip(self._parameters, self._max_grad_norm)
-            secure_state(self.optimizer)
+            with self._where_optimizer_is():
+                if self.host is not None:
+                    self.host.gather()
+                if self._scaler is not None:
+                    self._scaler.unscale_(self.optimizer)
+                clip(self._parameters, self._max_grad_norm)
+                secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):
                 self._forget()
@@ -193,6 +210,10 @@ class Stepper:
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
             return None
         return loss
+
+    def _where_optimizer_is(self) -> AbstractContextManager[Any]:
+        """What happens in host memory is no business of an emulated GPU."""
+        return nullcontext() if self.host is None else _disable_current_modes()
 
     def _window(self, batch: Batch) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
@@ -230,7 +251,10 @@ class Stepper:
         if self._scaler is not None:
             found = self._scaler._found_inf_per_device(self.optimizer)
             taken = not any(float(value) for value in found.values())
-        if taken:
+        if taken and self.host is not None:
+            with self._where_optimizer_is():
+                take_host_step(self.optimizer, self.host)
+        elif taken:
             take_step(self.optimizer, room=self._room_bytes)
         if self._scaler is not None:
             self._scaler.update()
@@ -249,6 +273,8 @@ class Stepper:
     def _drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
+        if self.host is not None:
+            self.host.drop()
 
     def _forget(self) -> None:
         """As if the window had not begun."""
@@ -259,9 +285,10 @@ class Stepper:
                 self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """With the optimizer in host memory, memory is short: no casts of weights are kept beside the weights."""
         if self._autocast_dtype is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast_dtype)
+        return torch.autocast(self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None)
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -291,8 +318,9 @@ def _check(
     precision: str,
     loss_fn: Any,
     count_fn: Any,
+    offload: str | None,
 ) -> None:
-    problems = across_samples(model)
+    problems = [*across_samples(model), *_wrong_offload(model, offload)]
     if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
         problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
@@ -305,3 +333,19 @@ def _check(
     if problems:
         raise WorkloadError(problems)
     warn_of_names(model, loss_fn)
+
+
+def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
+    """What does not go with where the weights are."""
+    layers = offloading.layer_slots_of(model)
+    if offload not in (None, "optimizer", "weights"):
+        return [f"offload {offload!r} is not one of optimizer, weights"]
+    if layers is None:
+        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
+    if not layers.trains:
+        return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
+    if offload != "weights":
+        return ["the model's layers wait in host memory: take offload='weights'"]
+    if not getattr(model, "is_gradient_checkpointing", False):
+        return ["offload weights computes every layer again in backward: checkpointing must be full"]
+    return []

@@ -20,6 +20,7 @@ from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate, clip
 from vramfit.techniques import offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.places import Places
 from vramfit.trace.stand_ins import autocast_context, stand_ins
@@ -100,7 +101,7 @@ def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) 
     model = build_meta(resolved, attention=workload.attention)
     apply_techniques(model, workload)
     if workload.offload == "weights":
-        offloading.apply(model, num_resident, "meta")
+        offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
 
 
@@ -120,7 +121,8 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
-    autocast = Autocast(precision.autocast_dtype(workload.precision))
+    keeps_copies = workload.offload is None or not workload.trains
+    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
@@ -177,6 +179,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
     optimizer = optimizers.make(workload.optimizer, model.parameters())
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     learned = [p for group in optimizer.param_groups for p in group["params"]]
+    host = _take_to_host(session, model, optimizer) if workload.offload is not None else None
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
@@ -197,18 +200,36 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             on_part=on_part,
         )
         session.tracer.begin(f"{step}.optimizer", "optimizer")
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        clip(learned, workload.max_grad_norm)
-        secure_state(optimizer)
-        take_step(optimizer)
-        if scaler is not None:
-            scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if host is not None:
+            host.write()
+            host.drop()
+        else:
+            _step_on_device(optimizer, learned, scaler, workload.max_grad_norm)
         del mean  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
     _repeat_first(session.tracer.template)
+
+
+def _step_on_device(
+    optimizer: torch.optim.Optimizer, learned: list[torch.nn.Parameter], scaler: Any, max_grad_norm: float | None
+) -> None:
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    clip(learned, max_grad_norm)
+    secure_state(optimizer)
+    take_step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> HostStep:
+    """The optimizer's home in host memory: of it, the device sees the slots that gradients leave by."""
+    session.tracer.begin("inputs", "optimizer")
+    host = HostStep(model, optimizer)
+    session.tracer.template.host_bytes = host.host_bytes
+    return host
 
 
 def _steps(accumulate: int) -> Iterator[tuple[str, int]]:

@@ -111,6 +111,8 @@ class StreamTemplate:
     origins: list[Origin] = field(default_factory=list)
     work: dict[str, list[StretchTemplate]] = field(default_factory=dict)
     """What the steady step's segments do on the device, stretch by stretch."""
+    host_bytes: int = 0
+    """What offloading holds in host memory, whatever the batch."""
 
     def work_at(self, batch: int, order: Iterable[tuple[str, int]], *, tf32: bool = False) -> Work:
         """The work of a step at a real batch.
