@@ -88,9 +88,9 @@ class HostStep:
         self._adder = Adder() if self.device.type == "cuda" else None
 
     @property
-    def slots(self) -> list[torch.Tensor]:
-        """What it takes on the device, for good."""
-        return self._outlet.slots
+    def masters(self) -> dict[int, torch.nn.Parameter]:
+        """A weight of the model, by `id` → what the optimizer steps."""
+        return {id(home.weight): home.master for home in self.homes}
 
     def gather(self) -> None:
         """Wait until all gradients of the window have arrived; masters have their sums then."""
@@ -161,10 +161,7 @@ class HostStep:
         arrived = self._outlet.send(computed.grad, home.total if lands_at_once else home.landing)
         computed.grad = None
         home.num_received += 1
-        if lands_at_once or self.traces:
-            add = _nothing
-        else:
-            add = partial(_begin if first else _add, home)
+        add = _nothing if lands_at_once or self.traces else partial(_begin if first else _add, home)
         if self._adder is None:
             with _disable_current_modes():
                 add()

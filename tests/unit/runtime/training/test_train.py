@@ -129,6 +129,8 @@ def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
         {"optimizer": "adamw", "schedule": "cosine", "label_smoothing": 0.1},
         {"precision": "amp-fp16", "micro_batch": 2},
         {"lora": 4},
+        {"offload": "optimizer", "precision": "bf16", "micro_batch": 2},
+        {"offload": "weights", "micro_batch": 2},
         {"quantize": "int8", "freeze": "encoder"},
         {"seed": 3, "freeze": ("classifier.*",)},  # a new head that does not learn is drawn again, the same
     ],
