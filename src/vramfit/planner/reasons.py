@@ -8,22 +8,32 @@ from vramfit.planner.alternatives import without_checkpointing
 from vramfit.planner.bench import Bench
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe, Training
+from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
 from vramfit.techniques.catalogue import Technique, find
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 ASKED = "asked for"
+KEYWORDS = (
+    *("precision", "checkpointing", "optimizer", "attention", "allocator"),
+    *("freeze", "lora", "quantize", "offload"),
+)
+MASTERS = "hardly any: masters in fp32 keep every update"
 COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
 """Where the catalogue speaks of several values at once."""
 
 
-def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training) -> tuple[Reason, ...]:
+def reasons_of(
+    bench: Bench, search: Search, chosen: Choice, training: Training, estimate: Estimate
+) -> tuple[Reason, ...]:
     """A reason for each setting that is not the plainest, in the order of the step."""
     workload = bench.workload(chosen.recipe, chosen.micro_batch)
     whys = dict(_whys(bench, search, chosen, training))
+    if chosen.recipe.offload is not None:
+        whys["offload"] = _why_offload(bench, chosen, estimate)
     made = [_split_reason(bench, search, chosen)]
-    for keyword in ("precision", "checkpointing", "optimizer", "attention", "allocator", "freeze", "lora", "quantize"):
+    for keyword in KEYWORDS:
         value = getattr(workload, keyword)
         technique = find(keyword, value)
         if technique is None and keyword not in bench.request.asked:
@@ -32,11 +42,30 @@ def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training)
             Reason(
                 setting=f"{keyword} {_shown(value)}",
                 kind=technique.kind if technique else "free",
-                why=ASKED if keyword in bench.request.asked else whys.get(keyword, technique.does if technique else ""),
-                cost=_cost(technique, value),
+                why=_why(bench, keyword, whys.get(keyword, technique.does if technique else "")),
+                cost=MASTERS if chosen.recipe.offload and value == "bf16" else _cost(technique, value),
             )
         )
     return tuple(made)
+
+
+def _why(bench: Bench, keyword: str, why: str) -> str:
+    """What was asked for needs no reason; what it costs to wait in host memory is said all the same."""
+    if keyword not in bench.request.asked:
+        return why
+    return f"{ASKED}; {why.partition('; ')[2]}" if keyword == "offload" else ASKED
+
+
+def _why_offload(bench: Bench, chosen: Choice, estimate: Estimate) -> str:
+    """Why something waits in host memory, and what that costs."""
+    on_device = bench.floor_bytes(replace(chosen.recipe, offload=None))
+    times = estimate.time_breakdown
+    return (
+        f"nothing fits that stays on the GPU, where weights, gradients and {chosen.recipe.optimizer}'s state alone "
+        f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory, and of the "
+        f"{chosen.step_time_s:.2g} s of a step copies take {times.get(COPIES, 0.0):.2g} s and what is computed there "
+        f"{times.get(HOST_STEP, 0.0):.2g} s"
+    )
 
 
 def _cost(technique: Technique | None, value: Any) -> str:
@@ -67,6 +96,8 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     yield "attention", "scores are computed in tiles and never written out"
     yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
+    if recipe.offload is not None and recipe.precision == "bf16":
+        yield "precision", "weights in fp32 do not fit; their masters wait in host memory"
     for keyword in training.settings:
         yield keyword, "allowed, and nothing milder fits"
 

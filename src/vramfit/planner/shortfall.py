@@ -11,7 +11,16 @@ from vramfit.models.catalogue import all_entries, find_entry
 from vramfit.planner.bench import Bench
 from vramfit.planner.margin import margin_of
 from vramfit.planner.request import Request
-from vramfit.planner.space import Recipe, Training, learns_in_layers, micro_batches, recipes, trainings, with_layers
+from vramfit.planner.space import (
+    Recipe,
+    Training,
+    learns_in_layers,
+    micro_batches,
+    recipes,
+    trainings,
+    waitings,
+    with_layers,
+)
 from vramfit.units import format_bytes
 
 MAX_GPUS_TRIED = 3
@@ -56,7 +65,7 @@ def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Ite
 
 def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
     """The recipe of a training that takes least, and its micro-batch."""
-    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    made = [recipe for recipe in _all_recipes(bench, training) if bench.fits_host(recipe)]
     if not made:
         raise VramfitError(f"{training.words} does not go with what was asked for")
     size = _smallest_size(bench)
@@ -65,6 +74,13 @@ def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
         if bench.floor_bytes(recipe) <= min(taken.values(), default=inf):
             taken[recipe] = _safe_bytes(bench, recipe, size)
     return _all_layers(bench, min(made, key=lambda r: taken.get(r, inf))), size
+
+
+def _all_recipes(bench: Bench, training: Training) -> list[Recipe]:
+    """Whatever waits in host memory."""
+    capability = bench.target.profile.compute_capability
+    chosen = waitings(bench.request, training, able=bench.can_checkpoint)
+    return [r for waiting in chosen for r in recipes(bench.request, training, bench.base, capability, waiting)]
 
 
 def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
@@ -95,7 +111,8 @@ def _fits(bench: Bench, training: Training, limit_bytes: int, like: Recipe) -> b
     Args:
         like: what takes least of another training, model or GPU: of the recipes, only those like it are predicted.
     """
-    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    made = [r for r in _all_recipes(bench, training) if bench.fits_host(r)]
+    made = [r for r in made if r.offload == like.offload] or made
     alike = [r for r in made if _class_of(r.precision) == _class_of(like.precision)]
     made = [r for r in alike if r.optimizer == like.optimizer] or alike or made
     possible = (r for r in made if bench.floor_bytes(r) <= limit_bytes)

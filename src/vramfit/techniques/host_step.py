@@ -70,9 +70,11 @@ class HostStep:
         computed = [self._computed(p) for p in learned]
         self.device = computed[0].device
         self.traces = self.device.type == "meta"
-        _check(learned, optimizer)
+        _check(learned, computed, optimizer)
         self.host_bytes = sum(_home_bytes(p, optimizer) for p in learned)
         """What it takes of the host's memory, optimizer state and offloaded layers included."""
+        self.num_weights = sum(p.numel() for p in learned)
+        """Weights that are stepped there."""
         if self._layers is not None:
             in_place = (p for p in learned if id(p) in self._layers.computed and p.dtype == MASTER)
             self.host_bytes += self._layers.host_bytes - sum(p.nbytes for p in in_place)
@@ -183,9 +185,9 @@ class Adder:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Home, Any, Callable[[], None]] | Any] = SimpleQueue()
-        self._failure: BaseException | None = None
-        self._thread = Thread(target=_add_all, args=(self._queue, self._fail), daemon=True, name="vramfit gradients")
-        self._thread.start()
+        self._failures: list[BaseException] = []
+        arguments = (self._queue, self._failures.append)  # not itself: it ends with its last reference
+        Thread(target=_add_all, args=arguments, daemon=True, name="vramfit gradients").start()
 
     def put(self, home: Home, arrived: Any, add: Callable[[], None]) -> None:
         """Add when the event has come to pass."""
@@ -197,12 +199,10 @@ class Adder:
         done: SimpleQueue[None] = SimpleQueue()
         self._queue.put(done)
         done.get()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if self._failures:
+            failure = self._failures[0]
+            self._failures.clear()
             raise failure
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
 
     def __del__(self) -> None:
         self._queue.put(None)
@@ -263,8 +263,12 @@ def _home_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) ->
     return weight.nbytes + 2 * MASTER.itemsize * weight.numel() + state_bytes
 
 
-def _check(learned: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+def _check(
+    learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
     problems = []
+    if any(p is not c and p.device.type != "cpu" for p, c in zip(learned, computed, strict=True)):
+        problems.append("the offloaded layers were moved out of host memory: do not move the model after offloading")
     if getattr(optimizer, "steps_in_place", None) is not None:
         problems.append(f"{type(optimizer).__name__} rounds its state to save memory of a GPU: take AdamW on the host")
     if not all(torch.ops.aten.is_non_overlapping_and_dense.default(p) for p in learned):

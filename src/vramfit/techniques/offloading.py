@@ -76,13 +76,23 @@ def apply(
     """Offload all layers but the lowest `num_resident`, in place; None where there is nothing to offload.
 
     Args:
-        model: on the meta device (a prediction), or with the layers to offload on the host and the rest on `device`.
+        model: on the meta device (a prediction), or with the layers to offload on the host and the rest on `device`;
+            in training the rest is brought there.
         num_resident: layers left alone.
         device: where the model computes; `cpu` copies too, so that results can be compared anywhere.
         trains: the layers learn; all of them must be checkpointed. Their parameters stay the objects that they are.
     """
     layers = encoder_layers(model)[num_resident:]
-    return LayerSlots(layers, torch.device(device), trains=trains) if layers else None
+    made = LayerSlots(layers, torch.device(device), trains=trains) if layers else None
+    if made is not None and trains and made.device.type != "meta":
+        _bring_others(model, made)
+    return made
+
+
+def _bring_others(model: torch.nn.Module, layers: "LayerSlots") -> None:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) not in layers.computed:
+            tensor.data = tensor.data.to(layers.device)
 
 
 def layer_slots_of(model: torch.nn.Module) -> "LayerSlots | None":

@@ -228,7 +228,8 @@ def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.opt
     """The optimizer's home in host memory: of it, the device sees the slots that gradients leave by."""
     session.tracer.begin("inputs", "optimizer")
     host = HostStep(model, optimizer)
-    session.tracer.template.host_bytes = host.host_bytes
+    template = session.tracer.template
+    template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
     return host
 
 

@@ -113,6 +113,8 @@ class StreamTemplate:
     """What the steady step's segments do on the device, stretch by stretch."""
     host_bytes: int = 0
     """What offloading holds in host memory, whatever the batch."""
+    num_host_weights: int = 0
+    """Weights that are stepped there."""
 
     def work_at(self, batch: int, order: Iterable[tuple[str, int]], *, tf32: bool = False) -> Work:
         """The work of a step at a real batch.

@@ -225,7 +225,7 @@ def load_model(
     apply_techniques(model, workload)
     if workload.offload == "weights":
         offloading.apply(model, 0, place.device, trains=True)
-    if on_host:
+    elif on_host:
         move(model, place.device)
     return model, report
 
@@ -239,16 +239,11 @@ def name_labels(model: Any, names: tuple[str, ...]) -> None:
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared.
-
-    Offloaded layers stay where they wait.
-    """
-    layers = offloading.layer_slots_of(model)
-    waiting = {} if layers is None else layers.computed
+    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared."""
     moved: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
-            if parameter is None or id(parameter) in waiting:
+            if parameter is None:
                 continue
             if id(parameter) not in moved:
                 parts = {part: inner.detach().to(device) for part, inner in inner_tensors(parameter)}
