@@ -19,6 +19,7 @@ KEYWORDS = (
     *("precision", "checkpointing", "optimizer", "attention", "allocator"),
     *("freeze", "lora", "quantize", "offload"),
 )
+BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
 MASTERS = "hardly any: masters in fp32 keep every update"
 COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
 """Where the catalogue speaks of several values at once."""
@@ -43,10 +44,17 @@ def reasons_of(
                 setting=f"{keyword} {_shown(value)}",
                 kind=technique.kind if technique else "free",
                 why=_why(bench, keyword, whys.get(keyword, technique.does if technique else "")),
-                cost=MASTERS if chosen.recipe.offload and value == "bf16" else _cost(technique, value),
+                cost=_cost_in_bf16(chosen.recipe) if value == "bf16" else _cost(technique, value),
             )
         )
     return tuple(made)
+
+
+def _cost_in_bf16(recipe: Recipe) -> str:
+    """What weights in bfloat16 cost goes by how they are stepped."""
+    if recipe.offload is not None:
+        return MASTERS
+    return BY_CHANCE if recipe.optimizer == "adamw-8bit" else _cost(find("precision", "bf16"), "bf16")
 
 
 def _why(bench: Bench, keyword: str, why: str) -> str:
