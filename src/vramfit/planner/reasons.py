@@ -92,7 +92,9 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
     other = _other_precision(search, recipe)
     if other is not None:
         yield "precision", _compare(bench, chosen, other)
-    if recipe.checkpointing is not None:
+    if recipe.offload == "weights":
+        yield "checkpointing", "layers that wait in host memory come again for backward, and are computed again then"
+    elif recipe.checkpointing is not None:
         yield "checkpointing", _why_checkpointing(search, chosen)
     if recipe.optimizer == "adamw-8bit":
         fused = replace(recipe, optimizer="adamw-fused")
@@ -100,6 +102,8 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         before = next((c for c in search.tried if c.recipe == fused and c.micro_batch == chosen.micro_batch), None)
         much = f"its state takes {format_bytes(saved)} less" if saved else "its state takes less"
         yield "optimizer", f"{much} than AdamW's" + (", which does not fit" if before is None else "")
+    elif recipe.offload is not None:
+        yield "optimizer", "AdamW in one pass over weights and moments, on the cores of the host"
     elif recipe.optimizer == "adamw-fused":
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     yield "attention", "scores are computed in tiles and never written out"
@@ -168,6 +172,8 @@ def _why_not_larger(bench: Bench, search: Search, chosen: Choice) -> str:
     needs = bench.peek(chosen.recipe, larger).requested_bytes
     if bench.passes(larger) == 1:
         needs -= bench.weight_bytes(chosen.recipe)
+    if needs <= search.limit_bytes:  # by its tensors; segments may take more
+        needs = bench.safe_bytes(chosen.recipe, larger)
     if needs <= search.limit_bytes:
         return f"{same}; passes of {larger} fit too, and are no faster"
     return f"{same}; passes of {larger} would need {format_bytes(needs)}"
