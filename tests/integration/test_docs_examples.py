@@ -17,3 +17,11 @@ def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str
     assert names["stepper"].num_steps >= 5
     assert names["stepper"].num_recoveries >= 1
     assert capsys.readouterr().out
+
+
+def test_the_page_on_host_memory_runs_and_its_prediction_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "offloading.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, "offloading.md", "exec"), names)
+    assert names["stepper"].num_steps == 1
+    assert capsys.readouterr().out.startswith("True ")
