@@ -56,7 +56,7 @@ def grid(model: str | None) -> list[dict[str, Any]]:
         ("1GiB", 1.0, {}),
     ]
     cases = [{"name": f"{large} {name}", "model": large, "memory_gib": gib, "plan": p} for name, gib, p in three]
-    cases += [{**case, "name": f"curve {case['name']}", "dropout": False} for case in cases]
+    cases += [{**case, "name": f"curve {case['name']}", "curve": True} for case in cases]
     cases.append({"name": f"{xlm} 2GiB", "model": xlm, "memory_gib": 2.0, "plan": {}})
     cases += [{"name": f"smallest {name}", "model": name, "memory_gib": "smallest", "plan": {}} for name in six]
     for whose in ("ours", "torchao"):
@@ -96,7 +96,7 @@ def make_plan(case: dict[str, Any], options: argparse.Namespace) -> dict[str, An
     from vramfit.records.codec import to_data
 
     gib = case["memory_gib"]
-    keywords = {"batch": BATCH, "seq": options.seq, "max_grad_norm": 1.0, "dropout": case.get("dropout", True)}
+    keywords = {"batch": BATCH, "seq": options.seq, "max_grad_norm": 1.0}
     keywords |= {"gpu": options.gpu, "torch_version": options.torch_version, **case["plan"]}
     if gib == "smallest":
         made = smallest_plan(case["model"], keywords)
@@ -144,6 +144,10 @@ def run_case(case: dict[str, Any], entry: dict[str, Any], num_steps: int, device
     w = plan.workload
     torch.manual_seed(0)
     model = capped_run.make_model(w) if device == "cuda" else _model_on_host(w)
+    if "curve" in case:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # in training mode all the same, which checkpointing wants
     with ExitStack() as stack:
         gpu = None
         if device == "cuda":
@@ -186,7 +190,7 @@ def _train(case: dict[str, Any], model: Any, plan: Any, num_steps: int, device: 
     try:
         step = _torchao_step(model, w) if case.get("whose") == "torchao" else _our_step(model, plan, device)
         for index in range(num_steps):
-            batch = make_batch(w.batch, w.seq, index, learnable="dropout" in case)
+            batch = make_batch(w.batch, w.seq, index, learnable="curve" in case)
             began = time.perf_counter()
             losses.append(step(batch))  # gives a number: the device is through
             times.append(time.perf_counter() - began)

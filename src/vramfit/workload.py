@@ -277,6 +277,10 @@ def _contradictions(w: Workload) -> list[str]:
         (w.max_grad_norm is not None and not w.trains, f"max_grad_norm is for mode train, not {w.mode}"),
         (w.offload == "optimizer" and not w.trains, f"offload optimizer is for mode train, not {w.mode}"),
         (w.offload == "weights" and w.mode == "forward", "offload weights is for mode train or infer, not forward"),
+        (
+            w.offload == "activations" and (w.mode == "infer" or w.checkpointing is None or not w.dropout),
+            "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and dropout",
+        ),
         *_offload_contradictions(w),
         (
             w.quantize is not None and w.trains and w.lora is None and not freezes_layers,
@@ -313,6 +317,11 @@ def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
         (
             by_layers and w.checkpointing != "full",
             "offload weights computes every layer again in backward: take checkpointing full",
+        ),
+        (
+            by_layers and not w.dropout,
+            "offload weights needs dropout: without it layers run as under model.eval(), which checkpoints none "
+            "(set the model's dropout probabilities to 0 instead)",
         ),
         (by_layers and w.lora is not None, "offload weights and lora do not go together: take offload optimizer"),
         (by_layers and w.quantize is not None, f"offload weights and quantize {w.quantize} do not go together"),

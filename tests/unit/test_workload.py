@@ -148,12 +148,14 @@ def test_a_value_of_another_keyword_is_sent_there(keyword: str, value: str, says
         ({"offload": "optimizer", "optimizer": "adamw-8bit"}, "optimizer adamw-8bit do not go together"),
         ({"offload": "weights"}, "take checkpointing full"),
         ({"offload": "weights", "checkpointing": 3}, "take checkpointing full"),
+        ({"offload": "weights", "checkpointing": "full", "dropout": False}, "offload weights needs dropout"),
         ({"offload": "weights", "checkpointing": "full", "lora": 8}, "offload weights and lora do not go together"),
         (
             {"offload": "weights", "checkpointing": "full", "quantize": "int8", "freeze": "encoder"},
             "offload weights and quantize int8 do not go together",
         ),
         ({"offload": "optimizer", "mode": "infer"}, "offload optimizer is for mode train"),
+        ({"offload": "activations"}, "offload activations is for the inputs of checkpointed layers"),
         ({"host_memory": "lots"}, "host_memory 'lots' is not a size"),
     ],
 )

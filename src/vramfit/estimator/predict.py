@@ -46,7 +46,9 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
     workload = _workload_at(traced.workload, micro_batch)
-    return estimate_stream(workload, traced.options, target, cold, timed, host_bytes=template.host_bytes)
+    return estimate_stream(
+        workload, traced.options, target, cold, timed, host_bytes=template.host_bytes_at(micro_batch)
+    )
 
 
 def estimate_stream(

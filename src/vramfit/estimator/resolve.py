@@ -83,6 +83,5 @@ def _not_yet(workload: Workload) -> list[str]:
     asked = {
         "compile": workload.compile,
         "num_gpus above 1": workload.num_gpus > 1,
-        "offload activations": workload.offload == "activations",
     }
     return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

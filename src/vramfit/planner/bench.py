@@ -110,8 +110,8 @@ class Bench:
         return limit is None or recipe.offload is None or self.host_bytes(recipe) <= limit
 
     def host_bytes(self, recipe: Recipe) -> int:
-        """What waits in host memory."""
-        return self.traced(recipe, 1).template(ANY_BATCH).host_bytes
+        """What waits in host memory, at the least."""
+        return self.traced(recipe, 1).template(ANY_BATCH).host_bytes_at(1)
 
     def peek(self, recipe: Recipe, micro_batch: int) -> Peek:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""

@@ -119,7 +119,7 @@ def _find_within(
         if sampled is not None:
             choice = quicker(bench, search, choice, sampled)
         estimate = bench.estimate(choice.recipe, choice.micro_batch)
-        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries:
+        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries and estimate.fits:
             return Found(choice, training, search, margin, estimate)
         bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
 

@@ -26,7 +26,7 @@ from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, offloading, packing
+from vramfit.techniques import checkpointing, layer_inputs, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.units import parse_bytes
@@ -109,7 +109,8 @@ class Stepper:
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
         limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
-        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if offload is not None else None
+        steps_there = offload in ("optimizer", "weights")
+        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
         """The optimizer's home in host memory; None where it is on the device."""
         self._autocast_dtype = precisions.autocast_dtype(precision)
         self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
@@ -338,8 +339,10 @@ def _check(
 def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
     """What does not go with where the weights are."""
     layers = offloading.layer_slots_of(model)
-    if offload not in (None, "optimizer", "weights"):
-        return [f"offload {offload!r} is not one of optimizer, weights"]
+    if offload not in (None, "optimizer", "weights", "activations"):
+        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
+    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
+        return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
     if layers is None:
         return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
     if not layers.trains:

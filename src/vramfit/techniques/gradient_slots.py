@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vramfit.techniques.offloading import out_of_sight
+from vramfit.techniques.sight import out_of_sight
 
 SLOT_BYTES = 16 * 2**20
 """Larger gradients go in pieces."""

@@ -3,19 +3,20 @@
 Two slots on the device, each as large as the largest layer, take turns: while one layer computes, the next is
 copied into the other slot on a stream of its own. So the device never holds more than the resident layers and two
 others, and nothing is allocated while the model runs. In training a layer comes twice, the second time from the last
-to the first, when checkpointing computes it again; what becomes of its gradients is `host_step`'s.
+to the first, when checkpointing computes it again; its input waits on the host meanwhile (`layer_inputs`), and what
+becomes of its gradients is `host_step`'s.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.errors import NoPlanFits
+from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.models.anatomy import encoder_layers
+from vramfit.techniques import layer_inputs
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
+from vramfit.techniques.sight import out_of_sight
 from vramfit.units import format_bytes
 
 BLOCK_BYTES = 512
@@ -84,7 +85,11 @@ def apply(
     """
     layers = encoder_layers(model)[num_resident:]
     made = LayerSlots(layers, torch.device(device), trains=trains) if layers else None
-    if made is not None and trains and made.device.type != "meta":
+    if made is None or not trains:
+        return made
+    if any(getattr(layer, "gradient_checkpointing", False) for layer in layers):
+        layer_inputs.apply(model)
+    if made.device.type != "meta":
         _bring_others(model, made)
     return made
 
@@ -107,17 +112,13 @@ def slots_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [] if slots is None else slots.slots
 
 
-def out_of_sight(device: torch.device) -> AbstractContextManager[Any]:
-    """Where the device is the CPU, host tensors are not its own: an emulated GPU must not count them."""
-    return _disable_current_modes() if device.type == "cpu" else nullcontext()
-
-
 class LayerSlots:
     """The slots of a model's offloaded layers, and the hooks that fill them."""
 
     def __init__(self, layers: list[torch.nn.Module], device: torch.device, *, trains: bool = False) -> None:
         self.device = device
         self.trains = trains
+        self._layers = layers
         self._on_host = [_pack(layer, device) for layer in layers]
         size = max(buffer.numel() for buffer in self._on_host)
         self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(NUM_SLOTS, len(layers)))]
@@ -159,7 +160,16 @@ class LayerSlots:
         return torch.cuda.Event() if self._copies is not None else None  # type: ignore[no-untyped-call]
 
     def _bring(self, index: int) -> None:
-        """Before a layer computes: its weights are there, and the next one's are on their way."""
+        """Before a layer computes: its weights are there, and the next one's are on their way.
+
+        Raises:
+            WorkloadError: a layer that would keep its weights for backward, when other ones are in their place.
+        """
+        if self._learns() and not _is_checkpointed(self._layers[index]):
+            raise WorkloadError(
+                ["layers that wait in host memory keep nothing for backward, and this one is not checkpointed"],
+                hint="checkpoint all layers and call model.train(), or compute under torch.no_grad()",
+            )
         self._fill(index)
         slot = index % len(self.slots)
         if self._copies is not None:
@@ -203,6 +213,10 @@ class LayerSlots:
                 target.copy_(source, non_blocking=True)
                 self._filled[slot].record(self._copies)
         self._held[slot] = index
+
+
+def _is_checkpointed(layer: torch.nn.Module) -> bool:
+    return layer.training and bool(getattr(layer, "gradient_checkpointing", False))
 
 
 def _in_backward() -> bool:

@@ -18,7 +18,7 @@ from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import offloading, optimizers, precision, quantization
+from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
@@ -33,6 +33,8 @@ TRACED_MICRO_BATCHES = 2
 MAX_REPEATED = 16
 """Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
 STEPS = ("first", "steady")
+HOST_STEPS = ("optimizer", "weights")
+"""What is offloaded when the optimizer steps in host memory."""
 FEWEST_SAMPLES = 2
 """A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
@@ -71,6 +73,8 @@ def trace(
             _train_steps(session, model, workload, inputs)
         else:
             _stepper_steps(session, model, workload, inputs)
+    waiting = layer_inputs.layer_inputs_of(model)
+    session.tracer.template.host_input_bytes = 0 if waiting is None else waiting.host_bytes
     return session.tracer.template
 
 
@@ -121,7 +125,7 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
-    keeps_copies = workload.offload is None or not workload.trains
+    keeps_copies = workload.offload not in HOST_STEPS or not workload.trains
     autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)
     context = autocast_context(autocast)
     with ExitStack() as stack:
@@ -179,7 +183,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
     optimizer = optimizers.make(workload.optimizer, model.parameters())
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     learned = [p for group in optimizer.param_groups for p in group["params"]]
-    host = _take_to_host(session, model, optimizer) if workload.offload is not None else None
+    host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None

@@ -356,7 +356,6 @@ def test_every_problem_is_told_at_once() -> None:
     [
         {"compile": True},
         {"num_gpus": 2},
-        {"offload": "optimizer"},
     ],
     ids=str,
 )

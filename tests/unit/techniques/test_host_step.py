@@ -11,7 +11,8 @@ import vramfit
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import checkpointing, freezing, offloading, optimizers
+from vramfit.techniques import checkpointing, freezing, layer_inputs, offloading, optimizers
+from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep
 
 TASK = "sequence-classification"
@@ -37,13 +38,15 @@ def train(
         checkpointing.apply(model, "full")
     if offload == "weights":
         offloading.apply(model, 0, "cpu", trains=True)
+    if offload == "activations":
+        layer_inputs.apply(model)
     stepped = optimizers.make(optimizer, model.parameters(), lr=1e-3)
     stepper = Stepper(model, stepped, micro_batch=micro_batch, max_grad_norm=0.5, precision=precision, offload=offload)
     losses = [stepper.step(make_batch(task, seed=seed)) for seed in range(NUM_STEPS)]
     return flat_weights(model), losses
 
 
-@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+@pytest.mark.parametrize("offload", ["optimizer", "weights", "activations"])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "albert"])
 def test_training_is_the_same_to_the_bit_in_every_family(family: str, offload: str) -> None:
     weights, losses = train(family)
@@ -166,7 +169,7 @@ def test_an_evaluation_between_steps_sees_the_newest_weights() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-bf16"])
-@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+@pytest.mark.parametrize("offload", ["optimizer", "weights", "activations"])
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro_batch: int) -> None:
     """The emulated GPU has no workspaces; and under its eyes autograd adds some gradients out of place."""
@@ -189,9 +192,7 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
         **keywords,
     )
     model = BertForSequenceClassification(config).train()
-    if precision == "bf16":
-        model.to(torch.bfloat16)
-    checkpointing.apply(model, "full")
+    apply_techniques(model, predicted.workload)
     if offload == "weights":
         offloading.apply(model, 0, "cpu", trains=True)
     optimizer = optimizers.make("adamw-fused", model.parameters())
@@ -209,17 +210,22 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
     own_bytes = predicted.peak_allocated_bytes - predicted.breakdown["workspaces"]
     assert own_bytes == pytest.approx(gpu.max_allocated_bytes, rel=0.01)
     assert predicted.host_bytes == pytest.approx(held_bytes(stepper), rel=0.001)
+    if offload != "optimizer":
+        assert predicted.host_bytes >= 6 * micro_batch * 128 * 256 * 2  # the inputs of six layers
 
 
 def held_bytes(stepper: Stepper) -> int:
     """What is really there in host memory: every storage once, counts of steps left out."""
+    inputs = layer_inputs.layer_inputs_of(stepper.model)
+    input_bytes = 0 if inputs is None else inputs.host_bytes
     host = stepper.host
-    assert host is not None
+    if host is None:
+        return input_bytes
     tensors = [t for home in host.homes for t in (home.landing, home.total, home.master, home.weight)]
     tensors = [t for t in tensors if not any(t is home.weight is home.computed for home in host.homes)]
     tensors += [t for state in stepper.optimizer.state.values() for t in state.values() if t.dim()]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    return input_bytes + sum(storages.values())
 
 
 def test_host_memory_that_is_not_enough_is_refused_with_numbers() -> None:
@@ -237,7 +243,8 @@ def test_host_memory_that_is_not_enough_is_refused_with_numbers() -> None:
         (lambda model: offloading.apply(model, 0, "cpu"), "weights", "offloaded for inference"),
         (lambda model: offloading.apply(model, 0, "cpu", trains=True), "weights", "checkpointing must be full"),
         (lambda model: offloading.apply(model, 0, "cpu", trains=True), None, "take offload='weights'"),
-        (lambda model: None, "gradients", "not one of optimizer, weights"),
+        (lambda model: None, "gradients", "not one of optimizer, weights, activations"),
+        (lambda model: None, "activations", "no layer's input waits in host memory"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(prepare: Any, offload: Any, says: str) -> None:
@@ -253,3 +260,17 @@ def test_an_optimizer_of_8_bits_stays_on_the_device() -> None:
     optimizer = optimizers.make("adamw-8bit", model.parameters())
     with pytest.raises(WorkloadError, match="AdamW8bit rounds its state"):
         Stepper(model, optimizer, micro_batch=6, offload="optimizer")
+
+
+def test_a_layer_that_is_not_checkpointed_is_refused_before_it_learns_something_wrong() -> None:
+    """transformers checkpoints layers in training mode only."""
+    model = make_model("bert", TASK)
+    checkpointing.apply(model, "full")
+    offloading.apply(model, 0, "cpu", trains=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    stepper = Stepper(model, optimizer, micro_batch=6, offload="weights")
+    model.eval()
+    with pytest.raises(WorkloadError, match="this one is not checkpointed"):
+        stepper.step(make_batch(TASK))
+    model.train()
+    stepper.step(make_batch(TASK))
