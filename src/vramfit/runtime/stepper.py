@@ -113,7 +113,8 @@ class Stepper:
         self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
         """The optimizer's home in host memory; None where it is on the device."""
         self._autocast_dtype = precisions.autocast_dtype(precision)
-        self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
+        scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
+        self._scaler = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -231,9 +232,18 @@ class Stepper:
             totals,
             bring=self._bring,
             autocast=self._autocast,
-            scale=self._scaler.scale if self._scaler is not None else lambda value: value,
+            scale=self._scale,
             on_output=self._see,
         )
+
+    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
+        if self._scaler is None:
+            return loss
+        if self.host is None:
+            return self._scaler.scale(loss)
+        if self._scaler._scale is None:  # it would make its scale beside the loss, and gradients are unscaled elsewhere
+            self._scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+        return loss * self._scaler.get_scale()
 
     def _bring(self, batch: Batch) -> Batch:
         if self._packs:

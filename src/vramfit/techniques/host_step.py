@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -70,7 +71,7 @@ class HostStep:
         computed = [self._computed(p) for p in learned]
         self.device = computed[0].device
         self.traces = self.device.type == "meta"
-        _check(learned, computed, optimizer)
+        _check(model, learned, computed, optimizer)
         self.host_bytes = sum(_home_bytes(p, optimizer) for p in learned)
         """What it takes of the host's memory, optimizer state and offloaded layers included."""
         self.num_weights = sum(p.numel() for p in learned)
@@ -80,11 +81,12 @@ class HostStep:
             self.host_bytes += self._layers.host_bytes - sum(p.nbytes for p in in_place)
         self._check_budget(host_memory)
         self._outlet = GradientSlots(self.device, max(p.nbytes for p in computed))
-        with _disable_current_modes():
-            self.homes = [self._make_home(p, c) for p, c in zip(learned, computed, strict=True)]
-        for home in self.homes:
-            hook: Any = home.computed.register_post_accumulate_grad_hook
-            hook(partial(self._take, home))
+        self.homes = self._make_homes(learned, computed)
+        before = _of_models.get(model)
+        if before is not None:
+            before.end()  # gradients leave by one way only
+        _of_models[model] = self
+        self._hooks = [self._listen(home) for home in self.homes]
         if not self.traces:
             _rehouse(optimizer, self.homes)
         self._adder = Adder() if self.device.type == "cuda" else None
@@ -93,6 +95,11 @@ class HostStep:
     def masters(self) -> dict[int, torch.nn.Parameter]:
         """A weight of the model, by `id` → what the optimizer steps."""
         return {id(home.weight): home.master for home in self.homes}
+
+    def end(self) -> None:
+        """Gradients stay on the device again."""
+        for hook in self._hooks:
+            hook.remove()
 
     def gather(self) -> None:
         """Wait until all gradients of the window have arrived; masters have their sums then."""
@@ -142,6 +149,24 @@ class HostStep:
                 hint="give more host_memory, freeze a part of the model, or take less of it to the host",
             )
 
+    def _listen(self, home: Home) -> Any:
+        register: Any = home.computed.register_post_accumulate_grad_hook
+        return register(partial(self._take, home))
+
+    def _make_homes(self, learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter]) -> list[Home]:
+        try:
+            with _disable_current_modes():
+                return [self._make_home(p, c) for p, c in zip(learned, computed, strict=True)]
+        except (RuntimeError, MemoryError) as error:
+            raise BudgetExceeded(
+                f"the host does not give the {format_bytes(self.host_bytes)} that offloading takes: "
+                f"{str(error).splitlines()[0] if str(error) else 'out of memory'}",
+                predicted_bytes=self.host_bytes,
+                observed_bytes=0,
+                phase="load",
+                hint="end other programs, freeze a part of the model, or take a smaller one",
+            ) from error
+
     def _make_home(self, weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> Home:
         make: Callable[..., torch.Tensor] = partial(
             torch.empty_strided, weight.shape, weight.stride(), pin_memory=self.device.type == "cuda"
@@ -178,6 +203,9 @@ class HostStep:
             rounds = on_device and home.weight.dtype != MASTER  # here, so that the device need not hold the master
             source = home.landing.copy_(home.master) if rounds else home.master
             home.weight.copy_(source, non_blocking=True)
+
+
+_of_models: "WeakKeyDictionary[torch.nn.Module, HostStep]" = WeakKeyDictionary()
 
 
 class Adder:
@@ -264,9 +292,15 @@ def _home_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) ->
 
 
 def _check(
-    learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
+    model: torch.nn.Module,
+    learned: list[torch.nn.Parameter],
+    computed: list[torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
 ) -> None:
     problems = []
+    own = {id(p) for p in model.parameters()}
+    if not all(id(p) in own for p in learned):
+        problems.append("the optimizer has parameters that are not the model's: was it taken to host memory before?")
     if any(p is not c and p.device.type != "cpu" for p, c in zip(learned, computed, strict=True)):
         problems.append("the offloaded layers were moved out of host memory: do not move the model after offloading")
     if getattr(optimizer, "steps_in_place", None) is not None:

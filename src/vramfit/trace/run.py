@@ -33,6 +33,8 @@ TRACED_MICRO_BATCHES = 2
 MAX_REPEATED = 16
 """Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
 STEPS = ("first", "steady")
+INITIAL_SCALE = 65536.0
+"""GradScaler's; its value does not matter here."""
 HOST_STEPS = ("optimizer", "weights")
 """What is offloaded when the optimizer steps in host memory."""
 FEWEST_SAMPLES = 2
@@ -193,6 +195,8 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             session.tracer.begin(f"{step}.micro{index}", part)
 
         scale = scaler.scale if scaler is not None else lambda value: value
+        if scaler is not None and host is not None:
+            scale = _by_a_number
         mean = accumulate(
             model,
             [inputs] * num_micro,
@@ -213,6 +217,11 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
     _repeat_first(session.tracer.template)
+
+
+def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
+    """Where gradients are unscaled on the host, so is the scale."""
+    return loss * INITIAL_SCALE
 
 
 def _step_on_device(

@@ -274,3 +274,33 @@ def test_a_layer_that_is_not_checkpointed_is_refused_before_it_learns_something_
         stepper.step(make_batch(TASK))
     model.train()
     stepper.step(make_batch(TASK))
+
+
+def test_an_optimizer_goes_to_host_memory_once() -> None:
+    model = make_model("bert", TASK)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    Stepper(model, optimizer, micro_batch=6, offload="optimizer")
+    with pytest.raises(WorkloadError, match="was it taken to host memory before"):
+        Stepper(model, optimizer, micro_batch=6, offload="optimizer")
+
+
+def test_a_second_stepper_of_a_model_takes_its_gradients_over() -> None:
+    ends = []
+    for times in (1, 2):
+        model = make_model("bert", TASK)
+        for _ in range(times):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+            stepper = Stepper(model, optimizer, micro_batch=6, offload="optimizer")
+        stepper.step(make_batch(TASK))
+        ends.append(flat_weights(model))
+    assert torch.equal(*ends)
+
+
+def test_a_host_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    model = make_model("bert", TASK)
+    monkeypatch.setattr(torch, "empty_strided", fail)
+    with pytest.raises(BudgetExceeded, match=r"the host does not give the .* that offloading takes: .*can't allocate"):
+        HostStep(model, torch.optim.AdamW(model.parameters(), fused=True))
