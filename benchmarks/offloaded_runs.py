@@ -58,7 +58,8 @@ def grid(model: str | None) -> list[dict[str, Any]]:
     cases = [{"name": f"{large} {name}", "model": large, "memory_gib": gib, "plan": p} for name, gib, p in three]
     cases += [{**case, "name": f"curve {case['name']}", "curve": True} for case in cases]
     cases.append({"name": f"{xlm} 2GiB", "model": xlm, "memory_gib": 2.0, "plan": {}})
-    cases += [{"name": f"smallest {name}", "model": name, "memory_gib": "smallest", "plan": {}} for name in six]
+    least = {"offload": "weights", "precision": "bf16"}  # what plans come to in the end
+    cases += [{"name": f"smallest {name}", "model": name, "memory_gib": "smallest", "plan": least} for name in six]
     for whose in ("ours", "torchao"):
         keywords = {**BESIDE, "offload": "optimizer"}
         cases.append({"name": f"beside {whose}", "model": large, "memory_gib": None, "plan": keywords, "whose": whose})
@@ -121,7 +122,7 @@ def smallest_plan(model: str, keywords: dict[str, Any], step: int = 10 * MIB) ->
     """The plan of the smallest budget that has one, in steps of 10 MiB."""
     from vramfit.errors import NoPlanFits
 
-    low, high = 0, 8 * GIB // step
+    low, high = 0, 4 * GIB // step
     best = _plan(model, keywords, high * step)
     while high - low > 1:
         middle = (low + high) // 2

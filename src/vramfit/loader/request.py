@@ -52,6 +52,8 @@ def make_request(
             device, keywords["memory"] = "cpu", None
         elif plan.workload.offload == "weights":  # the plan's memory is for activations too
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
+    if keywords.get("offload") == "activations":
+        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
     name = model if isinstance(model, str) and model else str(model)[:200] if model else ""
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
