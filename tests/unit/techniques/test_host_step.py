@@ -304,3 +304,37 @@ def test_a_host_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_strided", fail)
     with pytest.raises(BudgetExceeded, match=r"the host does not give the .* that offloading takes: .*can't allocate"):
         HostStep(model, torch.optim.AdamW(model.parameters(), fused=True))
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "weights", "activations"])
+def test_dropout_drops_the_same_when_layers_are_computed_again(offload: Any) -> None:
+    ends = []
+    for chosen in (None, offload):
+        model = make_model("bert", TASK, num_hidden_layers=3, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+        checkpointing.apply(model, "full")
+        if chosen == "weights":
+            offloading.apply(model, 0, "cpu", trains=True)
+        elif chosen == "activations":
+            layer_inputs.apply(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        stepper = Stepper(model, optimizer, micro_batch=4, offload=chosen)
+        torch.manual_seed(5)
+        losses = [stepper.step(make_batch(TASK, seed=seed)) for seed in range(3)]
+        ends.append((losses, flat_weights(model)))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_a_layers_input_takes_nothing_of_the_device_while_it_waits() -> None:
+    peaks = {}
+    for waits in (False, True):
+        model = make_model("bert", TASK, num_hidden_layers=12, hidden_size=64)
+        checkpointing.apply(model, "full")
+        if waits:
+            layer_inputs.apply(model)
+        with EmulatedGPU("1GiB") as gpu:
+            loss = model(**make_batch(TASK, size=64)).loss
+            peaks[waits] = gpu.allocated_bytes
+            loss.backward()
+    one_bytes = 64 * 16 * 64 * 4
+    assert peaks[False] - peaks[True] == 12 * one_bytes
