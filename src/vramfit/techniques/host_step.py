@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.techniques.gradient_slots import GradientSlots
 from vramfit.techniques.offloading import layer_slots_of
+from vramfit.techniques.pinned import held_bytes
 from vramfit.units import format_bytes
 
 MASTER = torch.float32
@@ -72,13 +73,12 @@ class HostStep:
         self.device = computed[0].device
         self.traces = self.device.type == "meta"
         _check(model, learned, computed, optimizer)
-        self.host_bytes = sum(_home_bytes(p, optimizer) for p in learned)
+        pairs = list(zip(learned, computed, strict=True))
+        self.host_bytes = sum(_home_bytes(p, c, optimizer) for p, c in pairs)
         """What it takes of the host's memory, optimizer state and offloaded layers included."""
         self.num_weights = sum(p.numel() for p in learned)
         """Weights that are stepped there."""
-        if self._layers is not None:
-            in_place = (p for p in learned if id(p) in self._layers.computed and p.dtype == MASTER)
-            self.host_bytes += self._layers.host_bytes - sum(p.nbytes for p in in_place)
+        self.host_bytes += 0 if self._layers is None else self._layers.host_bytes
         self._check_budget(host_memory)
         self._outlet = GradientSlots(self.device, max(p.nbytes for p in computed))
         self.homes = self._make_homes(learned, computed)
@@ -168,15 +168,16 @@ class HostStep:
             ) from error
 
     def _make_home(self, weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> Home:
-        make: Callable[..., torch.Tensor] = partial(
-            torch.empty_strided, weight.shape, weight.stride(), pin_memory=self.device.type == "cuda"
-        )
+        make: Callable[..., torch.Tensor] = partial(torch.empty_strided, weight.shape, weight.stride())
         if self.traces:
             return Home(weight, computed, weight, make(dtype=weight.dtype), make(dtype=weight.dtype))
-        landing, total = make(dtype=weight.dtype), make(dtype=MASTER)
-        if weight is not computed and weight.dtype == MASTER:
+        on_gpu = self.device.type == "cuda"
+        landing = make(dtype=weight.dtype, pin_memory=on_gpu)
+        total = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER)
+        if _is_stepped_in_place(weight, computed):
             return Home(weight, computed, weight, landing, total)
-        return Home(weight, computed, torch.nn.Parameter(make(dtype=MASTER).copy_(weight.detach())), landing, total)
+        master = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER).copy_(weight.detach())
+        return Home(weight, computed, torch.nn.Parameter(master), landing, total)
 
     def _take(self, home: Home, computed: torch.Tensor) -> None:
         """A gradient has been made: it goes to the host, and its memory on the device is free."""
@@ -279,16 +280,27 @@ def _rehouse(optimizer: torch.optim.Optimizer, homes: list[Home]) -> None:
         }
 
 
-def _home_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
+def _is_stepped_in_place(weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> bool:
+    """Whether a weight is its own master: it waits on the host, in fp32."""
+    return weight is not computed and weight.dtype == MASTER
+
+
+def _home_bytes(weight: torch.nn.Parameter, computed: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
     """Landing, sum and master, and what the optimizer keeps."""
+    wide_bytes = MASTER.itemsize * weight.numel()
+    if weight.dtype == MASTER:  # gradients land in their sum, and masters leave as they are: both are pinned
+        wide_bytes = held_bytes(wide_bytes, computed.device)
+    num_wide = 1 if _is_stepped_in_place(weight, computed) else 2
+    return held_bytes(weight.nbytes, computed.device) + num_wide * wide_bytes + _state_bytes(weight, optimizer)
+
+
+def _state_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
     if isinstance(optimizer, torch.optim.Adafactor):
         rows_and_columns = sum(weight.numel() // weight.shape[i] for i in (-1, -2)) if weight.dim() > 1 else 0
-        state_bytes = MASTER.itemsize * (rows_and_columns or weight.numel())
-    else:
-        momentum = any(group.get("momentum") for group in optimizer.param_groups)
-        num_moments = NUM_MOMENTS.get(type(optimizer).__name__, 2) + momentum
-        state_bytes = MASTER.itemsize * weight.numel() * num_moments
-    return weight.nbytes + 2 * MASTER.itemsize * weight.numel() + state_bytes
+        return MASTER.itemsize * (rows_and_columns or weight.numel())
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    num_moments = NUM_MOMENTS.get(type(optimizer).__name__, 2) + momentum
+    return MASTER.itemsize * weight.numel() * num_moments
 
 
 def _check(

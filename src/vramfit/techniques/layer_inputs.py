@@ -49,9 +49,9 @@ class LayerInputs:
             layer._gradient_checkpointing_func = function
 
     @property
-    def host_bytes(self) -> int:
-        """What the inputs of a pass have taken of the host's memory at most."""
-        return sum(self._sizes.values())
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the input of each layer, at most until now."""
+        return tuple(self._sizes.values())
 
     def _checkpoint(self, index: int, layer: Callable[..., Any], hidden: torch.Tensor, *others: Any) -> Any:
         """In place of torch's function: the layer sees its input, and backward a copy that was away."""

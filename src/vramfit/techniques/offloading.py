@@ -15,6 +15,7 @@ import torch
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import layer_inputs
+from vramfit.techniques.pinned import held_bytes
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.techniques.sight import out_of_sight
 from vramfit.units import format_bytes
@@ -150,7 +151,7 @@ class LayerSlots:
     @property
     def host_bytes(self) -> int:
         """What the layers take in host memory."""
-        return sum(buffer.numel() for buffer in self._on_host)
+        return sum(held_bytes(buffer.numel(), self.device) for buffer in self._on_host)
 
     def forget(self) -> None:
         """The weights on the host have changed: what the slots hold is old."""

@@ -76,7 +76,7 @@ def trace(
         else:
             _stepper_steps(session, model, workload, inputs)
     waiting = layer_inputs.layer_inputs_of(model)
-    session.tracer.template.host_input_bytes = 0 if waiting is None else waiting.host_bytes
+    session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
 
 

@@ -209,15 +209,16 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
     assert predicted.peak_allocated_bytes >= gpu.max_allocated_bytes
     own_bytes = predicted.peak_allocated_bytes - predicted.breakdown["workspaces"]
     assert own_bytes == pytest.approx(gpu.max_allocated_bytes, rel=0.01)
-    assert predicted.host_bytes == pytest.approx(held_bytes(stepper), rel=0.001)
+    held = held_on_host(stepper)  # where nothing is pinned, and nothing rounded up for it
+    assert held * 0.999 <= predicted.host_bytes <= 1.35 * held
     if offload != "optimizer":
         assert predicted.host_bytes >= 6 * micro_batch * 128 * 256 * 2  # the inputs of six layers
 
 
-def held_bytes(stepper: Stepper) -> int:
+def held_on_host(stepper: Stepper) -> int:
     """What is really there in host memory: every storage once, counts of steps left out."""
     inputs = layer_inputs.layer_inputs_of(stepper.model)
-    input_bytes = 0 if inputs is None else inputs.host_bytes
+    input_bytes = 0 if inputs is None else sum(inputs.sizes)
     host = stepper.host
     if host is None:
         return input_bytes
@@ -226,6 +227,26 @@ def held_bytes(stepper: Stepper) -> int:
     tensors += [t for state in stepper.optimizer.state.values() for t in state.values() if t.dim()]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return input_bytes + sum(storages.values())
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adamw-fused", "sgd", "adafactor"])
+def test_what_it_takes_of_the_host_is_what_it_says(offload: Any, precision: Any, optimizer: Any) -> None:
+    model = make_model("bert", TASK, hidden_size=64, intermediate_size=256)
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    checkpointing.apply(model, "full")
+    if offload == "weights":
+        offloading.apply(model, 0, "cpu", trains=True)
+    stepper = Stepper(
+        model, optimizers.make(optimizer, model.parameters()), micro_batch=12, precision=precision, offload=offload
+    )
+    stepper.step(make_batch(TASK))
+    inputs = layer_inputs.layer_inputs_of(model)
+    waiting = 0 if inputs is None else sum(inputs.sizes)
+    assert stepper.host is not None
+    assert stepper.host.host_bytes + waiting == pytest.approx(held_on_host(stepper), rel=0.002)
 
 
 def test_host_memory_that_is_not_enough_is_refused_with_numbers() -> None:
