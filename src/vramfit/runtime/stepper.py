@@ -108,6 +108,9 @@ class Stepper:
         self._scheduler = scheduler
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
+        if memory is not None:
+            use_expandable_segments(self._device)
+            enforce(memory, self._device)
         limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
         steps_there = offload in ("optimizer", "weights")
         self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
@@ -120,9 +123,6 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
-        if memory is not None:
-            use_expandable_segments(self._device)
-            enforce(memory, self._device)
 
     def step(self, batch: Batch) -> float:
         """Learn from one effective batch; gives its mean loss.
