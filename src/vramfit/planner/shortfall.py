@@ -38,6 +38,7 @@ def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
     allow = _cheapest_to_allow(bench, limit_bytes, recipe)
     gpu = _smallest_gpu(bench, best.safe_reserved_bytes, recipe)
     model = _largest_model(bench, limit_bytes, recipe)
+    host_bytes = _enough_host_bytes(bench, limit_bytes)
     w = bench.base
     return NoPlanFits(
         f"{w.model} does not fit: batch {w.batch} × {w.seq} tokens needs {format_bytes(best.safe_reserved_bytes)} at "
@@ -50,17 +51,35 @@ def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
         allow=allow,
         gpu=gpu,
         model=model,
-        hint="; ".join(_remedies(allow, gpu, model)) or "shorten the sequences (seq), or take a larger GPU",
+        host_bytes=host_bytes,
+        hint="; ".join(_remedies(allow, gpu, model, host_bytes)) or "shorten the sequences (seq), or take a larger GPU",
     )
 
 
-def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Iterator[str]:
+def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None, host_bytes: int | None) -> Iterator[str]:
+    if host_bytes is not None:
+        yield f"{format_bytes(host_bytes)} of host memory would do"
     if allow:
         yield f"--allow {','.join(allow)} fits"
     if gpu is not None:
         yield f"{gpu} is the smallest GPU that would do"
     if model is not None:
         yield f"{model} is the largest model of the family that fits"
+
+
+def _enough_host_bytes(bench: Bench, limit_bytes: int) -> int | None:
+    """Host memory with which the same request fits, where it was refused or bounded."""
+    request, training = bench.request, _first(bench)
+    if request.offloads and bench.base.host_memory is None:
+        return None
+    free = replace(request, offloads=True)
+    capability, size = bench.target.profile.compute_capability, _smallest_size(bench)
+    for waiting in waitings(free, training, able=bench.can_checkpoint):
+        for recipe in recipes(free, training, bench.base, capability, waiting) if waiting.offload else ():
+            settled = _all_layers(bench, recipe)
+            if bench.floor_bytes(recipe) <= limit_bytes and bench.safe_bytes(settled, size) <= limit_bytes:
+                return bench.host_bytes(settled)
+    return None
 
 
 def least(bench: Bench, training: Training) -> tuple[Recipe, int]:

@@ -30,8 +30,10 @@ def test_nothing_waits_on_the_host_where_something_else_fits() -> None:
 
 
 def test_a_budget_that_is_too_small_for_the_state_leaves_it_on_the_host() -> None:
-    with pytest.raises(NoPlanFits):
+    with pytest.raises(NoPlanFits, match="too little") as failed:
         plan("bert-base-uncased", memory="750MiB", offload=False, **JOB)
+    assert failed.value.host_bytes is not None
+    assert "of host memory would do" in str(failed.value.hint)
     made = plan("bert-base-uncased", memory="750MiB", **JOB)
     check(made)
     assert made.workload.offload == "optimizer"
@@ -63,8 +65,11 @@ def test_weights_become_bf16_only_where_that_does_not_do() -> None:
 def test_host_memory_is_a_budget_too() -> None:
     made = plan("bert-base-uncased", memory="750MiB", host_memory="3GiB", **JOB)
     assert 0 < made.estimate.host_bytes <= 3 * GIB
-    with pytest.raises(NoPlanFits):
+    with pytest.raises(NoPlanFits) as failed:
         plan("bert-base-uncased", memory="750MiB", host_memory="1GiB", **JOB)
+    enough = failed.value.host_bytes
+    assert enough is not None
+    assert plan("bert-base-uncased", memory="750MiB", host_memory=2 * enough, **JOB).estimate.host_bytes <= 2 * enough
 
 
 def test_what_is_asked_for_is_kept_and_its_cost_said() -> None:
