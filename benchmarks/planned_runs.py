@@ -102,7 +102,7 @@ def make_plan(case: dict[str, Any], options: argparse.Namespace) -> dict[str, An
     from vramfit.planner.plan import plan
     from vramfit.records.codec import to_data
 
-    keywords = {"gpu": options.gpu, "torch_version": options.torch_version, "max_grad_norm": 1.0}
+    keywords = {"gpu": options.gpu, "torch_version": options.torch_version, "max_grad_norm": 1.0, "offload": False}
     began = time.perf_counter()
     try:
         made = plan(case["model"], batch=BATCH, seq=case["seq"], memory=case["memory"], **keywords)

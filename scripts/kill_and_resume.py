@@ -2,6 +2,7 @@
 
     python scripts/kill_and_resume.py --count 50
     python scripts/kill_and_resume.py --count 5 --fork      # quicker: children have torch imported already
+    python scripts/kill_and_resume.py --train "--offload weights --precision bf16"
 
 A small model is trained on the CPU. Every kill is followed by a look at all checkpoints (each must be whole) and by
 `--resume`, which may be killed again; a run that comes to its end must have saved the same weights bit for bit.
@@ -62,7 +63,7 @@ def write_inputs(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def command(folder: Path, output: Path, num_steps: int) -> list[str]:
+def command(folder: Path, output: Path, options: argparse.Namespace) -> list[str]:
     arguments = {
         "--model": folder / "model",
         "--eval-data": folder / "dev.jsonl",
@@ -70,13 +71,13 @@ def command(folder: Path, output: Path, num_steps: int) -> list[str]:
         "--device": "cpu",
         "--batch": 8,
         "--micro-batch": 4,
-        "--max-steps": num_steps,
+        "--max-steps": options.steps,
         "--eval-every": 7,
         "--save-every": 3,
         "--lr": 0.001,
     }
     given = [str(part) for pair in arguments.items() for part in pair]
-    return ["train", str(folder / "train.jsonl"), *given, "--resume", "--json"]
+    return ["train", str(folder / "train.jsonl"), *given, *options.train.split(), "--resume", "--json"]
 
 
 class Run:
@@ -165,6 +166,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50, help="kills")
     parser.add_argument("--steps", type=int, default=150, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--train", default="", metavar="OPTIONS", help="more options of `vramfit train`")
     parser.add_argument("--fork", action="store_true", help="fork this process in place of starting new ones")
     options = parser.parse_args()
     if options.fork:
@@ -176,7 +178,7 @@ def main() -> int:
 def disturb(folder: Path, options: argparse.Namespace) -> int:
     """One undisturbed run, then others that are killed and resumed; 0 when all end with the same weights."""
     write_inputs(folder)
-    plain = Run(command(folder, folder / "undisturbed", options.steps), fork=options.fork)
+    plain = Run(command(folder, folder / "undisturbed", options), fork=options.fork)
     wait_until_begun(plain, folder / "undisturbed")
     began = time.monotonic()
     if plain.wait() != 0:
@@ -205,7 +207,7 @@ def until_finished(
     """Start, kill and resume a run until it is done; the kills, and the checkpoints that were not whole."""
     kills = wrong = 0
     while True:
-        run = Run(command(folder, output, options.steps), fork=options.fork)
+        run = Run(command(folder, output, options), fork=options.fork)
         if kills < most:
             if draw.random() < DURING_TRAINING:
                 wait_until_begun(run, output)

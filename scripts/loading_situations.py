@@ -188,14 +188,14 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "--offload weights --batch 8 --seq 512",
                     keep=("on cpu", "weights", "offloaded", "Room"),
                 ),
-                Run(text="vramfit estimate bert-large-uncased --batch 8 --seq 512 --offload weights", code=2),
             ),
-            remark="For inference only. Layers beyond the budget wait on the host and come for their turn, on every "
-            "forward pass. An estimate keeps as many layers on the GPU as leave room for the activations of its "
-            "batch, and `load` with `--batch` or `--seq` keeps the same. Without these, `--memory` is what the "
-            "weights may take, so that activations come on top; with neither, a quarter of what is free on the GPU is "
-            'left to them. In Python give `load(..., memory=estimate.breakdown["weights"], offload="weights")`. Half '
-            "precision and int8 cost less time: try them first.",
+            remark="For inference; training has ways of its own (offloading.md). Layers beyond the budget wait on the "
+            "host and come for their turn, on every forward pass. An estimate keeps as many layers on the GPU "
+            "as leave room for the activations of its batch, and `load` with `--batch` or `--seq` keeps the "
+            "same. Without these, `--memory` is what the weights may take, so that activations come on top; "
+            "with neither, a quarter of what is free on the GPU is left to them. In Python give `load(..., "
+            'memory=estimate.breakdown["weights"], offload="weights")`. Half precision and int8 cost less time:'
+            " try them first.",
         ),
     ),
     "Batches": (

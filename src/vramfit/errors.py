@@ -104,6 +104,7 @@ class NoPlanFits(VramfitError):
         allow: Sequence[str] = (),
         gpu: str | None = None,
         model: str | None = None,
+        host_bytes: int | None = None,
         hint: str | None = None,
     ) -> None:
         self.best = best
@@ -117,6 +118,8 @@ class NoPlanFits(VramfitError):
         """The smallest GPU of the catalogue on which the same request has a plan."""
         self.model = model
         """The largest model of the same family for which it has one."""
+        self.host_bytes = host_bytes
+        """Host memory with which it would have one, where less or none was allowed."""
         super().__init__(message, hint=hint)
 
 

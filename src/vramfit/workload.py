@@ -111,12 +111,15 @@ class Workload:
     """Catalogue name: gives the architecture and, without `memory`, the capacity."""
     memory: int | None = None
     """Bytes that PyTorch's allocator may reserve; text such as "11.17GiB" is taken too."""
+    host_memory: int | None = None
+    """Bytes that what is offloaded may take of the host's memory; text is taken too."""
     torch_version: str | None = None
     """Predict for this torch; None takes the installed one."""
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        object.__setattr__(self, "memory", _size(self.memory, problems))
+        for name in ("memory", "host_memory"):
+            object.__setattr__(self, name, _size(name, getattr(self, name), problems))
         for name in ("lengths", "freeze"):
             value = getattr(self, name)
             if isinstance(value, list):
@@ -171,11 +174,11 @@ class Workload:
         return self.mode == "train"
 
 
-def _size(value: Any, problems: list[str]) -> int | None:
+def _size(name: str, value: Any, problems: list[str]) -> int | None:
     if value is None:
         return None
     try:
-        return parse_bytes(value, name="memory")
+        return parse_bytes(value, name=name)
     except SizeError as error:
         problems.append(f"{error} ({error.hint})")
         return None
@@ -273,6 +276,13 @@ def _contradictions(w: Workload) -> list[str]:
         (w.checkpointing is not None and w.mode == "infer", "checkpointing keeps nothing: mode is infer"),
         (w.max_grad_norm is not None and not w.trains, f"max_grad_norm is for mode train, not {w.mode}"),
         (w.offload == "optimizer" and not w.trains, f"offload optimizer is for mode train, not {w.mode}"),
+        (w.offload == "weights" and w.mode == "forward", "offload weights is for mode train or infer, not forward"),
+        (
+            w.offload == "activations" and (w.mode == "infer" or w.checkpointing is None or not w.dropout),
+            "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and dropout",
+        ),
+        (w.offload == "weights" and w.compile, "offload weights and compile do not go together: layers come and go"),
+        *_offload_contradictions(w),
         (
             w.quantize is not None and w.trains and w.lora is None and not freezes_layers,
             f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
@@ -289,6 +299,34 @@ def _contradictions(w: Workload) -> list[str]:
         ),
     ]
     return [text for broken, text in rules if broken]
+
+
+def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
+    """What does not go with an optimizer in host memory."""
+    learns = w.trains and w.offload in ("optimizer", "weights")
+    by_layers = learns and w.offload == "weights"
+    return [
+        (
+            learns and w.loop != "stepper",
+            f"offload {w.offload} is for loop 'stepper': a plain loop would keep all gradients on the GPU",
+        ),
+        (
+            learns and w.optimizer == "adamw-8bit",
+            f"offload {w.offload} and optimizer adamw-8bit do not go together: rounded moments save memory of a GPU "
+            "only (take adamw-fused)",
+        ),
+        (
+            by_layers and w.checkpointing != "full",
+            "offload weights computes every layer again in backward: take checkpointing full",
+        ),
+        (
+            by_layers and not w.dropout,
+            "offload weights needs dropout: without it layers run as under model.eval(), which checkpoints none "
+            "(set the model's dropout probabilities to 0 instead)",
+        ),
+        (by_layers and w.lora is not None, "offload weights and lora do not go together: take offload optimizer"),
+        (by_layers and w.quantize is not None, f"offload weights and quantize {w.quantize} do not go together"),
+    ]
 
 
 def _is_count(value: object) -> bool:

@@ -28,8 +28,9 @@ def test_the_kernel_steps_as_the_cpu_does(shape: tuple[int, int], dtype: torch.d
         on_gpu = [t.cuda() for t in on_host]  # from the same state each time: a tie is not carried on
         grad = (1e-3 * torch.randn(shape) * (torch.rand(shape[0], 1) < 0.5)).to(dtype)
         corrections = (1 - 0.9**step, (1 - 0.999**step) ** 0.5)
-        eight_bit_step(on_host[0], grad, *on_host[1:], tables(torch.device("cpu")), *SETTINGS, *corrections)
-        eight_bit_step(on_gpu[0], grad.cuda(), *on_gpu[1:], tables(torch.device("cuda")), *SETTINGS, *corrections)
+        gpu_tables = tables(torch.device("cuda"))
+        eight_bit_step(on_host[0], grad, *on_host[1:], codes, *SETTINGS, *corrections, seed=step)
+        eight_bit_step(on_gpu[0], grad.cuda(), *on_gpu[1:], gpu_tables, *SETTINGS, *corrections, seed=step)
         weight, average, average_scale, square, square_scale = (t.cpu() for t in on_gpu)
         assert (weight.float() - on_host[0].float()).norm() < 1e-3 * on_host[0].float().norm()
         assert (weight.float() - on_host[0].float()).abs().max() < 1e-3

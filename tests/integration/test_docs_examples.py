@@ -29,3 +29,11 @@ def test_the_example_of_watching_names_its_leak(tmp_path: Path, capsys: pytest.C
     (found,) = names["w"].findings
     assert found.source == f"{page}:{leak}"
     assert found.check in capsys.readouterr().out
+
+
+def test_the_page_on_host_memory_runs_and_its_prediction_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "offloading.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, "offloading.md", "exec"), names)
+    assert names["stepper"].num_steps == 1
+    assert capsys.readouterr().out.startswith("True ")

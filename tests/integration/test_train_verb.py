@@ -189,9 +189,11 @@ def test_what_does_not_fit_is_code_three(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing() -> None:
+@pytest.mark.parametrize("settings", ["", "--offload optimizer --precision bf16", "--offload weights"])
+def test_kills_at_random_moments_change_nothing(settings: str) -> None:
+    script = [str(ROOT / "scripts" / "kill_and_resume.py"), "--count", "5", "--steps", "40", "--fork"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "kill_and_resume.py"), "--count", "5", "--steps", "40", "--fork"],
+        [sys.executable, *script, f"--train={settings}"],
         capture_output=True,
         text=True,
         timeout=300,

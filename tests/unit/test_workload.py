@@ -93,7 +93,9 @@ def test_another_batch_keeps_the_number_of_micro_batches() -> None:
 def test_every_choice_is_accepted() -> None:
     for name, values in CHOICES.items():
         for value in values:
-            extra = {"mode": "infer"} if name in ("precision", "quantize", "attention") else {}
+            extra: dict[str, Any] = {"mode": "infer"} if name in ("precision", "quantize", "attention") else {}
+            if name == "offload":
+                extra = {"loop": "stepper", "checkpointing": "full"}
             assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value
 
 
@@ -137,3 +139,30 @@ def test_a_value_of_another_keyword_is_sent_there(keyword: str, value: str, says
     with pytest.raises(WorkloadError) as caught:
         Workload.from_keywords(model="m", mode="infer", **{keyword: value})
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"offload": "optimizer", "loop": "plain"}, "offload optimizer is for loop 'stepper'"),
+        ({"offload": "optimizer", "optimizer": "adamw-8bit"}, "optimizer adamw-8bit do not go together"),
+        ({"offload": "weights"}, "take checkpointing full"),
+        ({"offload": "weights", "checkpointing": 3}, "take checkpointing full"),
+        ({"offload": "weights", "checkpointing": "full", "dropout": False}, "offload weights needs dropout"),
+        ({"offload": "weights", "checkpointing": "full", "lora": 8}, "offload weights and lora do not go together"),
+        (
+            {"offload": "weights", "checkpointing": "full", "quantize": "int8", "freeze": "encoder"},
+            "offload weights and quantize int8 do not go together",
+        ),
+        ({"offload": "optimizer", "mode": "infer"}, "offload optimizer is for mode train"),
+        ({"offload": "activations"}, "offload activations is for the inputs of checkpointed layers"),
+        ({"host_memory": "lots"}, "host_memory 'lots' is not a size"),
+    ],
+)
+def test_what_does_not_go_with_offloading_is_refused_by_name(keywords: dict[str, Any], says: str) -> None:
+    with pytest.raises(WorkloadError, match=says):
+        Workload.from_keywords(model="m", **({"loop": "stepper"} | keywords))
+
+
+def test_host_memory_is_read_as_people_write_it() -> None:
+    assert Workload(model="m", host_memory="8GiB").host_memory == 8 * 2**30  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ NOT_LOADING = (
     "accumulate",
     "micro_batch",
     "lengths",
+    "host_memory",
     "mask",
     "no_dropout",
     "checkpointing",

@@ -18,7 +18,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "offload", "compile", "num_gpus"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -29,6 +29,9 @@ def run(
     ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Same maths only: fp32, no 8-bit optimizer.", rich_help_panel=_CHOICE)
+    ] = False,
+    no_offload: Annotated[
+        bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
     ] = False,
     margin: Annotated[
         str | None,
@@ -65,7 +68,11 @@ def run(
     """
     if lengths is not None and data is not None:
         raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
+    if no_offload and options.offload is not None:
+        raise typer.BadParameter("--offload and --no-offload contradict each other")
     keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
+    if no_offload:
+        keywords["offload"] = False
     if sagemaker:
         _show_instances(_instances(options.model, keywords), json=json)
         return

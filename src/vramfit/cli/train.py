@@ -65,6 +65,10 @@ def run(
     ] = None,
     lora: Annotated[int | None, _option("Rank of LoRA adapters.", _HOW, "RANK")] = None,
     quantize: Annotated[str | None, _option("int8, for weights that do not learn.", _HOW, "NAME")] = None,
+    offload: Annotated[
+        str | None, _option("optimizer or weights wait in host memory; else planned.", _HOW, "NAME")
+    ] = None,
+    host_memory: Annotated[str | None, _option("What may wait in host memory, such as 16GiB.", _WHERE, "SIZE")] = None,
     allow: Annotated[
         str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _HOW, "NAME,…")
     ] = None,

@@ -95,6 +95,10 @@ class WorkloadOptions:
         str | None,
         _option("memory", "What PyTorch may reserve, such as 11.17GiB.", panel=_WHERE, metavar="SIZE"),
     ] = None
+    host_memory: Annotated[
+        str | None,
+        _option("host_memory", "What may wait in host memory, such as 16GiB.", panel=_WHERE, metavar="SIZE"),
+    ] = None
     allocator: Annotated[str | None, _option("allocator", "Kind of segments.", panel=_WHERE)] = None
     num_gpus: Annotated[int | None, _option("num_gpus", "GPUs that share a step.", panel=_WHERE, metavar="N")] = None
     torch_version: Annotated[

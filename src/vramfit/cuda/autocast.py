@@ -96,10 +96,11 @@ UPPER_DTYPE = frozenset(["prod", "cumprod", "cumsum", "sum", "softmax", "log_sof
 
 
 class Autocast:
-    """The state of autocast: whether it is on, the lower precision, and the copies of weights it keeps."""
+    """The state of autocast: whether it is on, the lower precision, and the copies of weights it keeps, if it does."""
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    def __init__(self, dtype: torch.dtype | None, *, keeps_copies: bool = True) -> None:
         self.dtype = dtype
+        self._keeps_copies = keeps_copies
         self.enabled = False
         self._depth = 0
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -122,7 +123,7 @@ class Autocast:
         """A tensor in the lower precision; leaves that learn are cast once a context."""
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.device.type != "meta":
             return value
-        if not (value.is_leaf and value.requires_grad and value._base is None):
+        if not (self._keeps_copies and value.is_leaf and value.requires_grad and value._base is None):
             return value.to(self.dtype)
         kept = self._copies.get(id(value))
         if kept is None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vramfit.errors import WorkloadError
 from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.target import Target
 from vramfit.estimator.traced import TracedWorkload
@@ -17,13 +16,7 @@ from vramfit.trace.template import StreamTemplate
 
 
 def settle_offload(traced: TracedWorkload, target: Target) -> TracedWorkload:
-    """The workload with as many resident layers as its capacity allows; none where there is no capacity to fit.
-
-    Raises:
-        WorkloadError: offload in a mode that keeps weights for later.
-    """
-    if traced.workload.mode != "infer":
-        raise WorkloadError(["offload weights is for mode infer: offloaded weights do not learn"])
+    """The inference with as many resident layers as its capacity allows; none where there is no capacity to fit."""
     if target.capacity_bytes is None:
         return traced
     return OffloadedWorkload(traced.workload, traced.resolved, traced.profile, capacity_bytes=target.capacity_bytes)

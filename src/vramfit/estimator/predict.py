@@ -45,7 +45,10 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
-    return estimate_stream(_workload_at(traced.workload, micro_batch), traced.options, target, cold, timed)
+    workload = _workload_at(traced.workload, micro_batch)
+    return estimate_stream(
+        workload, traced.options, target, cold, timed, host_bytes=template.host_bytes_at(micro_batch)
+    )
 
 
 def estimate_stream(
@@ -56,12 +59,14 @@ def estimate_stream(
     timed: Timed | None,
     *,
     phase: str | None = None,
+    host_bytes: int = 0,
 ) -> Estimate:
     """The estimate of a workload whose stream is known.
 
     Args:
         cold: the stream of a process that has not used cuBLAS before.
         phase: the phase whose peak and course are shown; None takes the highest, and the course of a steady step.
+        host_bytes: what offloading holds in host memory.
     """
     outcome = weigh(cold, options, target.capacity_bytes)
     stream, likely = outcome.stream, outcome.likely
@@ -77,6 +82,7 @@ def estimate_stream(
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
     profile = target.profile
+    host_fits = workload.host_memory is None or host_bytes <= workload.host_memory
     return Estimate(
         workload=workload,
         gpu=target.gpu.name if target.gpu is not None else None,
@@ -91,8 +97,8 @@ def estimate_stream(
         safe_reserved_bytes=outcome.safe_reserved_bytes,
         capacity_bytes=target.capacity_bytes,
         total_memory_bytes=target.gpu.total_memory_bytes if target.gpu is not None else None,
-        fits=outcome.fits,
-        fits_cold=outcome.fits_cold,
+        fits=outcome.fits and host_fits,
+        fits_cold=outcome.fits_cold and host_fits,
         num_retries=outcome.num_retries,
         phases=_phases(likely),
         peak=PeakMoment(
@@ -109,6 +115,7 @@ def estimate_stream(
         step_time_s=timed.step.seconds if timed else None,
         time_basis=timed.basis if timed else None,
         time_breakdown=timed.step.breakdown() if timed else {},
+        host_bytes=host_bytes,
         snapshot=lambda: make_snapshot(stream, options),
     )
 

@@ -41,7 +41,8 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)
-    return (settle_offload(traced, target) if workload.offload == "weights" else traced), target
+    waits = workload.offload == "weights" and not workload.trains  # in training, all layers do
+    return (settle_offload(traced, target) if waits else traced), target
 
 
 def _target(workload: Workload, problems: list[str]) -> Target | None:
@@ -81,6 +82,5 @@ def _not_yet(workload: Workload) -> list[str]:
     """Keywords that are understood but not predicted yet."""
     asked = {
         "num_gpus above 1": workload.num_gpus > 1,
-        "offload": workload.offload not in (None, "weights"),
     }
     return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

@@ -7,7 +7,7 @@ from vramfit.estimator.target import Target
 from vramfit.records.calibration import REFERENCE
 from vramfit.records.estimate import TimeBasis
 from vramfit.records.work import Work
-from vramfit.timing.model import StepTime, time_step
+from vramfit.timing.model import StepTime, time_step, with_host_step
 from vramfit.timing.profile import speed_of
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
@@ -44,7 +44,10 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
     speed, notes = speed_of(target.gpu)
     if speed is None:
         return None
-    return Timed(time_step(work_of(template, workload, micro_batch), speed), speed.basis, notes)
+    step = time_step(work_of(template, workload, micro_batch), speed)
+    if template.num_host_weights:
+        step = with_host_step(step, template.num_host_weights, workload.accumulate or 1, speed)
+    return Timed(step, speed.basis, notes)
 
 
 def reference_work(gpu: str | None) -> Work:

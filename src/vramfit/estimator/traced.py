@@ -79,6 +79,7 @@ class TracedWorkload:
             allocator="default",
             gpu=None,
             memory=None,
+            host_memory=None,
         )
 
     def _trace(self, batch: int | None) -> StreamTemplate:

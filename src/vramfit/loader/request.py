@@ -47,13 +47,15 @@ def make_request(
     """
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
-        keywords["offload"] = "weights" if plan.workload.offload == "weights" else None
-        if keywords["offload"] is not None:  # the plan's memory is for activations too
-            keywords["memory"] = plan.estimate.breakdown["weights"]
+        keywords["offload"] = None
+        if plan.workload.offload == "weights" and plan.workload.trains:  # `offloading.apply` takes it from there
+            device, keywords["memory"] = "cpu", None
+        elif plan.workload.offload == "weights":  # the plan's memory is for activations too
+            keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
+    if keywords.get("offload") == "activations":
+        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
     name = model if isinstance(model, str) and model else str(model)[:200] if model else ""
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
-    if workload.offload == "activations":
-        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise WorkloadError([f"seed {seed!r} is not a whole number from 0"])
     return LoadRequest(

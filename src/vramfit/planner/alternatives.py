@@ -52,6 +52,8 @@ def words_of(bench: Bench, choice: Choice) -> str:
         phrases.append(f"lora {recipe.lora}")
     if recipe.quantize is not None:
         phrases.append(f"quantize {recipe.quantize}")
+    if recipe.offload is not None:
+        phrases.append(f"offload {recipe.offload}")
     return ", ".join(phrases)
 
 

@@ -97,10 +97,21 @@ class Bench:
     def floor_bytes(self, recipe: Recipe) -> int:
         """What is held at least, whatever the split and the checkpointing: known without a trace."""
         precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
-        shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None)
+        shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None, offload=None)
         if shaped not in self._shapes:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
+        if recipe.offload is not None:
+            return self._shapes[shaped].weight_bytes if recipe.offload == "optimizer" else 0
         return self._shapes[shaped].floor_bytes(recipe.optimizer)
+
+    def fits_host(self, recipe: Recipe) -> bool:
+        """Whether what waits in host memory is within what was given for it."""
+        limit = self.base.host_memory
+        return limit is None or recipe.offload is None or self.host_bytes(recipe) <= limit
+
+    def host_bytes(self, recipe: Recipe) -> int:
+        """What waits in host memory, at the least."""
+        return self.traced(recipe, 1).template(ANY_BATCH).host_bytes_at(1)
 
     def peek(self, recipe: Recipe, micro_batch: int) -> Peek:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""

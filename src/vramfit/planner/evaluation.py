@@ -5,6 +5,7 @@ from typing import Any
 from vramfit.estimator.evaluation import estimate_evaluation, evaluation_stream
 from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.planner.bench import PROBED_PASSES, Bench
 from vramfit.planner.search import Choice
@@ -20,6 +21,7 @@ NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer")
 def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimate:
     """The estimate of the evaluation batch: a power of two, and the largest that fits."""
     traced, target = resolve_workload(bench.model, _keywords(bench, choice))
+    traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
     training = bench.traced(choice.recipe, passes).stream(choice.micro_batch, num_steady=1)
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_BATCH, MAX_TIMES * bench.batch)]
@@ -37,4 +39,6 @@ def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
     job = {k: v for k, v in bench.fixed.items() if k not in ("max_grad_norm", "dropout", "batch")}
     settings = {k: v for k, v in choice.recipe.keywords().items() if k not in NOT_IN_INFERENCE}
     kept = {k: v for k, v in {**job, **settings}.items() if k not in NOT_IN_INFERENCE}
+    if kept.get("offload") in ("optimizer", "activations"):
+        del kept["offload"]
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": bench.request.trust_remote_code}

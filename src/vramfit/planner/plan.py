@@ -13,7 +13,7 @@ from vramfit.planner.reasons import reasons_of
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
-from vramfit.planner.space import Recipe, Training, recipes, trainings
+from vramfit.planner.space import Recipe, Training, recipes, trainings, waitings
 from vramfit.planner.varied import quicker, time_on_lengths
 from vramfit.records.estimate import Estimate
 from vramfit.records.plan import Plan
@@ -37,7 +37,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
 
     The effective batch is kept exactly. Techniques that change no result are used at will; lower precision and 8-bit
     optimizer state by default, and said so; what changes what is learned only where it is allowed, the mildest first,
-    and only where nothing else fits.
+    and only where nothing else fits. Host memory is used where nothing fits that stays on the GPU.
 
     Args:
         model: as for `estimate`.
@@ -47,6 +47,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
             exact: True for the same maths only: fp32, no 8-bit optimizer.
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
+            offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 
     Raises:
         NoPlanFits: nothing that is allowed fits; has the best that was found, what it lacks, and what would help.
@@ -96,11 +97,12 @@ def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full."""
     capability = bench.target.profile.compute_capability
     for training in trainings(bench.request, bench.num_layers):
-        made = recipes(bench.request, training, bench.base, capability)
-        for margin in _margins(bench, sampled):
-            found = _find_within(bench, made, training, margin, sampled)
-            if found is not None:
-                return found
+        for waiting in waitings(bench.request, training, able=bench.can_checkpoint):
+            made = recipes(bench.request, training, bench.base, capability, waiting)
+            for margin in _margins(bench, sampled):
+                found = _find_within(bench, made, training, margin, sampled)
+                if found is not None:
+                    return found
     return None
 
 
@@ -117,7 +119,7 @@ def _find_within(
         if sampled is not None:
             choice = quicker(bench, search, choice, sampled)
         estimate = bench.estimate(choice.recipe, choice.micro_batch)
-        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries:
+        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries and estimate.fits:
             return Found(choice, training, search, margin, estimate)
         bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
 
@@ -140,7 +142,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         budget_bytes=bench.budget_bytes,
         margin_bytes=found.margin.num_bytes,
         margin_reason=found.margin.reason,
-        reasons=reasons_of(bench, search, choice, found.training),
+        reasons=reasons_of(bench, search, choice, found.training, estimate),
         alternatives=others,
         num_predicted=bench.num_predicted,
         lengths=None if sampled is None else sampled.summary(),

@@ -8,22 +8,33 @@ from vramfit.planner.alternatives import without_checkpointing
 from vramfit.planner.bench import Bench
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe, Training
+from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
 from vramfit.techniques.catalogue import Technique, find
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 ASKED = "asked for"
+KEYWORDS = (
+    *("precision", "checkpointing", "optimizer", "attention", "allocator"),
+    *("freeze", "lora", "quantize", "offload"),
+)
+BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
+MASTERS = "hardly any: masters in fp32 keep every update"
 COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
 """Where the catalogue speaks of several values at once."""
 
 
-def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training) -> tuple[Reason, ...]:
+def reasons_of(
+    bench: Bench, search: Search, chosen: Choice, training: Training, estimate: Estimate
+) -> tuple[Reason, ...]:
     """A reason for each setting that is not the plainest, in the order of the step."""
     workload = bench.workload(chosen.recipe, chosen.micro_batch)
     whys = dict(_whys(bench, search, chosen, training))
+    if chosen.recipe.offload is not None:
+        whys["offload"] = _why_offload(bench, chosen, estimate)
     made = [_split_reason(bench, search, chosen)]
-    for keyword in ("precision", "checkpointing", "optimizer", "attention", "allocator", "freeze", "lora", "quantize"):
+    for keyword in KEYWORDS:
         value = getattr(workload, keyword)
         technique = find(keyword, value)
         if technique is None and keyword not in bench.request.asked:
@@ -32,11 +43,37 @@ def reasons_of(bench: Bench, search: Search, chosen: Choice, training: Training)
             Reason(
                 setting=f"{keyword} {_shown(value)}",
                 kind=technique.kind if technique else "free",
-                why=ASKED if keyword in bench.request.asked else whys.get(keyword, technique.does if technique else ""),
-                cost=_cost(technique, value),
+                why=_why(bench, keyword, whys.get(keyword, technique.does if technique else "")),
+                cost=_cost_in_bf16(chosen.recipe) if value == "bf16" else _cost(technique, value),
             )
         )
     return tuple(made)
+
+
+def _cost_in_bf16(recipe: Recipe) -> str:
+    """What weights in bfloat16 cost goes by how they are stepped."""
+    if recipe.offload is not None:
+        return MASTERS
+    return BY_CHANCE if recipe.optimizer == "adamw-8bit" else _cost(find("precision", "bf16"), "bf16")
+
+
+def _why(bench: Bench, keyword: str, why: str) -> str:
+    """What was asked for needs no reason; what it costs to wait in host memory is said all the same."""
+    if keyword not in bench.request.asked:
+        return why
+    return f"{ASKED}; {why.partition('; ')[2]}" if keyword == "offload" else ASKED
+
+
+def _why_offload(bench: Bench, chosen: Choice, estimate: Estimate) -> str:
+    """Why something waits in host memory, and what that costs."""
+    on_device = bench.floor_bytes(replace(chosen.recipe, offload=None))
+    times = estimate.time_breakdown
+    return (
+        f"nothing fits that stays on the GPU, where weights, gradients and {chosen.recipe.optimizer}'s state alone "
+        f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory, and of the "
+        f"{chosen.step_time_s:.2g} s of a step copies take {times.get(COPIES, 0.0):.2g} s and what is computed there "
+        f"{times.get(HOST_STEP, 0.0):.2g} s"
+    )
 
 
 def _cost(technique: Technique | None, value: Any) -> str:
@@ -55,7 +92,9 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
     other = _other_precision(search, recipe)
     if other is not None:
         yield "precision", _compare(bench, chosen, other)
-    if recipe.checkpointing is not None:
+    if recipe.offload == "weights":
+        yield "checkpointing", "layers that wait in host memory come again for backward, and are computed again then"
+    elif recipe.checkpointing is not None:
         yield "checkpointing", _why_checkpointing(search, chosen)
     if recipe.optimizer == "adamw-8bit":
         fused = replace(recipe, optimizer="adamw-fused")
@@ -63,10 +102,14 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         before = next((c for c in search.tried if c.recipe == fused and c.micro_batch == chosen.micro_batch), None)
         much = f"its state takes {format_bytes(saved)} less" if saved else "its state takes less"
         yield "optimizer", f"{much} than AdamW's" + (", which does not fit" if before is None else "")
+    elif recipe.offload is not None:
+        yield "optimizer", "AdamW in one pass over weights and moments, on the cores of the host"
     elif recipe.optimizer == "adamw-fused":
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     yield "attention", "scores are computed in tiles and never written out"
     yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
+    if recipe.offload is not None and recipe.precision == "bf16":
+        yield "precision", "weights in fp32 do not fit; their masters wait in host memory"
     for keyword in training.settings:
         yield keyword, "allowed, and nothing milder fits"
 
@@ -129,6 +172,8 @@ def _why_not_larger(bench: Bench, search: Search, chosen: Choice) -> str:
     needs = bench.peek(chosen.recipe, larger).requested_bytes
     if bench.passes(larger) == 1:
         needs -= bench.weight_bytes(chosen.recipe)
+    if needs <= search.limit_bytes:  # by its tensors; segments may take more
+        needs = bench.safe_bytes(chosen.recipe, larger)
     if needs <= search.limit_bytes:
         return f"{same}; passes of {larger} fit too, and are no faster"
     return f"{same}; passes of {larger} would need {format_bytes(needs)}"

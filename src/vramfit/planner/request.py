@@ -18,7 +18,7 @@ ALLOWABLE: Mapping[str, str] = {
 }
 """What a plan uses only where it is allowed → what it means."""
 SETTINGS = (
-    *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize"),
+    *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize", "offload"),
     *("allocator", "micro_batch", "accumulate"),
 )
 """Keywords that the planner chooses where the user does not."""
@@ -42,6 +42,8 @@ class Request:
     margin: float | int | None = None
     """A share of the budget below 1, or bytes; None takes the planner's own."""
     trust_remote_code: bool = False
+    offloads: bool = True
+    """Whether what is not needed at the moment may wait in host memory."""
 
     @property
     def asked(self) -> frozenset[str]:
@@ -56,6 +58,11 @@ class Request:
             WorkloadError: unknown keywords, things that cannot be allowed, a margin that is none; all at once.
         """
         given = {name: value for name, value in keywords.items() if value is not None}
+        offloads = given.get("offload") is not False
+        if not offloads:
+            del given["offload"]
+        if given.get("offload") == "weights":
+            given.setdefault("checkpointing", "full")  # its layers come again for backward
         known = [f.name for f in fields(Workload)]
         problems = [
             f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, [*known, *OWN]))})"
@@ -73,7 +80,7 @@ class Request:
             problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
         if problems:
             raise WorkloadError(problems)
-        return Request(fixed=given, allow=allow, exact=exact, margin=margin, trust_remote_code=trust)
+        return Request(fixed=given, allow=allow, exact=exact, margin=margin, trust_remote_code=trust, offloads=offloads)
 
 
 def _allowed(value: str | Iterable[str], problems: list[str]) -> frozenset[str]:

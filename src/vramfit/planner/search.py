@@ -111,7 +111,7 @@ class Search:
     def _open(self, family: _Family) -> None:
         """Trace a recipe, unless that is hopeless, and put its splits of the batch in the queue."""
         try:
-            if self.bench.floor_bytes(family.recipe) <= self.limit_bytes:
+            if self.bench.floor_bytes(family.recipe) <= self.limit_bytes and self.bench.fits_host(family.recipe):
                 family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
         except (MissingExtra, WorkloadError, TraceError) as error:
             if not self.families:
@@ -197,8 +197,9 @@ class Search:
         return choice
 
     def _gradient_bytes(self, guess: "_Guess") -> int:
-        """At most: all weights learn."""
-        return self.bench.weight_bytes(guess.family.recipe)
+        """At most: all weights learn. In host memory they take nothing of the device's."""
+        recipe = guess.family.recipe
+        return self.bench.weight_bytes(recipe) if recipe.offload is None else 0
 
     def largest(self) -> Iterator[Choice]:
         """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits.

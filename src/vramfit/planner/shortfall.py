@@ -11,7 +11,16 @@ from vramfit.models.catalogue import all_entries, find_entry
 from vramfit.planner.bench import Bench
 from vramfit.planner.margin import margin_of
 from vramfit.planner.request import Request
-from vramfit.planner.space import Recipe, Training, learns_in_layers, micro_batches, recipes, trainings, with_layers
+from vramfit.planner.space import (
+    Recipe,
+    Training,
+    learns_in_layers,
+    micro_batches,
+    recipes,
+    trainings,
+    waitings,
+    with_layers,
+)
 from vramfit.units import format_bytes
 
 MAX_GPUS_TRIED = 3
@@ -29,6 +38,7 @@ def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
     allow = _cheapest_to_allow(bench, limit_bytes, recipe)
     gpu = _smallest_gpu(bench, best.safe_reserved_bytes, recipe)
     model = _largest_model(bench, limit_bytes, recipe)
+    host_bytes = _enough_host_bytes(bench, limit_bytes)
     w = bench.base
     return NoPlanFits(
         f"{w.model} does not fit: batch {w.batch} × {w.seq} tokens needs {format_bytes(best.safe_reserved_bytes)} at "
@@ -41,11 +51,14 @@ def no_plan_fits(bench: Bench, margin_bytes: int) -> NoPlanFits:
         allow=allow,
         gpu=gpu,
         model=model,
-        hint="; ".join(_remedies(allow, gpu, model)) or "shorten the sequences (seq), or take a larger GPU",
+        host_bytes=host_bytes,
+        hint="; ".join(_remedies(allow, gpu, model, host_bytes)) or "shorten the sequences (seq), or take a larger GPU",
     )
 
 
-def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Iterator[str]:
+def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None, host_bytes: int | None) -> Iterator[str]:
+    if host_bytes is not None:
+        yield f"{format_bytes(host_bytes)} of host memory would do"
     if allow:
         yield f"--allow {','.join(allow)} fits"
     if gpu is not None:
@@ -54,9 +67,24 @@ def _remedies(allow: tuple[str, ...], gpu: str | None, model: str | None) -> Ite
         yield f"{model} is the largest model of the family that fits"
 
 
+def _enough_host_bytes(bench: Bench, limit_bytes: int) -> int | None:
+    """Host memory with which the same request fits, where it was refused or bounded."""
+    request, training = bench.request, _first(bench)
+    if request.offloads and bench.base.host_memory is None:
+        return None
+    free = replace(request, offloads=True)
+    capability, size = bench.target.profile.compute_capability, _smallest_size(bench)
+    for waiting in waitings(free, training, able=bench.can_checkpoint):
+        for recipe in recipes(free, training, bench.base, capability, waiting) if waiting.offload else ():
+            settled = _all_layers(bench, recipe)
+            if bench.floor_bytes(recipe) <= limit_bytes and bench.safe_bytes(settled, size) <= limit_bytes:
+                return bench.host_bytes(settled)
+    return None
+
+
 def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
     """The recipe of a training that takes least, and its micro-batch."""
-    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    made = [recipe for recipe in _all_recipes(bench, training) if bench.fits_host(recipe)]
     if not made:
         raise VramfitError(f"{training.words} does not go with what was asked for")
     size = _smallest_size(bench)
@@ -65,6 +93,13 @@ def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
         if bench.floor_bytes(recipe) <= min(taken.values(), default=inf):
             taken[recipe] = _safe_bytes(bench, recipe, size)
     return _all_layers(bench, min(made, key=lambda r: taken.get(r, inf))), size
+
+
+def _all_recipes(bench: Bench, training: Training) -> list[Recipe]:
+    """Whatever waits in host memory."""
+    capability = bench.target.profile.compute_capability
+    chosen = waitings(bench.request, training, able=bench.can_checkpoint)
+    return [r for waiting in chosen for r in recipes(bench.request, training, bench.base, capability, waiting)]
 
 
 def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
@@ -95,7 +130,8 @@ def _fits(bench: Bench, training: Training, limit_bytes: int, like: Recipe) -> b
     Args:
         like: what takes least of another training, model or GPU: of the recipes, only those like it are predicted.
     """
-    made = recipes(bench.request, training, bench.base, bench.target.profile.compute_capability)
+    made = [r for r in _all_recipes(bench, training) if bench.fits_host(r)]
+    made = [r for r in made if r.offload == like.offload] or made
     alike = [r for r in made if _class_of(r.precision) == _class_of(like.precision)]
     made = [r for r in alike if r.optimizer == like.optimizer] or alike or made
     possible = (r for r in made if bench.floor_bytes(r) <= limit_bytes)

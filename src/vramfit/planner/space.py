@@ -29,6 +29,7 @@ class Recipe:
     quantize: str | None = None
     attention: str | None = None
     allocator: str = "expandable"
+    offload: str | None = None
 
     def keywords(self) -> dict[str, Any]:
         """As keywords of `Workload`."""
@@ -78,12 +79,50 @@ def trainings(request: Request, num_layers: int, *, all_allowed: bool = False) -
             yield Training(needs=needs, settings=settings)
 
 
-def recipes(request: Request, training: Training, base: Workload, capability: tuple[int, int]) -> list[Recipe]:
-    """Recipes without checkpointing (unless it is asked for), the likeliest to be fast first."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits in host memory."""
+
+    offload: str | None = None
+    in_16_bits: bool = False
+    """Weights on the device in bfloat16, over masters in fp32."""
+
+
+NOTHING = Waiting()
+
+
+def waitings(request: Request, training: Training, *, able: bool) -> list[Waiting]:
+    """What may wait in host memory, nothing first: each is for where those before it do not fit.
+
+    Args:
+        able: whether the model can be checkpointed.
+    """
     given = {**request.fixed, **training.settings}
-    precisions = [given["precision"]] if "precision" in given else _precisions(request, capability)
-    optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request)
-    kept = {name: given[name] for name in ("checkpointing", "freeze", "lora", "quantize", "allocator") if name in given}
+    levels = [given["offload"]] if "offload" in given else ["optimizer", *(["weights"] if able else [])]
+    if not request.offloads or {"lora", "quantize"} & set(given):  # little of theirs could wait
+        levels = [level for level in levels if "offload" in given]
+    rounded = [] if request.exact or "precision" in given else [Waiting(level, in_16_bits=True) for level in levels]
+    return [*([] if "offload" in given else [NOTHING]), *map(Waiting, levels), *rounded]
+
+
+def recipes(
+    request: Request,
+    training: Training,
+    base: Workload,
+    capability: tuple[int, int],
+    waiting: Waiting = NOTHING,
+) -> list[Recipe]:
+    """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first."""
+    given, offload = {**request.fixed, **training.settings}, waiting.offload
+    precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
+    precisions = [given["precision"]] if "precision" in given else precisions
+    optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
+    kept: dict[str, Any] = {
+        name: given[name] for name in ("checkpointing", "freeze", "lora", "quantize", "allocator") if name in given
+    }
+    kept["offload"] = offload
+    if offload == "weights":
+        kept.setdefault("checkpointing", "full")
     made = [
         Recipe(precision=precision, optimizer=optimizer, attention=base.attention, **kept)
         for optimizer in optimizers
@@ -99,8 +138,8 @@ def _precisions(request: Request, capability: tuple[int, int]) -> list[str]:
     return ["amp-bf16", "tf32"] if modern else ["amp-fp16", "fp32"]
 
 
-def _optimizers(request: Request) -> list[str]:
-    return ["adamw-fused"] if request.exact else ["adamw-fused", "adamw-8bit"]
+def _optimizers(request: Request, offload: str | None) -> list[str]:
+    return ["adamw-fused"] if request.exact or offload is not None else ["adamw-fused", "adamw-8bit"]
 
 
 def _is_possible(recipe: Recipe, base: Workload, capability: tuple[int, int]) -> bool:

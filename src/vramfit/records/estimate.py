@@ -26,6 +26,8 @@ CATEGORIES: tuple[Category, ...] = (
 )
 PHASES = ("load", "first_step", "steady_step")
 """Phases of an estimate, in order; an inference's first and steady steps are its first and later batches."""
+COPIES, HOST_STEP = "transfers", "step in host memory"
+"""In `Estimate.time_breakdown`: copies between host and device, and what an offloaded optimizer computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +105,7 @@ class Estimate:
     """The GPU's memory as CUDA reports it."""
     fits: bool | None
     """Whether it runs inside the capacity, wherever segments are put, in a process that has used cuBLAS before
-    (one small product does); None without a capacity."""
+    (one small product does), and inside `host_memory` where that is given; None without a capacity."""
     fits_cold: bool | None
     """The same in a process whose first matrix product is this workload's."""
     num_retries: int
@@ -127,6 +129,8 @@ class Estimate:
     time_breakdown: Mapping[str, float] = field(default_factory=dict)
     """What device (matrix products, attention, elementwise, optimizer, transfers) and host are busy with → seconds;
     they work side by side, so it adds up to more than the step."""
+    host_bytes: int = 0
+    """What offloading holds in host memory, beside the process itself."""
     snapshot: Callable[[], dict[str, Any]] | None = field(
         default=None, repr=False, compare=False, metadata={"saved": False}
     )

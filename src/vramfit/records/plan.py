@@ -142,8 +142,16 @@ class Plan:
         evenly only: the last micro-batch is as large as the others where the batch does not divide, and the effective
         batch then a little larger; a plan with `accumulate` given that divides it keeps it. `adamw-8bit` needs
         torchao. Expandable segments are set by the environment (`PYTORCH_ALLOC_CONF=expandable_segments:True`).
+
+        Raises:
+            VramfitError: a plan that uses host memory, which the Trainer has no keyword for.
         """
         w = self.workload
+        if w.offload is not None:
+            raise VramfitError(
+                f"the Trainer has nothing like offload {w.offload}",
+                hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
+            )
         optimizers = {
             "adamw": "adamw_torch",
             "adamw-fused": "adamw_torch_fused",

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import PHASES, Advice, Estimate
+from vramfit.records.estimate import HOST_STEP, PHASES, Advice, Estimate
 from vramfit.report.advice import render_advice
 from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
 from vramfit.report.peak import Largest, render_peak
@@ -87,12 +87,20 @@ def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold:
         text = "No GPU and no amount of memory given, so whether it fits is left open (--gpu, --memory)."
         return Text.assemble(("· ", "cyan"), text)
     most, room = size(estimate.safe_reserved_bytes), f"{size(capacity)}{_on_gpu(estimate)}"
+    limit = estimate.workload.host_memory
+    if limit is not None and estimate.host_bytes > limit:
+        short = f"✗ {what}: {size(estimate.host_bytes - limit)} too much for the host's memory."
+        return Group(
+            Text(short, style="bold red"), _indented(f"{size(estimate.host_bytes)} wait there, of {size(limit)}.")
+        )
     if not estimate.fits:
         why = f"{size(-free)} too much" if free < 0 else "memory is too fragmented"
         return Group(Text(f"✗ {what}: {why}.", style="bold red"), _indented(f"{most} to reserve in {room}."))
     spare = f"{size(free)} to spare" if free > 0 else "nothing to spare"
     lines: list[RenderableType] = [Text(f"✓ Fits, with {spare}.", style="bold green")]
     lines.append(_indented(f"At most {most} reserved of {room}."))
+    if estimate.host_bytes:
+        lines.append(_indented(f"{size(estimate.host_bytes)} wait in host memory."))
     if estimate.num_retries:
         times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
         warning = f"Tight: the allocator must empty its cache {times} to stay inside, which costs time."
@@ -177,8 +185,10 @@ def _time(estimate: Estimate) -> Iterator[RenderableType]:
         return
     name = "step" if estimate.workload.trains else "batch"
     host_s = estimate.time_breakdown.get("host", 0.0)
-    gpu_s = sum(estimate.time_breakdown.values()) - host_s
-    busy = f" (GPU busy {duration(gpu_s)}, host {duration(host_s)})" if estimate.time_breakdown else ""
+    waits_s = estimate.time_breakdown.get(HOST_STEP, 0.0)
+    gpu_s = sum(estimate.time_breakdown.values()) - host_s - waits_s
+    stepped = f", optimizer in host memory {duration(waits_s)}" if waits_s else ""
+    busy = f" (GPU busy {duration(gpu_s)}, host {duration(host_s)}{stepped})" if estimate.time_breakdown else ""
     basis = TIME_BASIS.get(estimate.time_basis or "", "")
     yield Text()
     yield Text.assemble(

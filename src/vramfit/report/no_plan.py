@@ -60,6 +60,8 @@ def _remedies(failure: NoPlanFits) -> Iterator[RenderableType]:
         yield marked("→", f"--allow {','.join(failure.allow)}   the mildest change that fits: {meaning}", "cyan")
     else:
         yield marked("·", "No change of the training that vramfit knows would fit.", "dim")
+    if failure.host_bytes:
+        yield marked("→", f"{size(failure.host_bytes)} of host memory   for what need not stay on the GPU", "cyan")
     if failure.gpu:
         yield marked("→", f"--gpu {failure.gpu}   the smallest GPU of the catalogue on which this fits", "cyan")
     if failure.model:
@@ -76,5 +78,6 @@ def no_plan_data(failure: NoPlanFits) -> dict[str, Any]:
         "allow": list(failure.allow),
         "gpu": failure.gpu,
         "model": failure.model,
+        "host_bytes": failure.host_bytes,
         "best": to_data(failure.best),
     }

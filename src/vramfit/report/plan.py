@@ -20,7 +20,7 @@ MAX_ALTERNATIVES = 6
 COMMAND_WIDTH = 72
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator")
+OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "offload", "allocator")
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
@@ -53,6 +53,8 @@ def _answer(plan: Plan) -> Iterator[RenderableType]:
         bar = Meter(value=used, limit=plan.budget_bytes, scale=max(plan.budget_bytes, used))
         grid.add_row(Text(f"  {name}"), Text(size(used), "bold"), percent(used, plan.budget_bytes), bar)
     yield grid
+    if plan.estimate.host_bytes:
+        yield Text(f"  {size(plan.estimate.host_bytes)} of host memory hold what waits for its turn.")
     yield Padding(Text(f"{plan.margin_reason}.", style="dim"), (0, 0, 0, 2))
     lengths = plan.lengths
     if lengths is not None:
@@ -169,15 +171,18 @@ def train_command(workload: Workload, path: str) -> str:
 
 def snippet(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan."""
+    waits = workload.offload == "weights"
+    brought = "model.parameters()" if waits else "model.cuda().parameters()"
     return [
         "import vramfit",
-        "from vramfit.techniques import optimizers",
+        f"from vramfit.techniques import {'offloading, ' if waits else ''}optimizers",
         "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
         f'model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device="cpu")',
         "apply_techniques(model, plan.workload)",
-        "optimizer = optimizers.make(plan.workload.optimizer, model.cuda().parameters(), lr=2e-5)",
+        *(['offloading.apply(model, 0, "cuda", trains=True)  # layers wait in host memory'] if waits else []),
+        f"optimizer = optimizers.make(plan.workload.optimizer, {brought}, lr=2e-5)",
         "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
@@ -20,14 +21,16 @@ from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
-from vramfit.step.commit import secure_state, take_step
+from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, packing
+from vramfit.techniques import checkpointing, layer_inputs, offloading, packing
 from vramfit.techniques import precision as precisions
-from vramfit.workload import Precision
+from vramfit.techniques.host_step import HostStep
+from vramfit.units import parse_bytes
+from vramfit.workload import Offload, Precision
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -54,10 +57,13 @@ class Stepper:
         precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
         loss_fn, count_fn: for heads of your own: (output, batch) → the *sum* of the losses, and batch → how many
             they are. Without them, the labels of the batch decide.
+        offload: `optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the
+            gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
+        host_memory: what that may take of the host's memory.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
-        BudgetExceeded: the process holds more than the budget already.
+        BudgetExceeded: the process holds more than the budget already, or the host's memory is not enough.
     """
 
     def __init__(
@@ -74,14 +80,18 @@ class Stepper:
         precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
+        offload: Offload | None = None,
+        host_memory: str | int | None = None,
     ) -> None:
         if plan is not None:
+            offload = offload or plan.workload.offload
+            host_memory = host_memory if host_memory is not None else plan.workload.host_memory
             micro_batch = micro_batch or plan.micro_batch
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
         precision = precision or "fp32"
-        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn)
+        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         assert micro_batch is not None
         self.model = model
         self.optimizer = optimizer
@@ -96,18 +106,24 @@ class Stepper:
         self._seq = seq
         self._max_grad_norm = max_grad_norm
         self._scheduler = scheduler
-        self._device = next(model.parameters()).device
+        layers = offloading.layer_slots_of(model)
+        self._device = next(model.parameters()).device if layers is None else layers.device
+        if memory is not None:
+            use_expandable_segments(self._device)
+            enforce(memory, self._device)
+        limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
+        steps_there = offload in ("optimizer", "weights")
+        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
+        """The optimizer's home in host memory; None where it is on the device."""
         self._autocast_dtype = precisions.autocast_dtype(precision)
-        self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
+        scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
+        self._scaler = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
-        if memory is not None:
-            use_expandable_segments(self._device)
-            enforce(memory, self._device)
 
     def step(self, batch: Batch) -> float:
         """Learn from one effective batch; gives its mean loss.
@@ -188,10 +204,13 @@ class Stepper:
         """Gradients of the window, unscaled and clipped, and its loss; None where memory ran out on the way."""
         try:
             loss = self._window(batch)
-            if self._scaler is not None:
-                self._scaler.unscale_(self.optimizer)
-            clip(self._parameters, self._max_grad_norm)
-            secure_state(self.optimizer)
+            with self._where_optimizer_is():
+                if self.host is not None:
+                    self.host.gather()
+                if self._scaler is not None:
+                    self._scaler.unscale_(self.optimizer)
+                clip(self._parameters, self._max_grad_norm)
+                secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):
                 self._forget()
@@ -199,6 +218,10 @@ class Stepper:
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
             return None
         return loss
+
+    def _where_optimizer_is(self) -> AbstractContextManager[Any]:
+        """What happens in host memory is no business of an emulated GPU."""
+        return nullcontext() if self.host is None else _disable_current_modes()
 
     def _window(self, batch: Batch) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
@@ -215,9 +238,18 @@ class Stepper:
             totals,
             bring=self._bring,
             autocast=self._autocast,
-            scale=self._scaler.scale if self._scaler is not None else lambda value: value,
+            scale=self._scale,
             on_output=self._see,
         )
+
+    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
+        if self._scaler is None:
+            return loss
+        if self.host is None:
+            return self._scaler.scale(loss)
+        if self._scaler._scale is None:  # it would make its scale beside the loss, and gradients are unscaled elsewhere
+            self._scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+        return loss * self._scaler.get_scale()
 
     def _bring(self, batch: Batch) -> Batch:
         if self._packs:
@@ -236,7 +268,10 @@ class Stepper:
         if self._scaler is not None:
             found = self._scaler._found_inf_per_device(self.optimizer)
             taken = not any(float(value) for value in found.values())
-        if taken:
+        if taken and self.host is not None:
+            with self._where_optimizer_is():
+                take_host_step(self.optimizer, self.host)
+        elif taken:
             take_step(self.optimizer, room=self._room_bytes)
         if self._scaler is not None:
             self._scaler.update()
@@ -255,6 +290,8 @@ class Stepper:
     def _drop_gradients(self) -> None:
         for parameter in self._with_gradients:
             parameter.grad = None
+        if self.host is not None:
+            self.host.drop()
 
     def _forget(self) -> None:
         """As if the window had not begun."""
@@ -265,9 +302,10 @@ class Stepper:
                 self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """With the optimizer in host memory, memory is short: no casts of weights are kept beside the weights."""
         if self._autocast_dtype is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast_dtype)
+        return torch.autocast(self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None)
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -297,8 +335,9 @@ def _check(
     precision: str,
     loss_fn: Any,
     count_fn: Any,
+    offload: str | None,
 ) -> None:
-    problems = across_samples(model)
+    problems = [*across_samples(model), *_wrong_offload(model, offload)]
     if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
         problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
@@ -311,3 +350,21 @@ def _check(
     if problems:
         raise WorkloadError(problems)
     warn_of_names(model, loss_fn)
+
+
+def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
+    """What does not go with where the weights are."""
+    layers = offloading.layer_slots_of(model)
+    if offload not in (None, "optimizer", "weights", "activations"):
+        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
+    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
+        return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
+    if layers is None:
+        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
+    if not layers.trains:
+        return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
+    if offload != "weights":
+        return ["the model's layers wait in host memory: take offload='weights'"]
+    if not getattr(model, "is_gradient_checkpointing", False):
+        return ["offload weights computes every layer again in backward: checkpointing must be full"]
+    return []

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RecoveryExhausted
 from vramfit.step.backup import Backup
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.techniques.host_step import HostStep
 
 PORTION_BYTES = 32 * 2**20
 """Parameters are stepped in portions of at least this size, each backed up first, where a step needs temporaries."""
@@ -82,6 +83,21 @@ def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lam
         return
     for portion in list(_portions(optimizer, room())):
         _step_portion(optimizer, portion)
+
+
+def take_host_step(optimizer: torch.optim.Optimizer, host: HostStep) -> None:
+    """One step of an optimizer that lives in host memory: no memory of the device can run out in it.
+
+    In portions, so that the weights of one are on their way to the device while the next is stepped.
+    """
+    if not goes_in_portions(optimizer):
+        optimizer.step()
+        host.write()
+        return
+    for portion in list(_portions(optimizer, 0)):
+        with _only(optimizer, portion):
+            optimizer.step()
+        host.write(portion)
 
 
 def _step_at_once(optimizer: torch.optim.Optimizer) -> None:

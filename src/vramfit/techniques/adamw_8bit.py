@@ -3,6 +3,9 @@
 The moments are those of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), as torchao and bitsandbytes
 keep them. The step of a matrix is one kernel (`eight_bit_step`): it takes no memory of its own, and nothing has to be
 compiled for a shape. Small tensors keep full moments and are stepped together by torch's fused kernel.
+
+Weights in bfloat16 are too coarse for small updates: matrices are rounded by chance, so that updates count on average,
+and small tensors have masters in fp32.
 """
 
 from importlib.util import find_spec
@@ -18,6 +21,8 @@ LEAST_QUANTIZED = 4096
 """Smaller tensors keep full moments, as in torchao and bitsandbytes."""
 PARTS = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
 """The state of a quantized parameter, beside its step: codes and scales of both moments."""
+MASTERED = ("exp_avg", "exp_avg_sq", "master")
+"""The same of a small one in bfloat16, all of it in fp32."""
 
 
 def make(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -59,11 +64,18 @@ class AdamW8bit(torch.optim.Optimizer):
 
         Gradients of autograd's lie as their parameters do; others would be copied.
         """
-        parameters = (p for group in self.param_groups for p in group["params"])
-        return all(p.grad is None or p.grad.stride() == p.stride() for p in parameters)
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        ready = all(p in self._widened for p in parameters if _has_master(p))
+        return ready and all(p.grad.stride() == p.stride() for p in parameters)
 
     def _make_constants(self) -> None:
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._widened: dict[torch.nn.Parameter, torch.Tensor] = {}
+        """Places for the gradients of parameters that have masters, in fp32."""
+        if not hasattr(self, "_numbers"):  # loading a state does not change them, however groups were arranged since
+            self._numbers: dict[torch.nn.Parameter, int] = {}
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            self._numbers.setdefault(parameter, len(self._numbers))
         for device in {p.device for group in self.param_groups for p in group["params"]}:
             self._constants_on(device)
 
@@ -76,6 +88,8 @@ class AdamW8bit(torch.optim.Optimizer):
     def _init_group(self, group: dict[str, Any]) -> None:
         """The state of the parameters that have a gradient; called before the first step, so that it is secured."""
         for parameter in group["params"]:
+            if parameter.grad is not None and _has_master(parameter) and parameter not in self._widened:
+                self._widened[parameter] = torch.zeros_like(parameter, dtype=torch.float32)
             if parameter.grad is None or self.state[parameter]:
                 continue
             state: dict[str, Any] = {"step": torch.tensor(0.0)}
@@ -85,7 +99,10 @@ class AdamW8bit(torch.optim.Optimizer):
                     num_blocks = parameter.numel() // BLOCK
                     state[f"{name}_scale"] = torch.zeros(num_blocks, device=parameter.device)
                 else:
-                    state[name] = torch.zeros_like(parameter)
+                    wide = torch.float32 if _has_master(parameter) else parameter.dtype
+                    state[name] = torch.zeros_like(parameter, dtype=wide)
+            if _has_master(parameter):
+                state["master"] = parameter.detach().float()
             self.state[parameter].update(state)
 
     @torch.no_grad()
@@ -125,13 +142,16 @@ class AdamW8bit(torch.optim.Optimizer):
             group["eps"],
             1 - beta1**step,
             (1 - beta2**step) ** 0.5,
+            seed=_seed(self._numbers.setdefault(parameter, len(self._numbers)), int(step))
+            if parameter.dtype == torch.bfloat16
+            else 0,
         )
 
     def _step_small(self, parameters: list[Any], group: dict[str, Any], step: torch.Tensor) -> None:
         states = [self.state[p] for p in parameters]
         torch._fused_adamw_(
-            parameters,
-            [p.grad if p.grad.stride() == p.stride() else torch.empty_like(p).copy_(p.grad) for p in parameters],
+            [state.get("master", p) for p, state in zip(parameters, states, strict=True)],
+            [self._gradient(p) for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -144,6 +164,16 @@ class AdamW8bit(torch.optim.Optimizer):
             amsgrad=False,
             maximize=False,
         )
+        for parameter, state in zip(parameters, states, strict=True):
+            if "master" in state:
+                parameter.copy_(state["master"])
+
+    def _gradient(self, parameter: Any) -> torch.Tensor:
+        """In the type and the layout of what is stepped."""
+        gradient: torch.Tensor = parameter.grad
+        if _has_master(parameter):
+            return self._widened[parameter].copy_(gradient)
+        return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken.
@@ -157,12 +187,14 @@ class AdamW8bit(torch.optim.Optimizer):
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
         shown, parts = dict(state_dict["state"]), {}
         for number, parameter in zip(numbers, parameters, strict=False):  # torch says so where they are not as many
-            if number in shown and _is_quantized(parameter):
+            hidden = PARTS if _is_quantized(parameter) else MASTERED if _has_master(parameter) else ()
+            if number in shown and hidden:
                 saved = shown[number]
-                if not set(PARTS) <= set(saved):
-                    raise WorkloadError(["the state to load is not that of adamw-8bit: its moments have no scales"])
-                parts[parameter] = {part: saved[part].to(parameter.device, copy=True) for part in PARTS}
-                shown[number] = {name: value for name, value in saved.items() if name not in PARTS}
+                if not set(hidden) <= set(saved):
+                    lacks = "its moments have no scales" if hidden is PARTS else "small weights have no masters"
+                    raise WorkloadError([f"the state to load is not that of adamw-8bit: {lacks}"])
+                parts[parameter] = {part: saved[part].to(parameter.device, copy=True) for part in hidden}
+                shown[number] = {name: value for name, value in saved.items() if name not in hidden}
         super().load_state_dict({**state_dict, "state": shown})
         for parameter, saved in parts.items():
             self.state[parameter].update(saved)
@@ -170,3 +202,12 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def _is_quantized(parameter: torch.Tensor) -> bool:
     return parameter.numel() >= LEAST_QUANTIZED and parameter.numel() % BLOCK == 0 and parameter.is_contiguous()
+
+
+def _has_master(parameter: torch.Tensor) -> bool:
+    return parameter.dtype == torch.bfloat16 and not _is_quantized(parameter)
+
+
+def _seed(number: int, step: int) -> int:
+    """Another for every parameter and every step; not zero, which is none."""
+    return (number * 0x9E3779B1 + step * 0x85EBCA6B) % (2**31 - 1) + 1

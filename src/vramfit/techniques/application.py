@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.techniques import checkpointing, freezing, lora, packing, precision, quantization
+from vramfit.techniques import checkpointing, freezing, layer_inputs, lora, packing, precision, quantization
 from vramfit.workload import Workload
 
 
@@ -26,3 +26,5 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
     model.train(w.mode != "infer" and w.dropout)
     if w.mode != "infer":
         checkpointing.apply(model, w.checkpointing)
+    if w.offload == "activations":
+        layer_inputs.apply(model)

@@ -125,7 +125,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         values=("adamw-8bit",),
         kind="numeric",
         does="both moments in a byte a weight, with a scale for each block of 256",
-        costs="little: moments are rounded at every step",
+        costs="little: moments are rounded at every step, weights in bf16 by chance, which is fair on average",
     ),
     Technique(
         keyword="quantize",

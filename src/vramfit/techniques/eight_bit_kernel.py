@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vramfit.techniques.eight_bit_step import BLOCK, LEAST_SCALE
+from vramfit.techniques.eight_bit_step import BLOCK, LEAST_SCALE, MIX1, MIX2, SPREAD
 
 ROWS = 4
 """Blocks of 256 that one program steps."""
@@ -19,21 +19,23 @@ def launch(
     square_scale: torch.Tensor,
     tables: torch.Tensor,
     *settings: float,
+    seed: int = 0,
 ) -> None:
     """Step one parameter on its GPU."""
     num_blocks = weight.numel() // BLOCK
     with torch.cuda.device(weight.device):
         _step[(triton.cdiv(num_blocks, ROWS),)](
-            weight, grad, average, average_scale, square, square_scale, tables, num_blocks, *settings,
-            LEAST_SCALE, ROWS, BLOCK,
+            weight, grad, average, average_scale, square, square_scale, tables, num_blocks, seed, *settings,
+            LEAST_SCALE, ROWS, BLOCK, bool(seed) and weight.dtype == torch.bfloat16, SPREAD, MIX1, MIX2,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit(do_not_specialize=["num_blocks", "seed"])
 def _step(
-    weight, grad, average, average_scale, square, square_scale, tables, num_blocks,
+    weight, grad, average, average_scale, square, square_scale, tables, num_blocks, seed,
     lr, kept, new_average, new_square, eps, correction1, correction2,
     LEAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    BY_CHANCE: tl.constexpr, SPREAD: tl.constexpr, MIX1: tl.constexpr, MIX2: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = rows < num_blocks
@@ -46,9 +48,23 @@ def _step(
     m += new_average * (g - m)
     v += new_square * (g * g - v)
     w = w * kept - lr * (m / correction1) / (tl.sqrt(v) / correction2 + eps)
+    if BY_CHANCE:
+        w = _by_chance(w, at, seed, SPREAD, MIX1, MIX2)
     tl.store(weight + at, w.to(weight.dtype.element_ty), mask=all_inside)
     _write(m, average, average_scale, tables + BLOCK, at, rows, all_inside, inside, LEAST)
     _write(v, square, square_scale, tables + 3 * BLOCK, at, rows, all_inside, inside, LEAST)
+
+
+@triton.jit
+def _by_chance(value, at, seed, SPREAD: tl.constexpr, MIX1: tl.constexpr, MIX2: tl.constexpr):
+    """As `eight_bit_step.by_chance`."""
+    x = at.to(tl.uint32) * tl.full([], SPREAD, tl.uint32) + seed.to(tl.uint32)
+    x = (x ^ (x >> 16)) * tl.full([], MIX1, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full([], MIX2, tl.uint32)
+    chance = (x ^ (x >> 16)) >> 16
+    bits = value.to(tl.uint32, bitcast=True)
+    rounded = ((bits + chance) & tl.full([], 0xFFFF0000, tl.uint32)).to(tl.float32, bitcast=True)
+    return tl.where((bits & 0x7F800000) != 0x7F800000, rounded, value)
 
 
 @triton.jit

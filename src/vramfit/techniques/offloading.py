@@ -2,7 +2,9 @@
 
 Two slots on the device, each as large as the largest layer, take turns: while one layer computes, the next is
 copied into the other slot on a stream of its own. So the device never holds more than the resident layers and two
-others, and nothing is allocated while the model runs. For inference: offloaded weights do not learn.
+others, and nothing is allocated while the model runs. In training a layer comes twice, the second time from the last
+to the first, when checkpointing computes it again; its input waits on the host meanwhile (`layer_inputs`), and what
+becomes of its gradients is `host_step`'s.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +12,12 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import NoPlanFits
+from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.models.anatomy import encoder_layers
+from vramfit.techniques import layer_inputs
+from vramfit.techniques.pinned import held_bytes
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
+from vramfit.techniques.sight import out_of_sight
 from vramfit.units import format_bytes
 
 BLOCK_BYTES = 512
@@ -67,30 +72,54 @@ def choose_resident(total_bytes: int, layer_bytes: Sequence[int], budget_bytes: 
     return num_resident
 
 
-def apply(model: torch.nn.Module, num_resident: int, device: torch.device | str) -> "LayerSlots | None":
+def apply(
+    model: torch.nn.Module, num_resident: int, device: torch.device | str, *, trains: bool = False
+) -> "LayerSlots | None":
     """Offload all layers but the lowest `num_resident`, in place; None where there is nothing to offload.
 
     Args:
-        model: on the meta device (a prediction), or with the layers to offload on the host and the rest on `device`.
+        model: on the meta device (a prediction), or with the layers to offload on the host and the rest on `device`;
+            in training the rest is brought there.
         num_resident: layers left alone.
         device: where the model computes; `cpu` copies too, so that results can be compared anywhere.
+        trains: the layers learn; all of them must be checkpointed. Their parameters stay the objects that they are.
     """
     layers = encoder_layers(model)[num_resident:]
-    return LayerSlots(layers, torch.device(device)) if layers else None
+    made = LayerSlots(layers, torch.device(device), trains=trains) if layers else None
+    if made is None or not trains:
+        return made
+    if any(getattr(layer, "gradient_checkpointing", False) for layer in layers):
+        layer_inputs.apply(model)
+    if made.device.type != "meta":
+        _bring_others(model, made)
+    return made
+
+
+def _bring_others(model: torch.nn.Module, layers: "LayerSlots") -> None:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) not in layers.computed:
+            tensor.data = tensor.data.to(layers.device)
+
+
+def layer_slots_of(model: torch.nn.Module) -> "LayerSlots | None":
+    """What brings a model's offloaded layers; None where none is offloaded."""
+    found = (module.__dict__.get(ATTRIBUTE) for module in model.modules())
+    return next((s for s in found if s is not None), None)
 
 
 def slots_of(model: torch.nn.Module) -> list[torch.Tensor]:
     """What the offloaded layers of a model share on the device; nothing where none is offloaded."""
-    found = (module.__dict__.get(ATTRIBUTE) for module in model.modules())
-    slots: LayerSlots | None = next((s for s in found if s is not None), None)
+    slots = layer_slots_of(model)
     return [] if slots is None else slots.slots
 
 
 class LayerSlots:
     """The slots of a model's offloaded layers, and the hooks that fill them."""
 
-    def __init__(self, layers: list[torch.nn.Module], device: torch.device) -> None:
+    def __init__(self, layers: list[torch.nn.Module], device: torch.device, *, trains: bool = False) -> None:
         self.device = device
+        self.trains = trains
+        self._layers = layers
         self._on_host = [_pack(layer, device) for layer in layers]
         size = max(buffer.numel() for buffer in self._on_host)
         self.slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(NUM_SLOTS, len(layers)))]
@@ -102,54 +131,97 @@ class LayerSlots:
                 slot.record_stream(self._copies)
         self._filled: list[Any] = [self._event() for _ in self.slots]
         self._free: list[Any] = [self._event() for _ in self.slots]
+        views = _learning_views if trains else _views
         self._swaps = [
-            (_views(layer, buffer), _views(layer, self.slots[i % len(self.slots)]))
+            (views(layer, buffer, keep=True), views(layer, self.slots[i % len(self.slots)], keep=False))
             for i, (layer, buffer) in enumerate(zip(layers, self._on_host, strict=True))
         ]
+        self.computed = {
+            id(waiting): computed
+            for at_rest, at_work in self._swaps
+            for (_, _, waiting), (_, _, computed) in zip(at_rest, at_work, strict=True)
+        }
+        """A parameter as the model has it → the one that computes in its place."""
         for index, layer in enumerate(layers):
             _put(self._swaps[index][0])
             layer.__dict__[ATTRIBUTE] = self
             layer.register_forward_pre_hook(lambda *_, index=index: self._bring(index))
             layer.register_forward_hook(lambda *_, index=index: self._release(index), always_call=True)
 
+    @property
+    def host_bytes(self) -> int:
+        """What the layers take in host memory."""
+        return sum(held_bytes(buffer.numel(), self.device) for buffer in self._on_host)
+
+    def forget(self) -> None:
+        """The weights on the host have changed: what the slots hold is old."""
+        self._held = [None] * len(self.slots)
+
     def _event(self) -> Any:
         return torch.cuda.Event() if self._copies is not None else None  # type: ignore[no-untyped-call]
 
     def _bring(self, index: int) -> None:
-        """Before a layer computes: its weights are there, and the next one's are on their way."""
+        """Before a layer computes: its weights are there, and the next one's are on their way.
+
+        Raises:
+            WorkloadError: a layer that would keep its weights for backward, when other ones are in their place.
+        """
+        if self._learns() and not _is_checkpointed(self._layers[index]):
+            raise WorkloadError(
+                ["layers that wait in host memory keep nothing for backward, and this one is not checkpointed"],
+                hint="checkpoint all layers and call model.train(), or compute under torch.no_grad()",
+            )
         self._fill(index)
         slot = index % len(self.slots)
         if self._copies is not None:
             torch.cuda.current_stream(self.device).wait_event(self._filled[slot])
         _put(self._swaps[index][1])
-        following = (index + 1) % len(self._on_host)
-        if following % len(self.slots) != slot:
+        following = self._following(index)
+        if following is not None and following % len(self.slots) != slot:
             self._fill(following)
 
     def _release(self, index: int) -> None:
-        """After it has computed: its slot may be filled again, once the device gets there."""
+        """After it has computed; in training its slot stays as it is, since its backward may be next."""
         _put(self._swaps[index][0])
-        slot = index % len(self.slots)
-        if self._copies is not None:
-            self._free[slot].record(torch.cuda.current_stream(self.device))
-        following = (index + 1) % len(self._on_host)
-        if following % len(self.slots) == slot:
+        following = self._following(index)
+        if not self._learns() and following is not None and following % len(self.slots) == index % len(self.slots):
             self._fill(following)
 
+    def _learns(self) -> bool:
+        return self.trains and torch.is_grad_enabled()
+
+    def _following(self, index: int) -> int | None:
+        """The layer that comes next: downwards in backward; after the last, the first of the next pass."""
+        if not self._learns():
+            return (index + 1) % len(self._on_host)
+        following = index - 1 if _in_backward() else index + 1
+        return following if 0 <= following < len(self._on_host) else None
+
     def _fill(self, index: int) -> None:
+        """Copy a layer into its slot, once the device is through with all that has been asked of it until now."""
         slot = index % len(self.slots)
         if self._held[slot] == index:
             return
         source = self._on_host[index]
-        target = self.slots[slot][: source.numel()]
+        target = self.slots[slot].data[: source.numel()]  # autograd need not know that the slot is written
         if self._copies is None:
-            target.copy_(source)
+            with out_of_sight(self.device):
+                target.copy_(source)
         else:
+            self._free[slot].record(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._copies):
                 self._copies.wait_event(self._free[slot])
                 target.copy_(source, non_blocking=True)
                 self._filled[slot].record(self._copies)
         self._held[slot] = index
+
+
+def _is_checkpointed(layer: torch.nn.Module) -> bool:
+    return layer.training and bool(getattr(layer, "gradient_checkpointing", False))
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 Swap = list[tuple[torch.nn.Module, str, torch.nn.Parameter]]
@@ -185,8 +257,8 @@ def _pack(layer: torch.nn.Module, device: torch.device) -> torch.Tensor:
     return buffer
 
 
-def _views(layer: torch.nn.Module, buffer: torch.Tensor) -> Swap:
-    """A layer's parameters as views of a buffer that is laid out as `_pack` does."""
+def _views(layer: torch.nn.Module, buffer: torch.Tensor, *, keep: bool) -> Swap:
+    """A layer's parameters as views of a buffer that is laid out as `_pack` does; for inference."""
     swap: Swap = []
     begin = 0
     for module, name, parameter in _own_parameters(layer):
@@ -198,4 +270,19 @@ def _views(layer: torch.nn.Module, buffer: torch.Tensor) -> Swap:
         made = with_inner_tensors(parameter, parts)
         made.requires_grad_(False)
         swap.append((module, name, made))
+    return swap
+
+
+def _learning_views(layer: torch.nn.Module, buffer: torch.Tensor, *, keep: bool) -> Swap:
+    """The same for parameters that learn; `keep` puts the views into the parameters that are there."""
+    swap: Swap = []
+    begin = 0
+    for module, name, parameter in _own_parameters(layer):
+        data = buffer[begin : begin + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+        begin += _rounded(parameter)
+        if keep and not parameter.is_meta:
+            parameter.data = data
+            swap.append((module, name, parameter))
+        else:
+            swap.append((module, name, torch.nn.Parameter(data, requires_grad=parameter.requires_grad)))
     return swap

@@ -7,11 +7,17 @@ backward that the device limits overlap as in a real run. Where the program asks
 
 from dataclasses import dataclass
 
+from vramfit.records.estimate import COPIES, HOST_STEP
 from vramfit.records.work import Stretch, Work, WorkItem
 from vramfit.timing.products import product_share
 from vramfit.timing.speed import DeviceSpeed, HostSpeed
 
-GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": "transfers"}
+STEP_BYTES = 44
+"""What a step in host memory reads and writes for each weight: fused AdamW 28, the norm and the clipping 12, and the
+weight on its way out."""
+SUM_BYTES = 12
+"""The same for a gradient that is added to a sum."""
+GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": COPIES}
 """Kinds of kernels as they are shown; all others read and write tensors and do little else."""
 
 
@@ -45,13 +51,33 @@ def time_step(work: Work, speed: DeviceSpeed) -> StepTime:
         for _ in range(segment.num_repeats):
             for waits, host, kernels in stretches:
                 begin, host_end = host_end, host_end + host
-                device_end = max(host_end, max(device_end, begin) + sum(kernels.values()))
+                device_end = max(host_end, max(device_end, begin) + _busy(kernels))
                 host_end = device_end if waits else host_end
         for _, host, kernels in stretches:
             host_s += host * segment.num_repeats
             for group, seconds in kernels.items():
                 device_s[group] = device_s.get(group, 0.0) + seconds * segment.num_repeats
     return StepTime(seconds=max(host_end, device_end), host_s=host_s, device_s=device_s)
+
+
+def with_host_step(step: StepTime, num_weights: int, num_passes: int, speed: DeviceSpeed) -> StepTime:
+    """The time of a step whose optimizer is in host memory.
+
+    Gradients of later passes are added there while the device goes on; the step comes when all of them are there.
+    """
+    sums_s = num_weights * SUM_BYTES * (num_passes - 1) / speed.host_bytes_per_s
+    step_s = num_weights * STEP_BYTES / speed.host_bytes_per_s
+    return StepTime(
+        seconds=max(step.seconds, sums_s) + step_s,
+        host_s=step.host_s,
+        device_s={**step.device_s, HOST_STEP: sums_s + step_s},
+    )
+
+
+def _busy(kernels: dict[str, float]) -> float:
+    """Copies from and to the host go beside kernels, on an engine of their own."""
+    copies = kernels.get(COPIES, 0.0)
+    return max(copies, sum(kernels.values()) - copies)
 
 
 def host_seconds(item: WorkItem, host: HostSpeed) -> float:

@@ -72,7 +72,17 @@ class DeviceSpeed:
     """The shortest kernel with the gap before it; about the same on every GPU since Volta."""
     transfer_bytes_per_s: float = 20e9
     """From host memory: what PCIe 4.0 × 16 gives in practice."""
+    host_bytes_per_s: float = 40e9
+    """What the host's memory gives to an optimizer's step on all cores. Not measured: a desktop has about this much, a
+    server several times as much."""
     host: HostSpeed = field(default_factory=HostSpeed)
+
+
+def link_bytes_per_s(gpu: GPU) -> float:
+    """What copies between host and GPU reach: about four fifths of PCIe × 16 in the generation of its architecture."""
+    if gpu.compute_capability >= (9, 0):
+        return 48e9
+    return 20e9 if gpu.compute_capability >= (8, 0) else 12e9
 
 
 def catalogue_speed(
@@ -94,5 +104,6 @@ def catalogue_speed(
         product_flops_per_s={"float32": plain, **rates},
         bytes_per_s=gpu.memory_bandwidth_bytes_per_s * reached.bandwidth,
         attention_share=reached.attention,
+        transfer_bytes_per_s=link_bytes_per_s(gpu),
         host=host or HostSpeed(),
     )

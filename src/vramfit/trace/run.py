@@ -18,8 +18,9 @@ from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import offloading, optimizers, precision, quantization
+from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.places import Places
@@ -33,6 +34,10 @@ TRACED_MICRO_BATCHES = 2
 MAX_REPEATED = 16
 """Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
 STEPS = ("first", "steady")
+INITIAL_SCALE = 65536.0
+"""GradScaler's; its value does not matter here."""
+HOST_STEPS = ("optimizer", "weights")
+"""What is offloaded when the optimizer steps in host memory."""
 FEWEST_SAMPLES = 2
 """A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
@@ -71,6 +76,8 @@ def trace(
             _train_steps(session, model, workload, inputs)
         else:
             _stepper_steps(session, model, workload, inputs)
+    waiting = layer_inputs.layer_inputs_of(model)
+    session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
 
 
@@ -101,7 +108,7 @@ def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) 
     model = build_meta(resolved, attention=workload.attention)
     apply_techniques(model, workload)
     if workload.offload == "weights":
-        offloading.apply(model, num_resident, "meta")
+        offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
 
 
@@ -121,7 +128,8 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
-    autocast = Autocast(precision.autocast_dtype(workload.precision))
+    keeps_copies = workload.offload not in HOST_STEPS or not workload.trains
+    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
@@ -180,6 +188,7 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
     optimizer = optimizers.make(workload.optimizer, model.parameters())
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     learned = [p for group in optimizer.param_groups for p in group["params"]]
+    host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
@@ -189,6 +198,8 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             session.tracer.begin(f"{step}.micro{index}", part)
 
         scale = scaler.scale if scaler is not None else lambda value: value
+        if scaler is not None and host is not None:
+            scale = _by_a_number
         mean = accumulate(
             model,
             [inputs] * num_micro,
@@ -200,18 +211,42 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             on_part=on_part,
         )
         session.tracer.begin(f"{step}.optimizer", "optimizer")
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        clip(learned, workload.max_grad_norm)
-        secure_state(optimizer)
-        take_step(optimizer)
-        if scaler is not None:
-            scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if host is not None:
+            host.write()
+            host.drop()
+        else:
+            _step_on_device(optimizer, learned, scaler, workload.max_grad_norm)
         del mean  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
     _repeat_first(session.tracer.template)
+
+
+def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
+    """Where gradients are unscaled on the host, so is the scale."""
+    return loss * INITIAL_SCALE
+
+
+def _step_on_device(
+    optimizer: torch.optim.Optimizer, learned: list[torch.nn.Parameter], scaler: Any, max_grad_norm: float | None
+) -> None:
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    clip(learned, max_grad_norm)
+    secure_state(optimizer)
+    take_step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> HostStep:
+    """The optimizer's home in host memory: of it, the device sees the slots that gradients leave by."""
+    session.tracer.begin("inputs", "optimizer")
+    host = HostStep(model, optimizer)
+    template = session.tracer.template
+    template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
+    return host
 
 
 def _steps(accumulate: int) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,7 @@ from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark
 from vramfit.records.work import Work, WorkSegment
+from vramfit.techniques.pinned import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate
 
@@ -111,6 +112,17 @@ class StreamTemplate:
     origins: list[Origin] = field(default_factory=list)
     work: dict[str, list[StretchTemplate]] = field(default_factory=dict)
     """What the steady step's segments do on the device, stretch by stretch."""
+    host_bytes: int = 0
+    """What offloading holds in host memory, whatever the batch."""
+    host_inputs: tuple[int, ...] = ()
+    """Bytes of each layer's input that waits there, at the batch of the trace."""
+    num_host_weights: int = 0
+    """Weights that are stepped there."""
+
+    def host_bytes_at(self, batch: int) -> int:
+        """What offloading holds in host memory at a real batch."""
+        sizes = self.host_inputs if self.probe is None else [size * batch // self.probe for size in self.host_inputs]
+        return self.host_bytes + sum(map(pinned_bytes, sizes))
 
     def work_at(self, batch: int, order: Iterable[tuple[str, int]], *, tf32: bool = False) -> Work:
         """The work of a step at a real batch.

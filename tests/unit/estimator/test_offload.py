@@ -116,6 +116,6 @@ def test_a_load_with_the_weights_share_keeps_the_layers_that_were_predicted() ->
         assert loaded == settled("bert-base-uncased", **keywords).resident_layers(2)
 
 
-def test_training_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="offload weights is for mode infer"):
-        estimate("bert-tiny", offload="weights", memory="1GiB")
+def test_a_forward_pass_that_keeps_its_weights_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="offload weights is for mode train or infer, not forward"):
+        estimate("bert-tiny", mode="forward", offload="weights", memory="1GiB")

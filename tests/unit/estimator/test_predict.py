@@ -355,7 +355,6 @@ def test_every_problem_is_told_at_once() -> None:
     "keywords",
     [
         {"num_gpus": 2},
-        {"offload": "optimizer"},
     ],
     ids=str,
 )

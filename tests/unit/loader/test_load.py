@@ -307,7 +307,7 @@ def test_a_plan_decides_what_it_speaks_of(folder: Path) -> None:
         workload: Workload
 
     write(folder)
-    plan = Plan(Workload(model="m", task="features", precision="bf16", offload="optimizer"))
+    plan = Plan(Workload(model="m", task="features", precision="bf16", offload="optimizer", loop="stepper"))
     model, report = load(folder, plan=plan, device="cpu")
     assert isinstance(model, BertModel)
     assert report.precision == "bf16"
@@ -318,6 +318,15 @@ def test_a_plan_that_offloads_gives_the_weights_their_share_of_its_memory() -> N
     plan = SimpleNamespace(workload=workload, estimate=SimpleNamespace(breakdown={"weights": 40 * 2**20}))
     _, report = load("bert-mini", plan=plan, random_weights=True, device="cpu")
     assert report.num_resident_layers < report.num_layers
+
+
+def test_a_training_plan_that_offloads_loads_into_host_memory() -> None:
+    workload = Workload(
+        model="m", offload="weights", loop="stepper", checkpointing="full", memory="1MiB", optimizer="adamw-fused"
+    )
+    model, report = load("bert-tiny", plan=SimpleNamespace(workload=workload), random_weights=True, device="cuda")
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert report.num_resident_layers == report.num_layers
 
 
 def test_a_truncated_file_is_refused_by_name(folder: Path) -> None:

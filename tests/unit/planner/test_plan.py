@@ -112,7 +112,7 @@ def test_the_mildest_allowed_change_is_made_only_where_nothing_else_fits() -> No
 
 def test_no_plan_names_what_is_missing_and_what_would_do() -> None:
     with pytest.raises(NoPlanFits) as failed:
-        plan("bert-base-uncased", gpu="t4", memory="500MiB", batch=4, seq=64)
+        plan("bert-base-uncased", gpu="t4", memory="500MiB", batch=4, seq=64, offload=False)
     error = failed.value
     assert error.exit_code == 3
     assert error.best.workload.batch == 4
@@ -122,9 +122,9 @@ def test_no_plan_names_what_is_missing_and_what_would_do() -> None:
         assert part in str(error), part
     assert error.gpu is not None
     assert error.model is not None
-    smaller = plan(error.model, gpu="t4", memory="500MiB", batch=4, seq=64)
+    smaller = plan(error.model, gpu="t4", memory="500MiB", batch=4, seq=64, offload=False)
     check(smaller)
-    check(plan("bert-base-uncased", gpu=error.gpu, batch=4, seq=64))
+    check(plan("bert-base-uncased", gpu=error.gpu, batch=4, seq=64, offload=False))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.unit.runtime.small_models import make_batch, make_model
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import checkpointing, freezing
+from vramfit.techniques import checkpointing, freezing, offloading
 
 NUM_STEPS = 5
 MAX_DIFFERENCE = 1e-6
@@ -26,6 +26,12 @@ class Kind:
     prepare: Callable[[torch.nn.Module], None] = lambda model: None
     optimizer: dict[str, Any] = field(default_factory=lambda: {"foreach": True})
     precision: Any = "fp32"
+    offload: Any = None
+
+
+def _let_layers_wait(model: torch.nn.Module) -> None:
+    checkpointing.apply(model, "full")
+    offloading.apply(model, 0, "cpu", trains=True)
 
 
 KINDS = {
@@ -35,6 +41,9 @@ KINDS = {
     "fp16 and GradScaler": Kind(DROPOUT, precision="amp-fp16"),
     "checkpointing": Kind(DROPOUT, prepare=lambda model: checkpointing.apply(model, "full")),
     "frozen": Kind(DROPOUT, prepare=lambda model: freezing.apply(model, "embeddings")),
+    "optimizer offloaded": Kind(DROPOUT, optimizer={"fused": True}, offload="optimizer"),
+    "weights offloaded": Kind(DROPOUT, prepare=_let_layers_wait, optimizer={"fused": True}, offload="weights"),
+    "fp16, weights offloaded": Kind(DROPOUT, prepare=_let_layers_wait, precision="amp-fp16", offload="weights"),
 }
 
 
@@ -74,7 +83,13 @@ def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6) -> T
     optimizer = torch.optim.AdamW(learned, lr=1e-3, **kind.optimizer)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=NUM_STEPS)
     stepper = Stepper(
-        model, optimizer, micro_batch=micro_batch, max_grad_norm=1.0, scheduler=scheduler, precision=kind.precision
+        model,
+        optimizer,
+        micro_batch=micro_batch,
+        max_grad_norm=1.0,
+        scheduler=scheduler,
+        precision=kind.precision,
+        offload=kind.offload,
     )
     batches = [make_batch(TASK, seed=seed) for seed in range(NUM_STEPS)]
     torch.manual_seed(3)
@@ -83,7 +98,8 @@ def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6) -> T
         for batch in batches:
             losses.append(stepper.step(batch))
             last.append(gpu.num_allocations)
-    state = [v for p in learned for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [v for p in stepped for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
     weights = [p.detach() for p in model.parameters()]
     return Trained(
         tensors=weights + state,

@@ -12,7 +12,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.step.backup import Backup
 from vramfit.step.commit import needs_temporaries, secure_state, take_step
 from vramfit.techniques import adamw_8bit, optimizers
-from vramfit.techniques.eight_bit_step import PIECE, code_values
+from vramfit.techniques.eight_bit_step import PIECE, by_chance, code_values
 
 SHAPES = [(64, 128), (64,), (30, 7), (48, 256)]
 """Quantized: the first and the last; the others are too small, or no blocks of 256."""
@@ -245,3 +245,72 @@ def test_a_step_that_must_copy_a_gradient_says_so() -> None:
     assert needs_temporaries(optimizer)
     take_step(optimizer)
     assert float(optimizer.state[made[0]]["step"]) == 1
+
+
+def test_chance_is_fair_and_takes_the_number_above_or_below() -> None:
+    value = torch.full((1 << 16,), 1.0 + 2**-7 * 0.3)  # three tenths of the way from 1 to the next bfloat16
+    rounded = by_chance(value, seed=7, begin=0)
+    assert set(rounded.tolist()) == {1.0, 1.0 + 2**-7}
+    assert float((rounded > 1).float().mean()) == pytest.approx(0.3, abs=0.01)
+    below = by_chance(-value, seed=8, begin=0)
+    assert float((below < -1).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert torch.equal(by_chance(rounded, seed=9, begin=3), rounded)  # what bfloat16 has stays
+    special = torch.tensor([float("inf"), float("-inf"), 0.0])
+    assert torch.equal(by_chance(special, seed=1, begin=0), special)
+    assert by_chance(torch.tensor([float("nan")]), seed=1, begin=0).isnan().all()
+
+
+def test_chance_goes_by_seed_and_place() -> None:
+    value = torch.randn(4096)
+    whole = by_chance(value, seed=5, begin=0)
+    assert torch.equal(by_chance(value[1000:], seed=5, begin=1000), whole[1000:])
+    assert not torch.equal(by_chance(value, seed=6, begin=0), whole)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64,)], ids=["matrix", "small"])
+def test_updates_too_small_for_bf16_add_up(shape: tuple[int, ...]) -> None:
+    """Each is a fiftieth of the last bit of a weight: rounded to the nearest, none would ever count."""
+    made = torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))
+    optimizer = adamw_8bit.AdamW8bit([made], lr=1e-4, weight_decay=0.0)
+    for _ in range(200):
+        made.grad = torch.full(shape, 1.0, dtype=torch.bfloat16)
+        optimizer.step()
+    assert float(made.detach().float().mean()) == pytest.approx(1 - 200 * 1e-4, abs=2.5e-3)
+    plain = torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))
+    fused = torch.optim.AdamW([plain], lr=1e-4, weight_decay=0.0, fused=True)
+    for _ in range(200):
+        plain.grad = torch.full(shape, 1.0, dtype=torch.bfloat16)
+        fused.step()
+    assert torch.equal(plain, torch.ones_like(plain))
+
+
+def test_weights_in_bf16_follow_those_in_fp32() -> None:
+    """A quadratic bowl: with the nearest rounding the last steps of the way are never taken."""
+    torch.manual_seed(0)
+    target = torch.randn(64, 64)
+    ends = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        made = torch.nn.Parameter(torch.zeros(64, 64, dtype=dtype))
+        optimizer = adamw_8bit.AdamW8bit([made], lr=2e-3, weight_decay=0.0)
+        for _ in range(1500):
+            made.grad = (made.detach().float() - target).to(dtype)
+            optimizer.step()
+        ends[dtype] = float((made.detach().float() - target).square().mean().sqrt())
+    assert ends[torch.bfloat16] < ends[torch.float32] + 0.01
+
+
+def test_small_tensors_in_bf16_have_masters_that_are_predicted_and_saved() -> None:
+    made = parameters(dtype=torch.bfloat16)
+    optimizer = optimizers.make("adamw-8bit", made)
+    secure_state(optimizer)
+    assert set(optimizer.state[made[1]]) == {"step", *adamw_8bit.MASTERED}
+    assert all(optimizer.state[made[1]][name].dtype == torch.float32 for name in adamw_8bit.MASTERED)
+    with EmulatedGPU("64MiB") as gpu:
+        optimizer.step()
+        before = gpu.num_allocations
+        optimizer.step()
+        assert gpu.num_allocations == before
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["state"][1]["master"]
+    with pytest.raises(WorkloadError, match="small weights have no masters"):
+        optimizer.load_state_dict(saved)

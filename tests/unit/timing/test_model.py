@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from vramfit.records.work import Stretch, Work, WorkItem, WorkSegment
-from vramfit.timing.model import host_seconds, kernel_seconds, step_seconds, time_step
+from vramfit.timing.model import (
+    STEP_BYTES,
+    SUM_BYTES,
+    host_seconds,
+    kernel_seconds,
+    step_seconds,
+    time_step,
+    with_host_step,
+)
 from vramfit.timing.speed import DeviceSpeed, HostSpeed
 
 SPEED = DeviceSpeed(
@@ -131,3 +139,23 @@ def test_the_breakdown_names_groups_of_kernels_and_the_host() -> None:
     assert found["elementwise"] == pytest.approx(2e-3)
     assert found["optimizer"] == pytest.approx(0.5e-3)
     assert set(found) == {"elementwise", "optimizer", "host"}
+
+
+def test_copies_go_beside_kernels() -> None:
+    kernels = item(num_bytes=10**9)  # a second
+    copies = item(kind="transfer", num_bytes=10**10)  # half a second
+    both = time_step(work(stretch(kernels, copies)), SPEED)
+    assert both.seconds == pytest.approx(step_seconds(work(stretch(kernels)), SPEED), rel=1e-3)
+    assert both.device_s["transfers"] == pytest.approx(0.5)
+
+
+def test_a_step_in_host_memory_comes_after_the_last_gradient_and_sums_beside_the_passes() -> None:
+    speed = replace(SPEED, host_bytes_per_s=1e9)
+    plain = time_step(work(stretch(item(num_bytes=10**9))), speed)
+    one = with_host_step(plain, num_weights=10**7, num_passes=1, speed=speed)
+    assert one.seconds == pytest.approx(plain.seconds + 10**7 * STEP_BYTES / 1e9)
+    few = with_host_step(plain, num_weights=10**7, num_passes=3, speed=speed)
+    assert few.seconds == pytest.approx(one.seconds)  # adding them up hides behind the second that the passes take
+    many = with_host_step(plain, num_weights=10**7, num_passes=101, speed=speed)
+    assert many.seconds == pytest.approx(10**7 * (100 * SUM_BYTES + STEP_BYTES) / 1e9)
+    assert many.breakdown()["step in host memory"] == pytest.approx(many.seconds)

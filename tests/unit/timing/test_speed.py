@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vramfit.devices.catalogue import all_gpus, find_gpu
-from vramfit.timing.speed import Efficiency, HostSpeed, catalogue_speed
+from vramfit.timing.speed import Efficiency, HostSpeed, catalogue_speed, link_bytes_per_s
 
 
 def test_rates_are_shares_of_what_is_published() -> None:
@@ -40,3 +40,9 @@ def test_a_slower_host_is_slower_in_seconds_and_alike_in_shares() -> None:
     assert slow.operator_s == 2 * host.operator_s
     assert slow.step_s == 2 * host.step_s
     assert (slow.light_share, slow.recompute_share) == (host.light_share, host.recompute_share)
+
+
+def test_the_link_to_the_host_is_that_of_its_generation() -> None:
+    rates = [link_bytes_per_s(find_gpu(name)) for name in ("t4", "a100-40gb", "h200")]
+    assert rates == sorted(rates)
+    assert len(set(rates)) == 3

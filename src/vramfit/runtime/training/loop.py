@@ -73,7 +73,9 @@ class Loop:
         """Be where a checkpoint was written."""
         p, state = self._parts, checkpoint.state()
         restore_learned(p.model, checkpoint.tensors("weights"))
-        restore_optimizer(p.model, p.optimizer, checkpoint.tensors("optimizer"), state["optimizer"])
+        restore_optimizer(
+            p.model, p.optimizer, checkpoint.tensors("optimizer"), state["optimizer"], host=p.stepper.host
+        )
         p.schedule.load_state_dict(state["schedule"])
         p.stepper.load_state_dict(state["stepper"])
         self.watch.load_state_dict(state["watch"])
@@ -196,7 +198,7 @@ class Loop:
         if self._saved_step == progress.step:
             return
         self.watch.check_weights(progress.step, [q for group in p.optimizer.param_groups for q in group["params"]])
-        tensors, scalars = optimizer_state(p.model, p.optimizer)
+        tensors, scalars = optimizer_state(p.model, p.optimizer, p.stepper.host)
         generators = RandomState.now()
         state = {
             **p.identity,

@@ -21,7 +21,7 @@ SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
-    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize")}
+    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload")}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -31,7 +31,9 @@ def settings_in_words(workload: Workload) -> str:
     split = f" in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
     rest = settings_of(w)
     words = [
-        f"{name} {value}" for name, value in rest.items() if name in ("checkpointing", "freeze", "lora", "quantize")
+        f"{name} {value}"
+        for name, value in rest.items()
+        if name in ("checkpointing", "freeze", "lora", "quantize", "offload")
     ]
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
 

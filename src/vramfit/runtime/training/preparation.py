@@ -20,6 +20,7 @@ from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.data.tokenizers import load_tokenizer
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
@@ -32,7 +33,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -107,8 +108,6 @@ def saved_plan(request: TrainRequest) -> Plan | None:
         problems.append(f"the plan is for task {w.task}, not {request.task}")
     if request.batch is not None and w.batch != request.batch:
         problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
-    if w.offload is not None:
-        problems.append(f"the plan offloads {w.offload}, which train does not do yet")
     if problems:
         raise WorkloadError(problems, hint="plan anew, or leave out what the plan says already")
     return plan
@@ -199,7 +198,8 @@ def load_model(
 ) -> tuple[Any, LoadReport]:
     """The model on its device, inside the budget, ready to learn.
 
-    Weights that are to be quantized are loaded and quantized on the host, so that the device never has them in full.
+    Weights that are to be quantized are loaded and quantized on the host, so that the device never has them in full;
+    those of layers that are offloaded stay there.
 
     Raises:
         NoPlanFits, CheckpointError, WorkloadError: as `load` raises them.
@@ -207,7 +207,7 @@ def load_model(
     if budget_bytes is not None:
         use_expandable_segments(place.device)
         enforce(budget_bytes, place.device)
-    on_host = workload.quantize is not None
+    on_host = workload.quantize is not None or workload.offload == "weights"
     asked = make_request(
         request.model,
         task=request.task,
@@ -223,7 +223,9 @@ def load_model(
     name_labels(model, data.train.label_names)
     torch.manual_seed(request.seed)
     apply_techniques(model, workload)
-    if on_host:
+    if workload.offload == "weights":
+        offloading.apply(model, 0, place.device, trains=True)
+    elif on_host:
         move(model, place.device)
     return model, report
 

@@ -16,6 +16,7 @@ DEFAULT_BATCH = 32
 NEED_NOT_MATCH = frozenset(
     [
         *("data", "eval_data", "output", "resume", "keep", "save_every", "device", "gpu", "memory", "plan"),
+        *("offload", "host_memory"),
         *("micro_batch", "checkpointing", "fail_at", "allow", "skip_bad_rows", "trust_remote_code"),
         *("text_columns", "label_column", "max_rows"),
     ]
@@ -70,6 +71,10 @@ class TrainRequest:
     freeze: str | int | tuple[str, ...] | None = None
     lora: int | None = None
     quantize: str | None = None
+    offload: str | None = None
+    """`optimizer` or `weights` wait in host memory; None lets the plan choose."""
+    host_memory: str | int | None = None
+    """What may wait there; None takes what is available."""
     attention: str | None = None
     allow: tuple[str, ...] = ()
     """What the plan may use besides: freeze, lora, int8, bf16, adafactor, sgd."""
@@ -118,8 +123,10 @@ class TrainRequest:
     def settings(self) -> dict[str, Any]:
         """Keywords of `Workload` that were given: what a plan keeps."""
         names = ("task", "seq", "precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora")
-        more = ("quantize", "attention", "max_grad_norm")
+        more = ("quantize", "offload", "host_memory", "attention", "max_grad_norm")
         given = {name: getattr(self, name) for name in (*names, *more)}
+        if self.offload == "weights" and self.checkpointing is None:
+            given["checkpointing"] = "full"  # its layers come again for backward
         return {name: value for name, value in given.items() if value is not None}
 
     def as_data(self) -> dict[str, Any]:

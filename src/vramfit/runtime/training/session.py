@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vramfit.loader.host import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
@@ -99,6 +100,8 @@ class Session:
             precision=w.precision,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
             count_fn=num_labelled if smoothing else None,
+            offload=w.offload,
+            host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
         )
 
     def _loading(self, done_bytes: int, total_bytes: int) -> None:

@@ -8,9 +8,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
 from vramfit.runtime.random_state import RandomState
+from vramfit.techniques.host_step import HostStep
 
 PART = "|"
 """Between the name of a parameter and the name of its state."""
+MASTER = "master"
+"""The state of a weight of few bits whose optimizer is in host memory: itself, in fp32."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -36,11 +39,26 @@ def restore_learned(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -
             tensor.copy_(saved[name])
 
 
-def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    """The optimizer's tensors and its other values, both by parameter name."""
-    names = {id(p): name for name, p in model.named_parameters()}
+def _stepped(model: torch.nn.Module, host: HostStep | None) -> dict[str, torch.nn.Parameter]:
+    """Name → what the optimizer steps: the parameter, or its master in host memory."""
+    masters = {} if host is None else host.masters
+    return {name: masters.get(id(p), p) for name, p in model.named_parameters()}
+
+
+def optimizer_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, host: HostStep | None = None
+) -> tuple[Tensors, dict[str, Any]]:
+    """The optimizer's tensors and its other values, both by parameter name.
+
+    Args:
+        host: where the optimizer is in host memory; masters that know more than the weights are saved too.
+    """
+    names = {id(p): name for name, p in _stepped(model, host).items()}
     tensors: Tensors = {}
     scalars: dict[str, Any] = {}
+    for home in host.homes if host is not None else ():
+        if home.weight.dtype != home.master.dtype:
+            tensors[f"{names[id(home.master)]}{PART}{MASTER}"] = home.master.detach()
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             name = f"{names[id(parameter)]}{PART}{key}"
@@ -52,18 +70,27 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def restore_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, torch.Tensor], scalars: dict[str, Any]
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    saved: Mapping[str, torch.Tensor],
+    scalars: dict[str, Any],
+    host: HostStep | None = None,
 ) -> None:
     """Put saved state into an optimizer, into the tensors that are there where there are any.
 
     A rehearsal has made them; without one they are made here, on the parameter's device, but for what torch keeps on
-    the host (the count of steps of an optimizer that is not fused).
+    the host (the count of steps of an optimizer that is not fused). The weights have been restored before.
     """
-    parameters = dict(model.named_parameters())
+    parameters = _stepped(model, host)
     with _disable_current_modes(), torch.no_grad():
+        if host is not None:
+            host.read()
         for path, tensor in saved.items():
             name, key = path.split(PART)
-            _put(optimizer, parameters[name], key, tensor)
+            if key == MASTER:
+                parameters[name].copy_(tensor)
+            else:
+                _put(optimizer, parameters[name], key, tensor)
     for path, value in scalars.items():
         name, key = path.split(PART)
         optimizer.state[parameters[name]][key] = value

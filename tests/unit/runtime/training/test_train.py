@@ -23,9 +23,10 @@ from tests.unit.runtime.training.small_runs import (
 )
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.errors import BudgetExceeded, DataError, VramfitError, WorkloadError
 from vramfit.loader.load import load
 from vramfit.records.codec import from_json, to_json
+from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.divergence import Diverged
@@ -129,6 +130,8 @@ def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
         {"optimizer": "adamw", "schedule": "cosine", "label_smoothing": 0.1},
         {"precision": "amp-fp16", "micro_batch": 2},
         {"lora": 4},
+        {"offload": "optimizer", "precision": "bf16", "micro_batch": 2},
+        {"offload": "weights", "micro_batch": 2},
         {"quantize": "int8", "freeze": "encoder"},
         {"seed": 3, "freeze": ("classifier.*",)},  # a new head that does not learn is drawn again, the same
     ],
@@ -356,6 +359,24 @@ def test_memory_that_runs_out_on_an_emulated_gpu_changes_nothing(tmp_path: Path,
     assert record.measured_reserved_bytes is not None
     assert record.predicted_reserved_bytes is not None
     assert same_weights(tmp_path / "cpu", tmp_path / "out")
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+def test_offloaded_runs_learn_what_others_learn(tmp_path: Path, dev: str, offload: str) -> None:
+    """On an emulated GPU, planned, with failures on the way, and evaluated in between."""
+    same = {"eval_data": dev, "device": "emulated", "memory": "600MiB", "checkpointing": "full", "max_steps": 6}
+    run(tmp_path, output=str(tmp_path / "whole"), **same)
+    record = run(tmp_path, offload=offload, fail_at=(700, 1500), **same)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    assert record.settings["offload"] == offload
+    assert record.num_recoveries >= 1
+    plan = Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.estimate.host_bytes > 0
+
+
+def test_more_than_the_host_may_hold_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(BudgetExceeded, match=r"of the host's memory, and it may take 10\.00 KiB"):
+        run(tmp_path, offload="optimizer", host_memory="10KiB")
 
 
 def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,323 @@
+"""`HostStep`: the optimizer in host memory. Gradients go there as they are produced, weights come back after its step.
+
+Each parameter that learns has a home on the host: a master in fp32, which the optimizer steps, a place where gradients
+land, and their sum over the micro-batches of a window, in fp32. The device holds weights and, of the gradients, the
+one that is being made.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vramfit.errors import BudgetExceeded, WorkloadError
+from vramfit.techniques.gradient_slots import GradientSlots
+from vramfit.techniques.offloading import layer_slots_of
+from vramfit.techniques.pinned import held_bytes
+from vramfit.units import format_bytes
+
+MASTER = torch.float32
+NUM_MOMENTS = {"Adam": 2, "AdamW": 2, "SGD": 0}
+"""Tensors of a parameter's size that an optimizer keeps; others are taken to keep two."""
+
+
+@dataclass(eq=False, slots=True)
+class Home:
+    """Where a parameter lives in host memory; in a prediction it has no master and no sum."""
+
+    weight: torch.nn.Parameter
+    """As the model has it."""
+    computed: torch.nn.Parameter
+    """What computes: the same, or a view of the slot that a layer comes to."""
+    master: torch.nn.Parameter
+    landing: torch.Tensor
+    """For gradients on their way in, and for weights on their way out."""
+    total: torch.Tensor
+    num_received: int = 0
+    """Gradients of this window that have been sent."""
+    waits: bool = False
+    """Whether the last of them has not been added yet."""
+
+    @property
+    def has_own_master(self) -> bool:
+        """Whether the master is another tensor than the weight."""
+        return self.master is not self.weight
+
+
+class HostStep:
+    """Takes an optimizer to host memory: from now on it steps masters there.
+
+    Args:
+        model: on its device; or with layers offloaded for training (`offloading.apply`).
+        optimizer: over its parameters. State that it has is taken along; what it is given as parameters changes, so
+            its schedulers and its settings stay.
+        host_memory: bytes that this may take of the host.
+
+    Raises:
+        BudgetExceeded: it would take more than `host_memory`.
+        WorkloadError: parameters that do not lie densely, or an optimizer of 8 bits.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, host_memory: int | None = None
+    ) -> None:
+        self._layers = layer_slots_of(model)
+        learned = [p for group in optimizer.param_groups for p in group["params"]]
+        computed = [self._computed(p) for p in learned]
+        self.device = computed[0].device
+        self.traces = self.device.type == "meta"
+        _check(model, learned, computed, optimizer)
+        pairs = list(zip(learned, computed, strict=True))
+        self.host_bytes = sum(_home_bytes(p, c, optimizer) for p, c in pairs)
+        """What it takes of the host's memory, optimizer state and offloaded layers included."""
+        self.num_weights = sum(p.numel() for p in learned)
+        """Weights that are stepped there."""
+        self.host_bytes += 0 if self._layers is None else self._layers.host_bytes
+        self._check_budget(host_memory)
+        self._outlet = GradientSlots(self.device, max(p.nbytes for p in computed))
+        self.homes = self._make_homes(learned, computed)
+        before = _of_models.get(model)
+        if before is not None:
+            before.end()  # gradients leave by one way only
+        _of_models[model] = self
+        self._hooks = [self._listen(home) for home in self.homes]
+        if not self.traces:
+            _rehouse(optimizer, self.homes)
+        self._adder = Adder() if self.device.type == "cuda" else None
+
+    @property
+    def masters(self) -> dict[int, torch.nn.Parameter]:
+        """A weight of the model, by `id` → what the optimizer steps."""
+        return {id(home.weight): home.master for home in self.homes}
+
+    def end(self) -> None:
+        """Gradients stay on the device again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def gather(self) -> None:
+        """Wait until all gradients of the window have arrived; masters have their sums then."""
+        if self._adder is not None:
+            self._adder.wait()
+        for home in self.homes:
+            home.master.grad = home.total if home.num_received and not self.traces else None
+
+    def drop(self) -> None:
+        """As if nothing had been received."""
+        if self._adder is not None:
+            self._adder.wait()
+        for home in self.homes:
+            home.num_received = 0
+            home.master.grad = home.computed.grad = None
+
+    def write(self, masters: Iterable[torch.nn.Parameter] | None = None) -> None:
+        """Weights become what their masters are; those of layers stay on the host until their turn."""
+        chosen = None if masters is None else {id(master) for master in masters}
+        with torch.no_grad():
+            for home in self.homes:
+                if chosen is None or id(home.master) in chosen:
+                    self._write(home)
+        if self._layers is not None:
+            self._layers.forget()
+
+    def read(self) -> None:
+        """Masters become what the weights are: these have been loaded."""
+        with torch.no_grad():
+            for home in self.homes:
+                if home.has_own_master:
+                    home.master.copy_(home.weight)
+        if self._layers is not None:
+            self._layers.forget()
+
+    def _computed(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        return parameter if self._layers is None else self._layers.computed.get(id(parameter), parameter)
+
+    def _check_budget(self, host_memory: int | None) -> None:
+        if host_memory is not None and self.host_bytes > host_memory:
+            raise BudgetExceeded(
+                f"offloading takes {format_bytes(self.host_bytes)} of the host's memory, "
+                f"and it may take {format_bytes(host_memory)}",
+                predicted_bytes=self.host_bytes,
+                observed_bytes=host_memory,
+                phase="load",
+                hint="give more host_memory, freeze a part of the model, or take less of it to the host",
+            )
+
+    def _listen(self, home: Home) -> Any:
+        register: Any = home.computed.register_post_accumulate_grad_hook
+        return register(partial(self._take, home))
+
+    def _make_homes(self, learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter]) -> list[Home]:
+        try:
+            with _disable_current_modes():
+                return [self._make_home(p, c) for p, c in zip(learned, computed, strict=True)]
+        except (RuntimeError, MemoryError) as error:
+            raise BudgetExceeded(
+                f"the host does not give the {format_bytes(self.host_bytes)} that offloading takes: "
+                f"{str(error).splitlines()[0] if str(error) else 'out of memory'}",
+                predicted_bytes=self.host_bytes,
+                observed_bytes=0,
+                phase="load",
+                hint="end other programs, freeze a part of the model, or take a smaller one",
+            ) from error
+
+    def _make_home(self, weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> Home:
+        make: Callable[..., torch.Tensor] = partial(torch.empty_strided, weight.shape, weight.stride())
+        if self.traces:
+            return Home(weight, computed, weight, make(dtype=weight.dtype), make(dtype=weight.dtype))
+        on_gpu = self.device.type == "cuda"
+        landing = make(dtype=weight.dtype, pin_memory=on_gpu)
+        total = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER)
+        if _is_stepped_in_place(weight, computed):
+            return Home(weight, computed, weight, landing, total)
+        master = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER).copy_(weight.detach())
+        return Home(weight, computed, torch.nn.Parameter(master), landing, total)
+
+    def _take(self, home: Home, computed: torch.Tensor) -> None:
+        """A gradient has been made: it goes to the host, and its memory on the device is free."""
+        assert computed.grad is not None
+        if home.waits and self._adder is not None:
+            self._adder.wait()
+        first = home.num_received == 0
+        lands_at_once = first and home.total.dtype == computed.grad.dtype
+        arrived = self._outlet.send(computed.grad, home.total if lands_at_once else home.landing)
+        computed.grad = None
+        home.num_received += 1
+        add = _nothing if lands_at_once or self.traces else partial(_begin if first else _add, home)
+        if self._adder is None:
+            with _disable_current_modes():
+                add()
+        else:
+            self._adder.put(home, arrived, add)
+
+    def _write(self, home: Home) -> None:
+        on_device = home.weight is home.computed
+        if self.traces and on_device:
+            home.weight.copy_(home.landing)
+        elif home.has_own_master:
+            rounds = on_device and home.weight.dtype != MASTER  # here, so that the device need not hold the master
+            source = home.landing.copy_(home.master) if rounds else home.master
+            home.weight.copy_(source, non_blocking=True)
+
+
+_of_models: "WeakKeyDictionary[torch.nn.Module, HostStep]" = WeakKeyDictionary()
+
+
+class Adder:
+    """A thread that adds gradients to their sums as they arrive, while the device goes on."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Home, Any, Callable[[], None]] | Any] = SimpleQueue()
+        self._failures: list[BaseException] = []
+        arguments = (self._queue, self._failures.append)  # not itself: it ends with its last reference
+        Thread(target=_add_all, args=arguments, daemon=True, name="vramfit gradients").start()
+
+    def put(self, home: Home, arrived: Any, add: Callable[[], None]) -> None:
+        """Add when the event has come to pass."""
+        home.waits = True
+        self._queue.put((home, arrived, add))
+
+    def wait(self) -> None:
+        """Until everything that was put has been added."""
+        done: SimpleQueue[None] = SimpleQueue()
+        self._queue.put(done)
+        done.get()
+        if self._failures:
+            failure = self._failures[0]
+            self._failures.clear()
+            raise failure
+
+    def __del__(self) -> None:
+        self._queue.put(None)
+
+
+def _add_all(queue: "SimpleQueue[Any]", fail: Callable[[BaseException], None]) -> None:
+    while (item := queue.get()) is not None:
+        if isinstance(item, SimpleQueue):
+            item.put(None)
+            continue
+        home, arrived, add = item
+        try:
+            arrived.synchronize()
+            with torch.no_grad():
+                add()
+        except BaseException as error:
+            fail(error)
+        home.waits = False
+        del item, home, arrived, add
+
+
+def _nothing() -> None:
+    pass
+
+
+def _begin(home: Home) -> None:
+    home.total.copy_(home.landing)
+
+
+def _add(home: Home) -> None:
+    home.total.add_(home.landing)
+
+
+def _rehouse(optimizer: torch.optim.Optimizer, homes: list[Home]) -> None:
+    """The optimizer's parameters become the masters; its state, if it has any, goes along."""
+    masters = {id(home.weight): home.master for home in homes}
+    for group in optimizer.param_groups:
+        group["params"] = [masters[id(p)] for p in group["params"]]
+    for weight in [p for p in optimizer.state if id(p) in masters]:
+        state = optimizer.state.pop(weight)
+        optimizer.state[masters[id(weight)]] = {
+            name: value.detach().to("cpu", MASTER if value.is_floating_point() else value.dtype, copy=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in state.items()
+        }
+
+
+def _is_stepped_in_place(weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> bool:
+    """Whether a weight is its own master: it waits on the host, in fp32."""
+    return weight is not computed and weight.dtype == MASTER
+
+
+def _home_bytes(weight: torch.nn.Parameter, computed: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
+    """Landing, sum and master, and what the optimizer keeps."""
+    wide_bytes = MASTER.itemsize * weight.numel()
+    if weight.dtype == MASTER:  # gradients land in their sum, and masters leave as they are: both are pinned
+        wide_bytes = held_bytes(wide_bytes, computed.device)
+    num_wide = 1 if _is_stepped_in_place(weight, computed) else 2
+    return held_bytes(weight.nbytes, computed.device) + num_wide * wide_bytes + _state_bytes(weight, optimizer)
+
+
+def _state_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
+    if isinstance(optimizer, torch.optim.Adafactor):
+        rows_and_columns = sum(weight.numel() // weight.shape[i] for i in (-1, -2)) if weight.dim() > 1 else 0
+        return MASTER.itemsize * (rows_and_columns or weight.numel())
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    num_moments = NUM_MOMENTS.get(type(optimizer).__name__, 2) + momentum
+    return MASTER.itemsize * weight.numel() * num_moments
+
+
+def _check(
+    model: torch.nn.Module,
+    learned: list[torch.nn.Parameter],
+    computed: list[torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    problems = []
+    own = {id(p) for p in model.parameters()}
+    if not all(id(p) in own for p in learned):
+        problems.append("the optimizer has parameters that are not the model's: was it taken to host memory before?")
+    if any(p is not c and p.device.type != "cpu" for p, c in zip(learned, computed, strict=True)):
+        problems.append("the offloaded layers were moved out of host memory: do not move the model after offloading")
+    if getattr(optimizer, "steps_in_place", None) is not None:
+        problems.append(f"{type(optimizer).__name__} rounds its state to save memory of a GPU: take AdamW on the host")
+    if not all(torch.ops.aten.is_non_overlapping_and_dense.default(p) for p in learned):
+        problems.append("offload: a parameter overlaps itself or has holes")
+    if problems:
+        raise WorkloadError(problems)

@@ -1,0 +1,104 @@
+"""Host memory in plans: only where nothing fits without it, as much as is needed, and with what it costs."""
+
+from typing import Any
+
+import pytest
+
+from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
+from vramfit.planner.plan import plan
+from vramfit.records.plan import Plan
+from vramfit.units import GIB, MIB
+
+JOB: dict[str, Any] = {"gpu": "h200", "batch": 8, "seq": 64, "max_grad_norm": 1.0}
+
+
+def offload_reason(made: Plan) -> str:
+    return next(reason.why for reason in made.reasons if reason.setting.startswith("offload"))
+
+
+def check(made: Plan) -> None:
+    """Inside the budget, less its margin, in training and in evaluation."""
+    assert made.estimate.fits
+    assert made.estimate.safe_reserved_bytes <= made.budget_bytes - made.margin_bytes
+    assert made.evaluation.safe_reserved_bytes <= made.budget_bytes - made.margin_bytes
+
+
+def test_nothing_waits_on_the_host_where_something_else_fits() -> None:
+    made = plan("bert-base-uncased", memory="2GiB", **JOB)
+    assert made.workload.offload is None
+    assert made.estimate.host_bytes == 0
+
+
+def test_a_budget_that_is_too_small_for_the_state_leaves_it_on_the_host() -> None:
+    with pytest.raises(NoPlanFits, match="too little") as failed:
+        plan("bert-base-uncased", memory="750MiB", offload=False, **JOB)
+    assert failed.value.host_bytes is not None
+    assert "of host memory would do" in str(failed.value.hint)
+    made = plan("bert-base-uncased", memory="750MiB", **JOB)
+    check(made)
+    assert made.workload.offload == "optimizer"
+    assert made.workload.optimizer == "adamw-fused"
+    why = offload_reason(made)
+    assert "nothing fits that stays on the GPU" in why
+    assert "1.62 GiB" in why  # four copies of 109 million weights
+    assert "wait in host memory" in why
+    assert "copies take" in why
+
+
+def test_a_budget_that_is_too_small_for_the_weights_leaves_layers_on_the_host() -> None:
+    made = plan("bert-base-uncased", memory="400MiB", **JOB)
+    check(made)
+    assert made.workload.offload == "weights"
+    assert made.workload.checkpointing == "full"
+    assert made.workload.precision in ("tf32", "amp-bf16")
+    assert made.estimate.breakdown["weights"] < 200 * MIB
+
+
+def test_weights_become_bf16_only_where_that_does_not_do() -> None:
+    made = plan("bert-base-uncased", memory="250MiB", **JOB)
+    check(made)
+    assert (made.workload.offload, made.workload.precision) == ("weights", "bf16")
+    costs = {reason.setting: reason.cost for reason in made.reasons}
+    assert costs["precision bf16"] == "hardly any: masters in fp32 keep every update"
+
+
+def test_host_memory_is_a_budget_too() -> None:
+    made = plan("bert-base-uncased", memory="750MiB", host_memory="3GiB", **JOB)
+    assert 0 < made.estimate.host_bytes <= 3 * GIB
+    with pytest.raises(NoPlanFits) as failed:
+        plan("bert-base-uncased", memory="750MiB", host_memory="1GiB", **JOB)
+    enough = failed.value.host_bytes
+    assert enough is not None
+    assert plan("bert-base-uncased", memory="750MiB", host_memory=2 * enough, **JOB).estimate.host_bytes <= 2 * enough
+
+
+def test_what_is_asked_for_is_kept_and_its_cost_said() -> None:
+    made = plan("bert-base-uncased", memory="8GiB", offload="weights", **JOB)
+    assert (made.workload.offload, made.workload.checkpointing) == ("weights", "full")
+    assert offload_reason(made).startswith("asked for; ")
+    assert "wait in host memory" in offload_reason(made)
+
+
+def test_a_model_that_cannot_be_checkpointed_keeps_its_weights_on_the_gpu() -> None:
+    with pytest.raises(NoPlanFits):
+        plan("albert-base-v2", memory="60MiB", **JOB)
+    with pytest.raises(WorkloadError, match="does not support it"):
+        plan("albert-base-v2", memory="8GiB", offload="weights", **JOB)
+
+
+def test_exact_maths_may_wait_too() -> None:
+    made = plan("bert-base-uncased", memory="750MiB", exact=True, **JOB)
+    assert (made.workload.offload, made.workload.precision) == ("optimizer", "fp32")
+    assert all(reason.kind == "free" for reason in made.reasons)
+
+
+def test_an_older_gpu_waits_in_fp16_autocast_or_fp32() -> None:
+    made = plan("bert-base-uncased", memory="750MiB", **{**JOB, "gpu": "t4"})
+    assert made.workload.offload == "optimizer"
+    assert made.workload.precision in ("amp-fp16", "fp32")
+
+
+def test_the_trainer_has_nothing_like_it() -> None:
+    made = plan("bert-base-uncased", memory="750MiB", **JOB)
+    with pytest.raises(VramfitError, match="the Trainer has nothing like offload optimizer"):
+        made.training_arguments()
