@@ -154,6 +154,7 @@ def test_a_value_of_another_keyword_is_sent_there(keyword: str, value: str, says
             {"offload": "weights", "checkpointing": "full", "quantize": "int8", "freeze": "encoder"},
             "offload weights and quantize int8 do not go together",
         ),
+        ({"offload": "weights", "compile": True}, "offload weights and compile do not go together"),
         ({"offload": "optimizer", "mode": "infer"}, "offload optimizer is for mode train"),
         ({"offload": "activations"}, "offload activations is for the inputs of checkpointed layers"),
         ({"host_memory": "lots"}, "host_memory 'lots' is not a size"),
