@@ -54,6 +54,7 @@ class Stepper:
         precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
         loss_fn, count_fn: for heads of your own: (output, batch) → the *sum* of the losses, and batch → how many
             they are. Without them, the labels of the batch decide.
+        scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
@@ -74,6 +75,7 @@ class Stepper:
         precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if plan is not None:
             micro_batch = micro_batch or plan.micro_batch
@@ -98,7 +100,9 @@ class Stepper:
         self._scheduler = scheduler
         self._device = next(model.parameters()).device
         self._autocast_dtype = precisions.autocast_dtype(precision)
-        self._scaler = torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
+        self._scaler = scaler or (
+            torch.amp.GradScaler(self._device.type) if precisions.needs_scaler(precision) else None
+        )
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -121,6 +125,19 @@ class Stepper:
             self._commit()
         self._size.quiet()
         return float(loss)  # only now: until here the host need not wait for the device
+
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
+
+        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made.
+
+        Raises:
+            RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
+        """
+        self._size.grow()
+        loss = self._gradients(batch, finishes=False)
+        self._size.quiet()
+        return loss
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -164,12 +181,12 @@ class Stepper:
         """The GradScaler's scale; None without one."""
         return None if self._scaler is None else float(self._scaler.get_scale())
 
-    def _gradients(self, batch: Batch) -> torch.Tensor:
+    def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         self._drop_gradients()
         start = RandomState.now()
         attempts: list[str] = []
-        while (loss := self._try(batch, attempts)) is None:
+        while (loss := self._try(batch, attempts, finishes=finishes)) is None:
             self._forget()
             free_memory()
             start.restore()
@@ -179,13 +196,13 @@ class Stepper:
                 self._shrink(attempts)
         return loss
 
-    def _try(self, batch: Batch, attempts: list[str]) -> torch.Tensor | None:
-        """Gradients of the window, unscaled and clipped, and its loss; None where memory ran out on the way."""
+    def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
+        """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
         try:
             loss = self._window(batch)
-            if self._scaler is not None:
+            if finishes and self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
-            clip(self._parameters, self._max_grad_norm)
+            clip(self._parameters, self._max_grad_norm if finishes else None)
             secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):
