@@ -46,6 +46,24 @@ class FittedTrainer:
         stepper = self.vramfit.stepper
         return self.vramfit.num_recoveries + (0 if stepper is None else stepper.num_recoveries)
 
+    def train(self: Any, *given: Any, **keywords: Any) -> Any:
+        """As the Trainer's own; memory that runs out where nothing can be done again is explained."""
+        try:
+            return super().train(*given, **keywords)  # type: ignore[misc]
+        except BaseException as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _outside_a_step(self, error) from error
+
+    def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
+        """As the Trainer's own; what piles up between its batches is explained."""
+        try:
+            return super().evaluation_loop(*given, **keywords)  # type: ignore[misc]
+        except BaseException as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _between_batches(self, error) from error
+
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
         model = super().call_model_init(trial)  # type: ignore[misc]
@@ -151,6 +169,27 @@ class FittedTrainer:
         if self.vramfit.origin == "head" and not {"labels", "start_positions"}.isdisjoint(batch):
             return sum(head_loss(self.model, batch).counts(batch))
         return len(next(iter(batch.values())))
+
+
+def _outside_a_step(trainer: Any, error: BaseException) -> RecoveryExhausted:
+    optimizer = type(_bare(trainer.optimizer)).__name__
+    return RecoveryExhausted(
+        f"memory ran out after {trainer.state.global_step} steps, outside their passes: clipping, the step of {optimizer} "
+        "and callbacks are the Trainer's own, and what they have half done cannot be done again",
+        attempts=[str(error).splitlines()[0]],
+        hint='set optim="adamw_torch_fused", whose step takes no memory; '
+        "trainer.train(resume_from_checkpoint=True) goes on from the last checkpoint",
+    )
+
+
+def _between_batches(trainer: Any, error: BaseException) -> RecoveryExhausted:
+    args = trainer.args
+    return RecoveryExhausted(
+        f"memory ran out between the batches of an evaluation, while logits of up to {args.eval_accumulation_steps} of "
+        "them were kept on the GPU",
+        attempts=[str(error).splitlines()[0]],
+        hint="set eval_accumulation_steps=1, and preprocess_logits_for_metrics to keep only what the metrics need",
+    )
 
 
 def samples_of(inputs: Any) -> Batch:
