@@ -1,4 +1,4 @@
-"""A fitted Trainer trains as the script said: same order, same schedule, same weights; what it cannot keep, it refuses."""
+"""A fitted Trainer trains as the script said: same order, schedule and weights; what it cannot keep, it refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,7 @@ def test_bad_calls_are_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_a_plan_for_another_job_is_refused(tmp_path: Path) -> None:
     plan = fit_trainer(make_trainer(tmp_path, **SPLIT), memory=MEMORY, show=False).plan
     other = make_trainer(tmp_path, task="token-classification", per_device_train_batch_size=4)
-    with pytest.raises(vramfit.WorkloadError, match="task sequence-classification.*batch 8"):
+    with pytest.raises(vramfit.WorkloadError, match=r"task sequence-classification.*batch 8"):
         fit_trainer(other, plan=plan)
 
 

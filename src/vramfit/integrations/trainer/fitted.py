@@ -174,8 +174,8 @@ class FittedTrainer:
 def _outside_a_step(trainer: Any, error: BaseException) -> RecoveryExhausted:
     optimizer = type(_bare(trainer.optimizer)).__name__
     return RecoveryExhausted(
-        f"memory ran out after {trainer.state.global_step} steps, outside their passes: clipping, the step of {optimizer} "
-        "and callbacks are the Trainer's own, and what they have half done cannot be done again",
+        f"memory ran out after {trainer.state.global_step} steps, outside their passes: clipping, the step of "
+        f"{optimizer} and callbacks are the Trainer's own, and what they have half done cannot be done again",
         attempts=[str(error).splitlines()[0]],
         hint='set optim="adamw_torch_fused", whose step takes no memory; '
         "trainer.train(resume_from_checkpoint=True) goes on from the last checkpoint",
