@@ -15,15 +15,14 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.unit.integrations.small_trainers import difference, gradients_of, make_trainer, whole_gradient
 from tests.unit.runtime.small_models import FAMILIES, HEADS, make_batch
 
 from vramfit.integrations.trainer import fit_trainer
 
-PAGE = ROOT / "docs" / "trainer.md"
+PAGE = Path(__file__).parents[1] / "docs" / "trainer.md"
 BATCH, SIZE = 16, 21
 PASSES = (2, 4, 8)
 HEADER = "| head | family | 2 passes | 4 passes | 8 passes | last step, 4 passes | largest difference, fitted |"
