@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import transformers
+from accelerate.state import AcceleratorState
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -13,3 +14,10 @@ def _imported_things_are_no_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_precision_is_left_over() -> Iterator[None]:
+    """Trainers of one process share what accelerate knows of it."""
+    yield
+    AcceleratorState._reset_state()

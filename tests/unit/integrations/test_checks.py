@@ -35,7 +35,8 @@ def test_a_class_that_says_its_loss_is_a_mean_is_right(tmp_path: Path) -> None:
     class Means(Trainer):
         loss_is_scaled_for_ga = False
 
-    assert found(make_trainer(tmp_path, kind=Means, **SPLIT), "loss_scale")[0][0] == "ok"
+    heard = hasattr(Trainer, "loss_is_scaled_for_ga")  # not by the oldest that is supported
+    assert found(make_trainer(tmp_path, kind=Means, **SPLIT), "loss_scale")[0][0] == ("ok" if heard else "error")
 
 
 def test_label_smoothing_is_right_as_it_is(tmp_path: Path) -> None:
@@ -86,6 +87,12 @@ def test_a_loss_of_ones_own_is_left_to_its_author(tmp_path: Path) -> None:
             return super().compute_loss(*given, **keywords)
 
     assert found(make_trainer(tmp_path, kind=Own, **SPLIT), "loss_scale")[0][0] == "info"
+
+
+def test_samples_without_labels_are_an_error(tmp_path: Path) -> None:
+    rows = [{"input_ids": torch.arange(5, 15)}] * 8
+    (severity, what), *_ = found(make_trainer(tmp_path, rows=rows, **SPLIT), "loss_scale")
+    assert (severity, what) == ("error", "Samples have no labels, only input_ids: there is nothing to learn")
 
 
 def test_nothing_is_changed(tmp_path: Path) -> None:

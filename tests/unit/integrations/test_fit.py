@@ -4,14 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from tests.unit.integrations.small_trainers import difference, gradients_of, make_trainer, rows_of, whole_gradient
 from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 from transformers import Trainer, TrainerCallback
 
 import vramfit
 from vramfit.integrations.trainer import check, fit_trainer
+from vramfit.integrations.trainer.settings import Settings, put_precision
+from vramfit.techniques.adamw_8bit import AdamW8bit
 
 MEMORY = "256MiB"
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
@@ -104,6 +108,42 @@ def test_a_run_is_resumed_as_it_would_have_gone_on(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
     assert resumed.state.global_step == through.state.global_step == 6
     assert torch.equal(flat_weights(resumed.model), flat_weights(through.model))
+
+
+def test_a_plain_run_is_resumed_by_a_fitted_one(tmp_path: Path) -> None:
+    settings = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
+    plain = make_trainer(tmp_path / "a", per_device_train_batch_size=8, **settings)
+    plain.train()
+    resumed = fitted(tmp_path / "b", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert resumed.state.global_step == plain.state.global_step == 6
+    assert difference(flat_weights(resumed.model), flat_weights(plain.model)) < 1e-5
+
+
+def test_settings_that_have_no_argument_are_put_into_the_trainer(tmp_path: Path) -> None:
+    task, chosen = "sequence-classification", {"optimizer": "adamw-8bit", "checkpointing": 1, "precision": "fp32"}
+    model = make_model("bert", task, hidden_size=128)
+    plan = vramfit.plan(model, task=task, batch=8, seq=16, memory=MEMORY, max_grad_norm=1.0, **chosen)
+    trainer = make_trainer(tmp_path, model=model, gradient_checkpointing=True, **SPLIT)
+    fitting = fit_trainer(trainer, plan=plan, show=False)
+    trainer.train()
+    assert {"optimizer", "layers computed twice", "gradient_checkpointing"} <= {c.name for c in fitting.changes}
+    assert isinstance(trainer.optimizer.optimizer, AdamW8bit)
+    assert [layer.gradient_checkpointing for layer in trainer.model.bert.encoder.layer] == [True, False]
+    assert trainer.state.global_step == 3
+
+
+def test_a_lower_precision_reaches_training_and_evaluation(tmp_path: Path) -> None:
+    plan = fit_trainer(make_trainer(tmp_path, **SPLIT, bf16=True), memory=MEMORY, show=False).plan
+    AcceleratorState._reset_state()  # Trainers of one process share it
+    trainer = make_trainer(tmp_path, **SPLIT)
+    assert trainer.accelerator.mixed_precision == "no"
+    put_precision(Settings(trainer), plan)
+    assert (trainer.args.bf16, trainer.accelerator.mixed_precision) == (True, "bf16")
+    seen: list[bool] = []
+    trainer.model.bert.embeddings.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    trainer.evaluate()
+    assert all(seen)
 
 
 def test_metrics_callbacks_and_a_subclass_are_kept(tmp_path: Path) -> None:
@@ -214,6 +254,43 @@ def test_bf16_that_the_script_asks_for_is_kept(tmp_path: Path) -> None:
     assert fitting.plan.workload.precision == "amp-bf16"
     trainer.train()
     assert trainer.state.global_step == 3
+
+
+def test_labels_of_many_classes_at_once_are_right(tmp_path: Path) -> None:
+    rows = rows_of("sequence-classification", 8)
+    for i, row in enumerate(rows):
+        row["labels"] = torch.tensor([1.0, float(i % 2), 0.0])
+    settings = {"rows": rows, "learning_rate": 0.0, "max_grad_norm": 0.0}
+
+    def model() -> Any:
+        return make_model("bert", "sequence-classification", problem_type="multi_label_classification")
+
+    whole = gradients_of(make_trainer(tmp_path, model=model(), per_device_train_batch_size=8, **settings))
+    assert difference(gradients_of(fitted(tmp_path, model=model(), **settings))[0], whole[0]) <= 1e-5
+
+
+def test_a_peft_model_is_fitted_and_only_its_adapters_learn(tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        settings = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+        return peft.get_peft_model(make_model("bert", "sequence-classification"), settings)
+
+    settings = {"size": 8, "learning_rate": 0.0, "max_grad_norm": 0.0}
+    whole = gradients_of(make_trainer(tmp_path, model=model(), per_device_train_batch_size=8, **settings))
+    trainer = fitted(tmp_path, model=model(), **settings)
+    assert difference(gradients_of(trainer)[0], whole[0]) <= 1e-5
+    assert trainer.vramfit.plan.estimate.breakdown["optimizer"] < trainer.vramfit.plan.estimate.breakdown["weights"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [([], "the train_dataset is empty"), ([{"input_ids": torch.arange(9)}] * 8, "input_ids: they have no labels")],
+)
+def test_nothing_to_learn_from_is_said(rows: Any, words: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = rows
+    with pytest.raises(vramfit.WorkloadError, match=words):
+        fit_trainer(trainer, memory=MEMORY, show=False)
 
 
 class OwnStep(Trainer):

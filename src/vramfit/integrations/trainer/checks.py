@@ -12,6 +12,7 @@ from vramfit.integrations.trainer.rows import Rows, rows_of
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples
+from vramfit.step.heads import LABELS
 from vramfit.step.inputs import Batch, each_tensor
 from vramfit.units import format_bytes
 
@@ -53,6 +54,8 @@ def check(trainer: Any) -> list[Finding]:
 
 def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
     """Whether a step is as long as that of the whole batch."""
+    from transformers import Trainer
+
     name, steps = "trainer.loss_scale", trainer.args.gradient_accumulation_steps
     head = type(bare_model(trainer)).__name__
     if steps == 1:
@@ -71,8 +74,17 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
     if not batch:
         yield Finding(check=name, severity="info", what="No sample could be looked at, so the loss was not tried")
         return
+    if not set(LABELS) & set(batch):
+        yield Finding(
+            check=name,
+            severity="error",
+            what=f"Samples have no labels, only {', '.join(batch)}: there is nothing to learn",
+            fix="give every sample labels, under a name that the model's forward takes",
+        )
+        return
     counts = trainer._get_num_items_in_batch([batch], trainer.args.device) is not None
-    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    known = hasattr(Trainer, "loss_is_scaled_for_ga")  # older ones look at nothing of that name
+    scaled = trainer.loss_is_scaled_for_ga if known else None
     divides = not scaled if scaled is not None else not (counts and trainer.model_accepts_loss_kwargs)
     divides = divides and trainer.compute_loss_func is None
     right = counts and (trainer.compute_loss_func is not None or trainer.label_smoother is not None)

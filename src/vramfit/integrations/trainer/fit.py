@@ -1,6 +1,7 @@
 """`fit_trainer`: one line that makes a Trainer right under accumulation, and fitting."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -128,8 +129,13 @@ def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str
 
 
 def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
+    """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint."""
+    asked = {**job.keywords, **keywords}
     try:
-        return make_plan(job.model, lengths=job.lengths, **job.keywords, **keywords)
+        if "optimizer" not in asked and not asked["exact"]:
+            with suppress(NoPlanFits):
+                return make_plan(job.model, lengths=job.lengths, optimizer="adamw-fused", **asked)
+        return make_plan(job.model, lengths=job.lengths, **asked)
     except NoPlanFits as error:
         if job.origin == "own":
             error.hint = (

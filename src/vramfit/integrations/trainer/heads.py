@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from vramfit.errors import WorkloadError
 from vramfit.models.tasks import AUTO_CLASSES, task_of_class
 from vramfit.step.heads import IGNORED, head_loss, model_inputs
 from vramfit.step.inputs import Batch
@@ -78,9 +79,18 @@ def follows_count(model: Any, batch: Batch) -> bool:
 
 
 def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
-    """What the model itself gives as its loss, nothing dropped."""
+    """What the model itself gives as its loss, nothing dropped.
+
+    Raises:
+        WorkloadError: it gives none.
+    """
     with _still(model):
         output = model(**batch, **keywords)
+    if isinstance(output, dict) and output.get("loss") is None:
+        raise WorkloadError(
+            [f"{type(model).__name__} gives no loss for samples of {', '.join(batch)}: they have no labels"],
+            hint="give every sample `labels`, or start_positions and end_positions",
+        )
     return float(output["loss"] if isinstance(output, dict) else output[0])
 
 

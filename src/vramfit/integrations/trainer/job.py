@@ -1,5 +1,6 @@
 """`Job`: what a Trainer was set up to do, in the planner's words, and what stands in the way."""
 
+import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -72,12 +73,15 @@ def job_of(trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: 
     rows, evaluation = rows_of(trainer, trainer.train_dataset), rows_of(trainer, trainer.eval_dataset)
     limits = [n for n in (max_positions(bare_model(trainer)), seq) if n]
     lengths, longest = _lengths(trainer, rows, evaluation, limits)
+    planned = _planned(trainer, task)
     keywords = {"task": task, "batch": effective_batch(trainer), "seq": longest, **_settings(trainer)}
+    if isinstance(planned, torch.nn.Module):
+        keywords.pop("freeze", None)  # it knows by itself what learns
     if origin == "own":
         keywords["micro_batch"] = keywords["batch"]
     elif micro_batch is not None:
         keywords["micro_batch"] = min(micro_batch, keywords["batch"])
-    return Job(model=_planned(trainer, task), origin=origin, keywords=keywords, lengths=lengths, rows=rows)
+    return Job(model=planned, origin=origin, keywords=keywords, lengths=lengths, rows=rows)
 
 
 def effective_batch(trainer: Any) -> int:
@@ -90,6 +94,7 @@ def obstacles(trainer: Any) -> list[str]:
     args = trainer.args
     rules = [
         (trainer.train_dataset is None, "the Trainer has no train_dataset"),
+        (_is_empty(trainer.train_dataset), "the train_dataset is empty"),
         (args.world_size > 1, f"{args.world_size} processes: one GPU is fitted at a time, not several"),
         (args.n_gpu > 1, f"DataParallel over {args.n_gpu} GPUs: show the script one, CUDA_VISIBLE_DEVICES=0"),
         (trainer.is_deepspeed_enabled, "DeepSpeed owns the step, so that it can be neither split nor done again"),
@@ -101,6 +106,10 @@ def obstacles(trainer: Any) -> list[str]:
         (_optimizer(trainer) is None, f"the optimizer {_optimizer_name(trainer)} is not predicted"),
     ]
     return [text for holds, text in rules if holds] + across_samples(trainer.model)
+
+
+def _is_empty(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and len(dataset) == 0
 
 
 def _weights(trainer: Any) -> torch.dtype:
@@ -183,9 +192,11 @@ def frozen_part(model: Any) -> str | int | tuple[str, ...] | None:
 def _planned(trainer: Any, task: str) -> Any:
     """What is traced: the configuration, where a model made of it is the model at hand; it is traced once then."""
     model = bare_model(trainer)
-    config, kind = model.config, type(model)
-    wrapped = model is not trainer.accelerator.unwrap_model(trainer.model)
-    return trainer.model if wrapped or kind is not class_for_task(config, task) else config
+    config, kind = copy.deepcopy(model.config), type(model)
+    if model is not trainer.accelerator.unwrap_model(trainer.model) or kind is not class_for_task(config, task):
+        return model
+    config.problem_type = None  # labels are traced as classes; what the loss takes is a few numbers a sample either way
+    return config
 
 
 def _lengths(trainer: Any, rows: Rows, evaluation: Rows, limits: list[int]) -> tuple[Lengths | None, int]:

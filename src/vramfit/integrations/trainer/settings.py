@@ -47,7 +47,7 @@ def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
     made = Settings(trainer)
     _put_batches(made, plan)
     _put_evaluation(made, job, plan)
-    _put_precision(made, plan)
+    put_precision(made, plan)
     _put_optimizer(made, plan)
     _put_model(made, job, plan)
     return tuple(made.changes)
@@ -92,7 +92,8 @@ def steps_until_moved(plan: Plan, num_bytes: int) -> int:
     return max(1, min(MOST_STEPS, room // (COPIES_OF_PILE * num_bytes * plan.evaluation_batch)))
 
 
-def _put_precision(made: Settings, plan: Plan) -> None:
+def put_precision(made: Settings, plan: Plan) -> None:
+    """Autocast for training and evaluation alike: accelerate learns of it by being made anew."""
     precision, trainer = plan.workload.precision, made.trainer
     if trainer.args.device.type == "cpu" and precision == "fp32":
         return
