@@ -282,6 +282,16 @@ def test_a_peft_model_is_fitted_and_only_its_adapters_learn(tmp_path: Path) -> N
     assert trainer.vramfit.plan.estimate.breakdown["optimizer"] < trainer.vramfit.plan.estimate.breakdown["weights"]
 
 
+def test_a_data_loader_that_makes_other_batches_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=2, collate_fn=self.data_collator)
+
+    trainer = fitted(tmp_path, kind=OwnLoader)
+    with pytest.raises(vramfit.WorkloadError, match="gives 2 samples, and a step is to have 8"):
+        trainer.train()
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [([], "the train_dataset is empty"), ([{"input_ids": torch.arange(9)}] * 8, "input_ids: they have no labels")],

@@ -12,7 +12,6 @@ from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
 from vramfit.integrations.trainer.heads import (
     MAX_DIFFERENCE,
     bare_model,
-    is_overridden,
     loss_pair,
     own_loss,
     summed_loss,
@@ -200,8 +199,6 @@ def _notes(trainer: Any, job: Job) -> tuple[str, ...]:
         notes.append("not every row was looked at: a sample as long as the model takes is expected")
     if trainer.args.dataloader_drop_last:
         notes.append("dataloader_drop_last leaves out the last incomplete step, not only its last incomplete pass")
-    if is_overridden(trainer, "get_train_dataloader"):
-        notes.append("the Trainer makes its own data loader: its batches must be args.train_batch_size samples")
     return tuple(notes)
 
 

@@ -72,6 +72,8 @@ class FittedTrainer:
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Gradients of a whole effective batch, in passes that fit; gives its mean loss."""
+        if self.state.global_step == 0:
+            _check_size(self, inputs)
         if self.vramfit.origin == "own":
             return self._whole_step(model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
         model.train()
@@ -190,6 +192,22 @@ def _between_batches(trainer: Any, error: BaseException) -> RecoveryExhausted:
         attempts=[str(error).splitlines()[0]],
         hint="set eval_accumulation_steps=1, and preprocess_logits_for_metrics to keep only what the metrics need",
     )
+
+
+def _check_size(trainer: Any, inputs: Any) -> None:
+    """The first step has all its samples, or a data loader of the user's own makes other batches.
+
+    Raises:
+        WorkloadError: with both sizes.
+    """
+    found = max((_num_rows(value) or 0 for value in dict(inputs).values()), default=0)
+    dataset, batch = trainer.train_dataset, trainer.vramfit.plan.workload.batch
+    expected = min(batch, len(dataset)) if hasattr(dataset, "__len__") else batch
+    if found != expected:
+        raise WorkloadError(
+            [f"the data loader gives {found} samples, and a step is to have {expected}"],
+            hint="let get_train_dataloader make batches of self._train_batch_size samples, which are whole steps now",
+        )
 
 
 def samples_of(inputs: Any) -> Batch:
