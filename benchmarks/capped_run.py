@@ -70,7 +70,7 @@ def _once(stepper: Any) -> Any:
         def _gradients(self, batch: Any) -> Any:
             self._drop_gradients()
             attempts: list[str] = []
-            loss = self._try(batch, attempts)
+            loss = self._try(batch, attempts, finishes=True)
             if loss is None:
                 raise torch.OutOfMemoryError(attempts[0])
             return loss

@@ -9,11 +9,17 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["stepper.md"])
-def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def run_page(page: str) -> dict[str, Any]:
+    """Run the blocks; gives what they left."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", ["stepper.md"])
+def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page(page)
     assert names["stepper"].num_steps >= 5
     assert names["stepper"].num_recoveries >= 1
     assert capsys.readouterr().out
@@ -37,3 +43,13 @@ def test_the_page_on_host_memory_runs_and_its_prediction_holds(capsys: pytest.Ca
         exec(compile(block, "offloading.md", "exec"), names)
     assert names["stepper"].num_steps == 1
     assert capsys.readouterr().out.startswith("True ")
+
+
+def test_the_examples_of_the_trainer_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page("trainer.md")
+    shown = capsys.readouterr()
+    assert "A step is 4 times too long" in shown.out
+    assert "-gradient_accumulation_steps=4\n+gradient_accumulation_steps=1" in shown.out
+    assert "16 samples as before" in shown.err
+    assert names["trainer"].state.global_step == 9  # three epochs of 16, 16 and 8 samples
+    assert (names["stepper"].num_steps, names["schedule"].last_epoch) == (6, 6)

@@ -60,6 +60,7 @@ class Stepper:
         offload: `optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the
             gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
         host_memory: what that may take of the host's memory.
+        scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
@@ -82,6 +83,7 @@ class Stepper:
         count_fn: Callable[[Batch], int] | None = None,
         offload: Offload | None = None,
         host_memory: str | int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if plan is not None:
             offload = offload or plan.workload.offload
@@ -117,7 +119,8 @@ class Stepper:
         """The optimizer's home in host memory; None where it is on the device."""
         self._autocast_dtype = precisions.autocast_dtype(precision)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
-        self._scaler = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
+        needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
+        self._scaler = scaler or needed
         self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -137,6 +140,19 @@ class Stepper:
             self._commit()
         self._size.quiet()
         return float(loss)  # only now: until here the host need not wait for the device
+
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
+
+        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made.
+
+        Raises:
+            RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
+        """
+        self._size.grow()
+        loss = self._gradients(batch, finishes=False)
+        self._size.quiet()
+        return loss
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -185,12 +201,12 @@ class Stepper:
         """The GradScaler's scale; None without one."""
         return None if self._scaler is None else float(self._scaler.get_scale())
 
-    def _gradients(self, batch: Batch) -> torch.Tensor:
+    def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         self._drop_gradients()
         start = RandomState.now()
         attempts: list[str] = []
-        while (loss := self._try(batch, attempts)) is None:
+        while (loss := self._try(batch, attempts, finishes=finishes)) is None:
             self._forget()
             free_memory()
             start.restore()
@@ -200,16 +216,16 @@ class Stepper:
                 self._shrink(attempts)
         return loss
 
-    def _try(self, batch: Batch, attempts: list[str]) -> torch.Tensor | None:
-        """Gradients of the window, unscaled and clipped, and its loss; None where memory ran out on the way."""
+    def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
+        """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
         try:
             loss = self._window(batch)
             with self._where_optimizer_is():
                 if self.host is not None:
                     self.host.gather()
-                if self._scaler is not None:
+                if finishes and self._scaler is not None:
                     self._scaler.unscale_(self.optimizer)
-                clip(self._parameters, self._max_grad_norm)
+                clip(self._parameters, self._max_grad_norm if finishes else None)
                 secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):

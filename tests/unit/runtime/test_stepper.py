@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.small_models import LENGTH, flat_weights, make_batch, make_model
+from tests.unit.runtime.small_models import LENGTH, flat_gradient, flat_weights, make_batch, make_model
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.interruption import uninterrupted
@@ -42,6 +42,25 @@ def test_a_loss_of_ones_own_gives_the_same_step_however_it_is_split() -> None:
         made.append(flat_weights(twin))
     assert (made[0] - made[1]).norm() / made[0].norm() < 1e-5
     assert (made[0] - made[2]).norm() / made[0].norm() < 1e-5
+
+
+def test_gradients_are_left_to_a_loop_that_steps_by_itself() -> None:
+    model = make_model("bert", TASK)
+    batch = make_batch(TASK)
+    loss = model(**batch).loss
+    loss.backward()
+    right = flat_gradient(model)
+    optimizer, scaler = adamw(model, fused=True), torch.amp.GradScaler("cpu", init_scale=8.0)
+    stepper = Stepper(model, optimizer, micro_batch=5, max_grad_norm=1e-3, scaler=scaler)
+    before = flat_weights(model)
+    found = stepper.gradients(batch)
+    assert float(found) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert torch.equal(flat_weights(model), before)
+    assert (flat_gradient(model) - 8 * right).norm() / right.norm() < 1e-4  # scaled, and not clipped
+    scaler.unscale_(optimizer)  # which raises where it has been done already
+    assert (flat_gradient(model) - right).norm() / right.norm() < 1e-5
+    assert stepper.num_steps == 0
+    assert all(p in optimizer.state for p in model.parameters() if p.grad is not None)
 
 
 def test_a_mean_in_place_of_a_sum_is_refused() -> None:

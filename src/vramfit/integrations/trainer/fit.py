@@ -1,0 +1,208 @@
+"""`fit_trainer`: one line that makes a Trainer right under accumulation, and fitting."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from vramfit.devices.catalogue import match_gpu
+from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
+from vramfit.integrations.trainer.heads import (
+    MAX_DIFFERENCE,
+    bare_model,
+    loss_pair,
+    own_loss,
+    summed_loss,
+)
+from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
+from vramfit.integrations.trainer.settings import put_plan
+from vramfit.loader.budget import free_bytes
+from vramfit.planner.plan import plan as make_plan
+from vramfit.records.fitting import Fitting
+from vramfit.records.plan import Plan
+from vramfit.report.fitting import render_fitting
+from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.random_state import RandomState
+from vramfit.step.inputs import each_tensor
+
+
+def fit_trainer(
+    trainer: Any,
+    *,
+    memory: str | int | None = None,
+    gpu: str | None = None,
+    allow: str | Iterable[str] = (),
+    exact: bool = False,
+    margin: float | str | None = None,
+    seq: int | None = None,
+    micro_batch: int | None = None,
+    plan: Plan | None = None,
+    loss_fn: Any = None,
+    count_fn: Any = None,
+    show: bool = True,
+) -> Fitting:
+    """Fit a Hugging Face Trainer into a budget, in place, before its `train`.
+
+    The effective batch, the order of samples and the schedule stay. A batch becomes a whole step, split inside into
+    passes that fit; its gradient is that of the whole batch for every head. Memory that runs out costs nothing: the
+    step is done again, in smaller passes. Evaluation gets a batch that fits, and its logits do not pile up on the GPU.
+
+    Args:
+        trainer: a `Trainer` or a subclass, with whatever collator, metrics and callbacks.
+        memory, gpu: the budget, as for `plan`; without both, what is free on the GPU that the Trainer uses.
+        allow: of "freeze" and "bf16" (weights in bfloat16).
+        exact: same maths only: no lower precision, no 8-bit optimizer.
+        margin: as for `plan`.
+        seq: tokens of the longest sample, where the datasets do not say; longer ones must not come.
+        micro_batch: samples of a pass, where they are not to be chosen.
+        plan: one that was made before; then nothing is chosen, and what chooses (all of the above) is left out.
+        loss_fn, count_fn: for a loss of your own, as for `Stepper`: a sum over samples, and what to divide it by.
+            Without them a Trainer with its own `compute_loss` gets whole batches, never split.
+        show: print what was changed, to stderr.
+
+    Raises:
+        WorkloadError: what cannot be kept right, everything by name; nothing was changed.
+        NoPlanFits: nothing that is allowed fits; nothing was changed.
+        BudgetExceeded: the process holds more than the budget already.
+    """
+    _check(trainer, allow, loss_fn, count_fn)
+    start = RandomState.now()
+    try:
+        job = job_of(trainer, seq=seq, micro_batch=micro_batch, has_loss=loss_fn is not None)
+        if plan is None:
+            budget = _budget(trainer, memory, gpu)
+            plan = _plan(trainer, job, {**budget, "allow": allow, "exact": exact, "margin": margin})
+        _check_plan(plan, job)
+        _compare_losses(trainer, job)
+    finally:
+        start.restore()
+    use_expandable_segments(trainer.args.device)
+    enforce(plan.budget_bytes, trainer.args.device)
+    names = type(trainer).__name__, type(bare_model(trainer)).__name__
+    changes = put_plan(trainer, job, plan)
+    loss = (loss_fn, count_fn) if loss_fn is not None else loss_pair(trainer)
+    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss)
+    trainer.__class__ = type(f"Fitted{names[0]}", (FittedTrainer, type(trainer)), {})
+    fitting = Fitting(trainer=names[0], model=names[1], plan=plan, changes=changes, notes=_notes(trainer, job))
+    # the place to start live monitoring of the run's memory from
+    if show:
+        _show(fitting)
+    return fitting
+
+
+def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any) -> None:
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise WorkloadError([f"fit_trainer takes a transformers.Trainer, not {type(trainer).__name__}"])
+    problems = []
+    if isinstance(trainer, FittedTrainer):
+        problems.append("this Trainer was fitted already: make a new one to fit it otherwise")
+    if (loss_fn is None) != (count_fn is None):
+        problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
+    asked = [a.strip() for a in (allow.split(",") if isinstance(allow, str) else allow) if a.strip()]
+    for name in asked:
+        if name == "lora":
+            problems.append("allow lora: give the Trainer a peft model; it saves adapters then")
+        elif name not in ALLOWED:
+            problems.append(f"allow {name!r}: a Trainer can be allowed {' and '.join(ALLOWED)}")
+    if trainer.optimizer is not None and asked:
+        problems.append(f"allow {', '.join(asked)}: the optimizer was made already, over the parameters as they are")
+    if problems:
+        raise WorkloadError(problems)
+
+
+def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str, Any]:
+    device = trainer.args.device
+    if memory is None and gpu is None and device.type != "cuda":
+        raise WorkloadError(["no budget: the Trainer runs on no GPU, so give memory= or gpu="])
+    if device.type != "cuda":
+        return {"memory": memory, "gpu": gpu}
+    properties = torch.cuda.get_device_properties(device)
+    here = match_gpu(properties.name, properties.total_memory)
+    if memory is None and gpu is None:
+        memory = (free_bytes(device) or 0) + torch.cuda.memory_allocated(device)
+    return {"memory": memory, "gpu": gpu or (here.name if here is not None else None)}
+
+
+def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
+    """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint."""
+    asked = {**job.keywords, **keywords}
+    try:
+        if "optimizer" not in asked and not asked["exact"]:
+            with suppress(NoPlanFits):
+                return make_plan(job.model, lengths=job.lengths, optimizer="adamw-fused", **asked)
+        return make_plan(job.model, lengths=job.lengths, **asked)
+    except NoPlanFits as error:
+        if job.origin == "own":
+            error.hint = (
+                f"{type(trainer).__name__} computes a loss of its own, so a step of {job.batch} samples cannot be "
+                "split: give loss_fn (a sum over samples) and count_fn (how many they are)"
+            )
+        raise
+
+
+def _check_plan(plan: Plan, job: Job) -> None:
+    """Refuse a plan for another job.
+
+    Raises:
+        WorkloadError: everything in which they differ.
+    """
+    w = plan.workload
+    problems = [
+        f"the plan is for {name} {getattr(w, name)}, the Trainer has {job.keywords[name]}"
+        for name in ("task", "batch", "precision", "optimizer", "freeze")
+        if name in job.keywords and getattr(w, name) != job.keywords[name]
+    ]
+    if w.seq < job.keywords["seq"]:
+        problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
+    problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
+    if job.origin == "own" and plan.accumulate > 1:
+        problems.append(f"the plan splits a step into {plan.accumulate}, and the Trainer computes a loss of its own")
+    if problems:
+        raise WorkloadError(problems, hint="leave plan out, and fit_trainer makes one")
+
+
+def _compare_losses(trainer: Any, job: Job) -> None:
+    """A head whose loss is not the one its labels call for is found before it is learned from.
+
+    Raises:
+        WorkloadError: names the head and both figures.
+    """
+    if job.origin != "head" or not job.rows.batch:
+        return
+    model = trainer.model
+    batch = each_tensor(samples_of(job.rows.batch), lambda value: value[:4].to(trainer.args.device))
+    own, summed = own_loss(model, batch), summed_loss(model, batch)
+    if own == own and abs(own - summed) > MAX_DIFFERENCE * max(abs(own), 1e-6):
+        raise WorkloadError(
+            [
+                f"{type(bare_model(trainer)).__name__} gives a loss of {own:.4g} where its labels call for "
+                f"{summed:.4g}: it computes one of its own"
+            ],
+            hint="give fit_trainer that loss as loss_fn (a sum over samples) and count_fn (how many they are)",
+        )
+
+
+def _notes(trainer: Any, job: Job) -> tuple[str, ...]:
+    notes = []
+    if job.origin == "own":
+        notes.append(
+            f"{type(trainer).__mro__[2].__name__} computes a loss of its own: a step is never split, so only "
+            "retried as it is when memory runs out"
+        )
+    if job.lengths is None:
+        notes.append(f"planned for sequences of {job.keywords['seq']} tokens throughout")
+    elif not job.lengths.complete:
+        notes.append("not every row was looked at: a sample as long as the model takes is expected")
+    if trainer.args.dataloader_drop_last:
+        notes.append("dataloader_drop_last leaves out the last incomplete step, not only its last incomplete pass")
+    return tuple(notes)
+
+
+def _show(fitting: Fitting) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(render_fitting(fitting))

@@ -1,0 +1,115 @@
+"""The loss of a Trainer: whose it is, whether any split of a batch gives the same, and the sum it stands for."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.models.tasks import AUTO_CLASSES, task_of_class
+from vramfit.step.heads import IGNORED, head_loss, model_inputs
+from vramfit.step.inputs import Batch
+
+Origin = Literal["head", "smoother", "function", "own"]
+MAX_DIFFERENCE = 1e-3
+"""Of a head's loss against the mean that vramfit takes; half precision stays below."""
+
+LossPair = tuple[Callable[[Any, Batch], torch.Tensor], Callable[[Batch], int]]
+
+
+def bare_model(trainer: Any) -> Any:
+    """The model of transformers, beneath what accelerate or peft put around it."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def task_of(trainer: Any) -> str | None:
+    """The task of the model's head; None for a head that transformers does not list."""
+    from transformers import PreTrainedModel
+
+    model = bare_model(trainer)
+    if not isinstance(model, PreTrainedModel):
+        return None
+    kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
+    for kind in kinds:
+        task = task_of_class(kind, model.config, preferred="")
+        if task in AUTO_CLASSES and task != "features":
+            return task
+    return None
+
+
+def is_overridden(trainer: Any, method: str) -> bool:
+    """Whether a subclass, or the script itself, put something in the place of a method of Trainer."""
+    from transformers import Trainer
+
+    return method in vars(trainer) or getattr(type(trainer), method) is not getattr(Trainer, method)
+
+
+def origin_of(trainer: Any) -> Origin:
+    """Where the loss comes from."""
+    if is_overridden(trainer, "compute_loss"):
+        return "own"
+    if trainer.compute_loss_func is not None:
+        return "function"
+    if trainer.label_smoother is not None:
+        return "smoother"
+    return "head" if task_of(trainer) is not None else "own"
+
+
+def loss_pair(trainer: Any) -> LossPair | None:
+    """The sum and the count of a Trainer's loss; None where the labels of the batch say all."""
+    function, smoother = trainer.compute_loss_func, trainer.label_smoother
+    if function is not None:
+        return lambda output, batch: function(output, batch.get("labels"), num_items_in_batch=1), _num_labelled
+    if smoother is not None:
+        return lambda output, batch: smoother(output, batch["labels"], num_items_in_batch=1), _num_labelled
+    return None
+
+
+def _num_labelled(batch: Batch) -> int:
+    """As the Trainer counts."""
+    return int((batch["labels"] != IGNORED).sum())
+
+
+def follows_count(model: Any, batch: Batch) -> bool:
+    """Whether a head divides by the `num_items_in_batch` it is given."""
+    once, twice = (own_loss(model, batch, num_items_in_batch=torch.tensor(n)) for n in (64, 128))
+    return abs(once - twice) > MAX_DIFFERENCE * abs(once)
+
+
+def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
+    """What the model itself gives as its loss, nothing dropped.
+
+    Raises:
+        WorkloadError: it gives none.
+    """
+    with _still(model):
+        output = model(**batch, **keywords)
+    if isinstance(output, dict) and output.get("loss") is None:
+        raise WorkloadError(
+            [f"{type(model).__name__} gives no loss for samples of {', '.join(batch)}: they have no labels"],
+            hint="give every sample `labels`, or start_positions and end_positions",
+        )
+    return float(output["loss"] if isinstance(output, dict) else output[0])
+
+
+def summed_loss(model: Any, batch: Batch) -> float:
+    """The mean that vramfit makes of the same batch out of sums and counts."""
+    loss = head_loss(model, batch)
+    with _still(model):
+        sums = loss.sums(model(**model_inputs(batch)), batch)
+    return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)
+
+
+@contextmanager
+def _still(model: Any) -> Iterator[None]:
+    """For a moment nothing learns and nothing is dropped."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

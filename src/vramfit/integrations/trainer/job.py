@@ -1,0 +1,215 @@
+"""`Job`: what a Trainer was set up to do, in the planner's words, and what stands in the way."""
+
+import copy
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden, origin_of, task_of
+from vramfit.integrations.trainer.rows import Rows, rows_of
+from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
+from vramfit.models.tasks import class_for_task
+from vramfit.planner.lengths import Lengths
+from vramfit.runtime.invariance import across_samples
+from vramfit.workload import CHOICES
+
+LONGEST = 512
+"""Tokens of a sequence where neither the data nor the model says."""
+OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused", "sgd": "sgd"}
+"""`optim` → the optimizer as it is predicted; AdamW may become another implementation of itself."""
+ALLOWED = ("freeze", "bf16")
+"""What fit_trainer may be allowed to change in what is learned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a Trainer was set up to do."""
+
+    model: Any
+    """For the planner: a configuration where that says all, else the module."""
+    origin: Origin
+    """Of the loss."""
+    keywords: dict[str, Any]
+    """What the user has settled, as keywords of `plan`."""
+    lengths: Lengths | None
+    """Real lengths, where samples are padded to the longest of their batch."""
+    rows: Rows
+
+    @property
+    def batch(self) -> int:
+        """The effective batch."""
+        return int(self.keywords["batch"])
+
+
+def job_of(trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: bool) -> Job:
+    """Read a Trainer.
+
+    Args:
+        seq: tokens of the longest sample, where the datasets do not say.
+        micro_batch: samples of a pass, where they are given.
+        has_loss: whether the caller gives the loss as a sum and a count.
+
+    Raises:
+        WorkloadError: what cannot be kept right or cannot be predicted, everything by name.
+    """
+    problems = obstacles(trainer)
+    task = task_of(trainer)
+    origin: Origin = "function" if has_loss else origin_of(trainer)
+    if origin == "own" and micro_batch is not None and micro_batch < effective_batch(trainer):
+        problems.append(
+            f"micro_batch {micro_batch}: {type(trainer).__name__} computes a loss of its own, which cannot be split "
+            "without loss_fn and count_fn"
+        )
+    if task is None:
+        problems.append(f"{type(bare_model(trainer)).__name__} is no head of transformers that vramfit knows")
+    if problems:
+        raise WorkloadError(
+            problems, hint="vramfit.integrations.trainer.check(trainer) looks without changing anything"
+        )
+    assert task is not None
+    rows, evaluation = rows_of(trainer, trainer.train_dataset), rows_of(trainer, trainer.eval_dataset)
+    limits = [n for n in (max_positions(bare_model(trainer)), seq) if n]
+    lengths, longest = _lengths(trainer, rows, evaluation, limits)
+    planned = _planned(trainer, task)
+    keywords = {"task": task, "batch": effective_batch(trainer), "seq": longest, **_settings(trainer)}
+    if isinstance(planned, torch.nn.Module):
+        keywords.pop("freeze", None)  # it knows by itself what learns
+    if origin == "own":
+        keywords["micro_batch"] = keywords["batch"]
+    elif micro_batch is not None:
+        keywords["micro_batch"] = min(micro_batch, keywords["batch"])
+    return Job(model=planned, origin=origin, keywords=keywords, lengths=lengths, rows=rows)
+
+
+def effective_batch(trainer: Any) -> int:
+    """Samples of a step."""
+    return int(trainer.get_total_train_batch_size(trainer.args))
+
+
+def obstacles(trainer: Any) -> list[str]:
+    """What fit_trainer refuses, in words; empty where nothing stands in the way."""
+    args = trainer.args
+    rules = [
+        (trainer.train_dataset is None, "the Trainer has no train_dataset"),
+        (_is_empty(trainer.train_dataset), "the train_dataset is empty"),
+        (args.world_size > 1, f"{args.world_size} processes: one GPU is fitted at a time, not several"),
+        (args.n_gpu > 1, f"DataParallel over {args.n_gpu} GPUs: show the script one, CUDA_VISIBLE_DEVICES=0"),
+        (trainer.is_deepspeed_enabled, "DeepSpeed owns the step, so that it can be neither split nor done again"),
+        (trainer.is_fsdp_enabled, "FSDP shards the model, which is not predicted"),
+        (trainer.is_model_parallel, "the model is spread over several devices"),
+        (bool(args.torch_compile), "torch_compile is not predicted: set torch_compile=False"),
+        (is_overridden(trainer, "training_step"), f"{type(trainer).__name__} has a training_step of its own"),
+        (_weights(trainer) == torch.float16, "weights in fp16 cannot learn: load the model in fp32 and set fp16=True"),
+        (_optimizer(trainer) is None, f"the optimizer {_optimizer_name(trainer)} is not predicted"),
+    ]
+    return [text for holds, text in rules if holds] + across_samples(trainer.model)
+
+
+def _is_empty(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and len(dataset) == 0
+
+
+def _weights(trainer: Any) -> torch.dtype:
+    dtypes: list[torch.dtype] = [p.dtype for p in trainer.model.parameters() if p.is_floating_point()]
+    return dtypes[0] if dtypes else torch.float32
+
+
+def _optimizer_name(trainer: Any) -> str:
+    if trainer.optimizer is not None:
+        return type(trainer.optimizer).__name__
+    if trainer.optimizer_cls_and_kwargs is not None:
+        return str(trainer.optimizer_cls_and_kwargs[0].__name__)
+    return str(getattr(trainer.args.optim, "value", trainer.args.optim))
+
+
+def _optimizer(trainer: Any) -> str | None:
+    """The optimizer as the planner calls it; None for one that it does not know."""
+    made = trainer.optimizer
+    if made is None and trainer.optimizer_cls_and_kwargs is None and not is_overridden(trainer, "create_optimizer"):
+        return OPTIMIZERS.get(_optimizer_name(trainer))
+    if isinstance(made, torch.optim.AdamW):
+        group = made.param_groups[0]
+        return "adamw-fused" if group.get("fused") else "adamw-single" if group.get("foreach") is False else "adamw"
+    return "sgd" if isinstance(made, torch.optim.SGD) and not made.defaults.get("momentum") else None
+
+
+def is_free(trainer: Any) -> bool:
+    """Whether the optimizer is still to be made, and AdamW, so that another implementation may take its place."""
+    named = trainer.optimizer is None and (_optimizer(trainer) or "").startswith("adamw")
+    return named and not is_overridden(trainer, "create_optimizer")
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    """What changes the maths and is therefore the user's: precision, optimizer, what is frozen, clipping, attention."""
+    args = trainer.args
+    made: dict[str, Any] = {}
+    if _weights(trainer) == torch.bfloat16:
+        made["precision"] = "bf16"
+    elif args.bf16:
+        made["precision"] = "amp-bf16"
+    elif args.fp16 and args.device.type != "cpu":
+        made["precision"] = "amp-fp16"
+    elif args.device.type == "cpu":
+        made["precision"] = "fp32"  # half precision is slow there
+    if not is_free(trainer):
+        made["optimizer"] = _optimizer(trainer)
+    elif args.device.type == "cuda" and find_spec("triton") is None:
+        made["optimizer"] = "adamw-fused"  # the 8-bit one compiles its step
+    if args.max_grad_norm:
+        made["max_grad_norm"] = args.max_grad_norm
+    frozen = frozen_part(bare_model(trainer))
+    if frozen is not None:
+        made["freeze"] = frozen
+    attention = getattr(bare_model(trainer).config, "_attn_implementation", None)
+    if attention in CHOICES["attention"]:
+        made["attention"] = attention
+    if getattr(trainer.model, "is_gradient_checkpointing", False) and not args.gradient_checkpointing:
+        made["checkpointing"] = "full"  # turned on by hand: left on
+    return made
+
+
+def frozen_part(model: Any) -> str | int | tuple[str, ...] | None:
+    """What does not learn, in the shortest words of `freeze`."""
+    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    if not frozen:
+        return None
+    part = embeddings(model)
+    lower = {id(p) for p in part.parameters()} if part is not None else set()
+    if frozen == {id(p) for p in backbone(model).parameters()}:
+        return "backbone"
+    if frozen == lower:
+        return "embeddings"
+    for number, layer in enumerate(encoder_layers(model), 1):
+        lower |= {id(p) for p in layer.parameters()}
+        if frozen == lower:
+            return number
+    return tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+
+
+def _planned(trainer: Any, task: str) -> Any:
+    """What is traced: the configuration, where a model made of it is the model at hand; it is traced once then."""
+    model = bare_model(trainer)
+    config, kind = copy.deepcopy(model.config), type(model)
+    if model is not trainer.accelerator.unwrap_model(trainer.model) or kind is not class_for_task(config, task):
+        return model
+    config.problem_type = None  # labels are traced as classes; what the loss takes is a few numbers a sample either way
+    return config
+
+
+def _lengths(trainer: Any, rows: Rows, evaluation: Rows, limits: list[int]) -> tuple[Lengths | None, int]:
+    """Lengths where padding follows them, and the longest sequence there can be."""
+    own = (*rows.lengths, *evaluation.lengths)
+    widths = [r.width for r in (rows, evaluation) if r.width is not None]
+    told = getattr(trainer.processing_class, "model_max_length", None)
+    limits = [*limits, *([told] if isinstance(told, int) and told < 10**6 else [])]
+    if not own:
+        return None, min(limits, default=max(widths, default=LONGEST))
+    longest = max(own)
+    complete = all(r.complete for r in (rows, evaluation) if r.lengths)
+    if max(widths, default=longest) > longest:  # the collator pads to a length of its own
+        return None, min([max(widths), *limits])
+    values = (*rows.lengths, *(n for n in evaluation.lengths if n > max(rows.lengths, default=0)))
+    return Lengths(values=values, source="the datasets of the Trainer", complete=complete), min([longest, *limits])

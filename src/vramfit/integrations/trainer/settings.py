@@ -1,0 +1,147 @@
+"""The settings of a plan put into a Trainer, and what that changed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vramfit.integrations.trainer.heads import bare_model
+from vramfit.integrations.trainer.job import Job, is_free
+from vramfit.models.anatomy import vocab_size
+from vramfit.records.fitting import Change
+from vramfit.records.plan import Plan
+from vramfit.techniques.adamw_8bit import AdamW8bit
+from vramfit.techniques.application import apply_techniques
+
+OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
+COPIES_OF_PILE = 3
+"""Logits that wait on the GPU, and both sides of the copy that joins them to the next ones."""
+MOST_STEPS = 128
+LABEL_BYTES = 8
+LOGIT_BYTES = 4
+
+
+@dataclass(slots=True)
+class Settings:
+    """Sets arguments of a Trainer and remembers what they were."""
+
+    trainer: Any
+    changes: list[Change] = field(default_factory=list)
+
+    def put(self, name: str, value: Any, why: str) -> None:
+        """One argument; nothing is said where it is so already."""
+        before = getattr(self.trainer.args, name)
+        if before != value:
+            setattr(self.trainer.args, name, value)
+            self.say(name, before, value, why)
+
+    def say(self, name: str, before: Any, after: Any, why: str) -> None:
+        """A change of another kind."""
+        self.changes.append(Change(name=name, before=_words(before), after=_words(after), why=why))
+
+
+def _words(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
+    """Change a Trainer's arguments and its model as a plan says; what is so already is left."""
+    made = Settings(trainer)
+    _put_batches(made, plan)
+    _put_evaluation(made, job, plan)
+    put_precision(made, plan)
+    _put_optimizer(made, plan)
+    _put_model(made, job, plan)
+    return tuple(made.changes)
+
+
+def _put_batches(made: Settings, plan: Plan) -> None:
+    args, w = made.trainer.args, plan.workload
+    how = "in one pass" if plan.accumulate == 1 else f"{plan.accumulate} passes of at most {plan.micro_batch}"
+    made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
+    made.put("gradient_accumulation_steps", 1, "losses are summed inside the step and divided by its own count")
+    made.put("auto_find_batch_size", False, "it would change the effective batch")
+    made.trainer._train_batch_size = args.train_batch_size
+
+
+def _put_evaluation(made: Settings, job: Job, plan: Plan) -> None:
+    batch = plan.evaluation_batch
+    made.put("per_device_eval_batch_size", batch, "the largest tried that fits beside the training state")
+    if made.trainer.args.batch_eval_metrics:
+        return
+    steps = steps_until_moved(plan, sample_bytes(made.trainer, job.keywords["task"], plan.workload.seq))
+    before = made.trainer.args.eval_accumulation_steps
+    if before is None or before > steps:
+        made.put("eval_accumulation_steps", steps, "logits go to the host before they pile up")
+
+
+def sample_bytes(trainer: Any, task: str, seq: int) -> int:
+    """Logits and labels of one sample, as an evaluation keeps them."""
+    model = bare_model(trainer)
+    classes = int(getattr(model.config, "num_labels", 2))
+    logits = {
+        "sequence-classification": classes,
+        "token-classification": classes * seq,
+        "question-answering": 2 * seq,
+    }.get(task, (vocab_size(model) or 1) * seq)
+    labels = 1 if task == "sequence-classification" else 2 if task == "question-answering" else seq
+    return logits * LOGIT_BYTES + labels * LABEL_BYTES
+
+
+def steps_until_moved(plan: Plan, num_bytes: int) -> int:
+    """Batches whose logits may wait on the GPU: they get half of what an evaluation leaves."""
+    room = (plan.budget_bytes - plan.evaluation.safe_reserved_bytes) // 2
+    return max(1, min(MOST_STEPS, room // (COPIES_OF_PILE * num_bytes * plan.evaluation_batch)))
+
+
+def put_precision(made: Settings, plan: Plan) -> None:
+    """Autocast for training and evaluation alike: accelerate learns of it by being made anew."""
+    precision, trainer = plan.workload.precision, made.trainer
+    if trainer.args.device.type == "cpu" and precision == "fp32":
+        return
+    before = trainer.args.mixed_precision
+    why = "fewer bits: as precise as fine-tuning needs, and faster; exact=True keeps fp32"
+    made.put("bf16", precision == "amp-bf16", why)
+    made.put("fp16", precision == "amp-fp16", why)
+    if precision == "tf32" and not trainer.args.tf32:
+        made.put("tf32", True, "products in TF32; exact=True keeps fp32")
+    trainer.args.mixed_precision = {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(precision, "no")
+    if trainer.args.mixed_precision != before:
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state()
+        trainer.create_accelerator_and_postprocess()
+
+
+def _put_optimizer(made: Settings, plan: Plan) -> None:
+    trainer, name = made.trainer, plan.workload.optimizer
+    if not is_free(trainer):
+        return
+    if name in OPTIM:
+        made.put("optim", _optimizer_name(OPTIM[name]), "the same AdamW in one kernel, without temporaries")
+    elif name == "adamw-8bit":
+        a = trainer.args
+        keywords = {"lr": a.learning_rate, "betas": (a.adam_beta1, a.adam_beta2), "eps": a.adam_epsilon}
+        trainer.optimizer_cls_and_kwargs = (AdamW8bit, keywords)
+        made.say("optimizer", a.optim, "vramfit's AdamW8bit", "moments in 8 bits: a quarter of the optimizer's memory")
+
+
+def _optimizer_name(value: str) -> Any:
+    from transformers.training_args import OptimizerNames
+
+    return OptimizerNames(value)
+
+
+def _put_model(made: Settings, job: Job, plan: Plan) -> None:
+    trainer, w = made.trainer, plan.workload
+    full = w.checkpointing == "full"
+    by_hand = job.keywords.get("checkpointing") is not None
+    if not by_hand:
+        made.put("gradient_checkpointing", full, "layers are computed twice" if full else "there is room without")
+    if full and not by_hand:
+        made.put("gradient_checkpointing_kwargs", {"use_reentrant": False}, "the reentrant one skips frozen inputs")
+    if isinstance(w.checkpointing, int):
+        made.say("layers computed twice", "none", f"the first {w.checkpointing}", "less than full, and faster")
+    if w.freeze is not None and "freeze" not in job.keywords:
+        made.say("frozen", "nothing", w.freeze, "allowed, and nothing milder fits")
+    if w.precision == "bf16" and job.keywords.get("precision") != "bf16":
+        made.say("weights", "fp32", "bf16", "allowed, and nothing milder fits")
+    apply_techniques(trainer.model, w)

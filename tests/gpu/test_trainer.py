@@ -1,0 +1,75 @@
+"""Fitted Trainers on a real GPU: precision, loss scaling, the cap, and memory taken away in mid-run."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.integrations.small_trainers import make_trainer
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
+
+from vramfit.integrations.trainer import fit_trainer
+from vramfit.units import GIB, MIB
+
+pytestmark = pytest.mark.gpu
+SPLIT = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "use_cpu": False, "size": 160}
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    gc.collect()
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [{"input_ids": torch.randint(5, 3000, (256,)), "labels": torch.tensor(i % 2)} for i in range(160)]
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(vocab_size=3000, num_hidden_layers=6))
+
+
+def test_bf16_is_chosen_and_the_cap_is_kept(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=model(), rows=rows(), **SPLIT)
+    torch.cuda.reset_peak_memory_stats()
+    fitting = fit_trainer(trainer, memory=2 * GIB, show=False)
+    trainer.train()
+    trainer.evaluate()
+    assert fitting.plan.workload.precision == trainer.accelerator.mixed_precision.replace("bf16", "amp-bf16")
+    assert torch.cuda.max_memory_reserved() <= 2 * GIB
+    assert trainer.num_recoveries == 0
+
+
+def test_fp16_steps_with_the_scaler_of_accelerate(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model=model(), rows=rows(), fp16=True, learning_rate=1e-4, **SPLIT)
+    before = trainer.model.classifier.weight.detach().clone()
+    fit_trainer(trainer, memory=2 * GIB, show=False)
+    trainer.train()
+    assert trainer.accelerator.scaler is not None
+    assert not torch.equal(trainer.model.classifier.weight, before)
+    assert torch.isfinite(trainer.model.classifier.weight).all()
+
+
+def test_memory_taken_away_in_mid_run_costs_no_step(tmp_path: Path) -> None:
+    class Thief(TrainerCallback):
+        taken: Any = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                torch.cuda.empty_cache()
+                free = 2 * GIB - torch.cuda.memory_allocated()
+                self.taken = torch.empty(free - 500 * MIB, dtype=torch.uint8, device="cuda")
+
+    thief = Thief()
+    trainer = make_trainer(tmp_path, model=model(), rows=rows(), callbacks=[thief], **SPLIT)
+    fit_trainer(trainer, memory=2 * GIB, micro_batch=32, show=False)
+    trainer.train()
+    assert (trainer.state.global_step, trainer.num_recoveries > 0) == (5, True)
+    thief.taken = None
