@@ -57,7 +57,7 @@ def test_with_a_model_the_plan_keeps_the_batch_and_fits() -> None:
 
 def test_where_nothing_fits_the_reason_is_given() -> None:
     small = T4.replace("14.56 GiB", "0.20 GiB").replace("14.46 GiB", "0.15 GiB").replace("14.00 GiB", "0.10 GiB")
-    said = explain(small, model="bert-small", batch=8, seq=64)
+    said = explain(small, model="bert-large-uncased", batch=8, seq=512)
     assert said.plan is None
     assert said.no_plan is not None
     assert "too little" in said.no_plan
