@@ -159,4 +159,4 @@ def test_the_extra_asks_for_the_packages_that_the_code_needs() -> None:
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     oldest = ".".join(map(str, quantization.OLDEST_TORCHAO))
-    assert set(project["optional-dependencies"]["train"]) == {f"torchao>={oldest}", f"peft>={lora.OLDEST_PEFT}"}
+    assert {f"torchao>={oldest}", f"peft>={lora.OLDEST_PEFT}"} <= set(project["optional-dependencies"]["train"])
