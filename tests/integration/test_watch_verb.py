@@ -94,6 +94,11 @@ def test_modules_and_code_run_too() -> None:
     assert (done.code, done.out) == (3, "['-c', 'x']\n")
 
 
+def heed_ctrl_c() -> None:
+    """Whatever runs in the background of a shell ignores it, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(
         "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')\n"
@@ -104,6 +109,7 @@ def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
+        preexec_fn=heed_ctrl_c,
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
