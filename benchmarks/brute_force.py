@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.predict:
         planned_runs.use_calibration(options.calibration)
         predict(options.out)
-        return summarise(_lines(options.out))
+        return summarise(forked.read_lines(options.out, "key"))
     planned = json.loads(options.plans.read_text())
     deadline = time.monotonic() + options.limit_s
     forked.import_all()
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         if left_s > planned_runs.LEAST_S:
             answer = forked.in_child(run_case, name, planned[name]["plan"], options.out, deadline, timeout_s=left_s)
             print(f"{name}: {answer}", flush=True)
-    return summarise(_lines(options.out))
+    return summarise(forked.read_lines(options.out, "key"))
 
 
 def grid(num_layers: int, memory: int) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def run_case(name: str, plan_data: dict[str, Any], out: Path, deadline: float) -
     model = capped_run.make_model(replace(w, checkpointing=None)).cuda()
     num_layers = len(encoder_layers(model))
     chosen = {n: getattr(w, n) for n in ("precision", "micro_batch", "checkpointing", "optimizer")}
-    done = {line["key"] for line in _lines(out) if "error" not in line}
+    done = {line["key"] for line in forked.read_lines(out, "key") if "error" not in line}
     settings = [("plan", chosen), *(("grid", s) for s in grid(num_layers, plan.budget_bytes) if s != chosen)]
     num_run = 0
     for origin, setting in settings:
@@ -123,7 +123,7 @@ def predict(path: Path) -> None:
     """Add the predicted seconds a step to the settings that ran."""
     import vramfit
 
-    lines = _lines(path)
+    lines = forked.read_lines(path, "key")
     for line in lines:
         if line["fits"] and "predicted_step_s" not in line:
             model, seq, _ = line["name"].split()
@@ -158,17 +158,6 @@ def summarise(lines: list[dict[str, Any]]) -> int:
 
 def _words(line: dict[str, Any]) -> str:
     return f"{line['precision']}, {line['optimizer']}, checkpointing {line['checkpointing']}, {line['micro_batch']}"
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The settings of a file; a line that was cut off is left out."""
-    found = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

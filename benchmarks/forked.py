@@ -4,12 +4,15 @@ A child begins with a CUDA context of its own and leaves nothing behind; it dies
 """
 
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable
+from datetime import date
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -30,6 +33,31 @@ def import_all() -> None:
     import vramfit.techniques.optimizers  # noqa: F401
 
     torch.set_num_threads(1)
+
+
+def head() -> dict[str, Any]:
+    """What a results file begins with; asked in a child, since it starts CUDA."""
+    import torch
+    import transformers
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """The cases of a file of JSON lines, each as it was last tried; a line that was cut off is left out."""
+    found = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        found[tuple(line[key] for key in keys)] = line
+    return list(found.values())
 
 
 class Child:

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.plans_only.write_text(json.dumps(planned) + "\n")
             print(f"{case['name']:<36} {planned[case['name']]['answer']}", flush=True)
         return 0
-    done = {line["name"] for line in _lines(options.out) if "error" not in line}
+    done = {line["name"] for line in forked.read_lines(options.out, "name") if "error" not in line}
     deadline = time.monotonic() + options.limit_s
     forked.import_all()
     for case in cases:
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(_short(line), flush=True)
-    return summarise(_lines(options.out))
+    return summarise(forked.read_lines(options.out, "name"))
 
 
 def make_plan(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -288,18 +288,6 @@ def _short(line: dict[str, Any]) -> str:
         f"{line['predicted_allocated_bytes'] / GIB:.3f}), {line['reserved_bytes'] / GIB:.3f} reserved, "
         f"{line['step_s']:.3f} s (predicted {line['predicted_step_s']:.3f}), {line['num_alloc_retries']} retries"
     )
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The cases of a file, each as it was last tried; a line that was cut off is left out."""
-    found = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        found[line["name"]] = line
-    return list(found.values())
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed."""
     options = _parse(arguments)
     forked.import_all()
-    rows = [line for line in _lines(options.out) if "error" not in line]
+    rows = [line for line in forked.read_lines(options.out, "model", "side", "cap") if "error" not in line]
     done = {(row["model"], row["side"], row["cap"]) for row in rows}
     samples = forked.in_child(tokenize, options.data, options.tokenizer, timeout_s=120)
     if "error" in samples:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in _lines(options.out)))
+    return int(any("error" in line for line in forked.read_lines(options.out, "model", "side", "cap")))
 
 
 def tokenize(data: str, tokenizer: str) -> dict[str, Any]:
@@ -302,12 +302,6 @@ def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[st
 
     made: dict[str, Any] = train()
     return {**made, "search_s": begun[0] - started}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Each side as it was last tried."""
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
-    return list({(line["model"], line["side"], line["cap"]): line for line in lines}.values())
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         make_plans(cases, options.plans_only, options)
         return 0
     planned = json.loads(options.plans.read_text()) if options.plans else {}
-    done = {line["name"] for line in _lines(options.out) if "error" not in line}
+    done = {line["name"] for line in forked.read_lines(options.out, "name") if "error" not in line}
     deadline = time.monotonic() + options.limit_s
     forked.import_all()
     waiting = [case for case in cases if case["name"] not in done]
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(_short(line), flush=True)
-    return summarise(_lines(options.out), cases)
+    return summarise(forked.read_lines(options.out, "name"), cases)
 
 
 def grid() -> list[dict[str, Any]]:
@@ -196,18 +196,6 @@ def _short(line: dict[str, Any]) -> str:
     step = f"{line['step_s']:.3f} s (predicted {line['predicted_step_s']:.3f})" if line.get("step_s") else "no step"
     verdict = line.get("failed") or f"{line['num_alloc_retries']} retries, {line['num_ooms']} out of memory"
     return f"{line['name']:<34} {line['answer']} → {reserved / GIB:.2f} GiB reserved, {step}, {verdict}"
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The cases of a file, each as it was last tried; a line that was cut off is left out."""
-    found = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        found[line["name"]] = line
-    return list(found.values())
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the parts asked for; parts that a results file has already are left."""
     options = _parse(arguments)
     forked.import_all()
-    head = forked.in_child(_head, timeout_s=TIMEOUT_S)
+    head = forked.in_child(forked.head, timeout_s=TIMEOUT_S)
     name = head["gpu"].lower().replace("nvidia ", "").replace(" ", "-")
     path = options.results / f"stepper_{name}_{head['date']}.json"
     made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else head
@@ -61,18 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _without_losses(part: dict[str, Any]) -> dict[str, Any]:
     return {k: _without_losses(v) if isinstance(v, dict) else v for k, v in part.items() if k != "losses"}
-
-
-def _head() -> dict[str, Any]:
-    import torch
-    import transformers
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def undisturbed(options: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:

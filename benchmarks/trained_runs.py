@@ -262,7 +262,7 @@ def _child(function: Callable[..., Data], **settings: Any) -> tuple[Data, list[s
     """What a process of its own gives, and the lines it wrote to stderr."""
     with tempfile.NamedTemporaryFile(mode="r", encoding="utf-8") as file:
         done = forked.in_child(_told, function, settings, file.name, timeout_s=TIMEOUT_S)
-        said = [line for line in file.read().splitlines() if line.strip()]
+        said = [line for line in file.read().splitlines() if line.strip() and "Warning: " not in line]
     if "error" in done:
         raise RuntimeError(f"{function.__name__} ended with {done['error']}: {' | '.join(said[-6:])[-1500:]}")
     return done, said

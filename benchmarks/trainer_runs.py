@@ -44,7 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
     jobs += [
         (options.evaluation["model"], TASKS[1], options.evaluation["cap"], s) for s in ("evaluated", "plain-evaluated")
     ]
-    done = {(r["model"], r["task"], r["cap"], r["side"]) for r in _lines(options.out) if "error" not in r}
+    done = {
+        (r["model"], r["task"], r["cap"], r["side"])
+        for r in forked.read_lines(options.out, "model", "task", "cap", "side")
+        if "error" not in r
+    }
     for job in jobs:
         if job in done:
             continue
@@ -53,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in _lines(options.out)))
+    return int(any("error" in line for line in forked.read_lines(options.out, "model", "task", "cap", "side")))
 
 
 def run_side(name: str, task: str, cap: int, side: str, evaluation: dict[str, Any], quick: bool) -> dict[str, Any]:
@@ -236,10 +240,6 @@ def _thief(cap: int, gpu: Any) -> Any:
                     gpu.release()
 
     return Thief()
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

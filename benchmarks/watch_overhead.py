@@ -13,7 +13,6 @@ import io
 import json
 import sys
 import time
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     forked.import_all()
     import vramfit.runtime.watching  # noqa: F401
 
-    head = forked.in_child(_head, timeout_s=TIMEOUT_S)
+    head = forked.in_child(forked.head, timeout_s=TIMEOUT_S)
     name = head["gpu"].lower().replace("nvidia ", "").replace(" ", "-")
     path = options.results / f"watch_overhead_{name}_{head['date']}.json"
     made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else head
@@ -50,18 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(made, indent=1) + "\n")
     return 0
-
-
-def _head() -> dict[str, Any]:
-    import torch
-    import transformers
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def _measure(case: tuple[str, int, int, bool]) -> dict[str, Any]:

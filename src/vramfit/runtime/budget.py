@@ -1,6 +1,7 @@
 """The budget held: the allocator of a GPU refuses what was not announced."""
 
 import os
+import warnings
 
 import torch
 
@@ -14,7 +15,9 @@ def use_expandable_segments(device: torch.device) -> bool:
     """Let segments made from now on grow in place; not where the user has set the allocator up. Says whether it did."""
     if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
         return False
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch moves it elsewhere; a user can do nothing about that
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     return True
 
 

@@ -218,7 +218,8 @@ def _is_library_call(node: Node) -> bool:
 def _is_view(node: Node) -> bool:
     """Whether a value lies where its source lies."""
     schema = getattr(node.target, "_schema", None)
-    return node.target is operator.getitem or (schema is not None and schema.returns[0].alias_info is not None)
+    returns = () if schema is None else schema.returns
+    return node.target is operator.getitem or any(value.alias_info is not None for value in returns)
 
 
 def _empty(value: Any) -> Any:
