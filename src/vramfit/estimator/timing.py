@@ -46,7 +46,8 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
         return None
     step = time_step(work_of(template, workload, micro_batch), speed)
     if template.num_host_weights:
-        step = with_host_step(step, template.num_host_weights, workload.accumulate or 1, speed)
+        num, passes = template.num_host_weights, workload.accumulate or 1
+        step = with_host_step(step, num, passes, speed, streams=template.streams_step)
     return Timed(step, speed.basis, notes)
 
 

@@ -219,13 +219,13 @@ class Stepper:
     def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
         """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
         try:
-            loss = self._window(batch)
+            loss = self._window(batch, finishes=finishes)
             with self._where_optimizer_is():
                 if self.host is not None:
                     self.host.gather()
                 if finishes and self._scaler is not None:
                     self._scaler.unscale_(self.optimizer)
-                clip(self._parameters, self._max_grad_norm if finishes else None)
+                self._clip(self._max_grad_norm if finishes else None)
                 secure_state(self.optimizer)
         except BaseException as error:
             if not is_out_of_memory(error):
@@ -235,11 +235,17 @@ class Stepper:
             return None
         return loss
 
+    def _clip(self, max_grad_norm: float | None) -> None:
+        if self.host is not None:
+            self.host.clip(max_grad_norm)
+        else:
+            clip(self._parameters, max_grad_norm)
+
     def _where_optimizer_is(self) -> AbstractContextManager[Any]:
         """What happens in host memory is no business of an emulated GPU."""
         return nullcontext() if self.host is None else _disable_current_modes()
 
-    def _window(self, batch: Batch) -> torch.Tensor:
+    def _window(self, batch: Batch, *, finishes: bool) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
         if self._packs:
             batch = packing.without_padding(batch)
@@ -247,9 +253,12 @@ class Stepper:
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
+        passes = [b for b in split(batch, self.micro_batch * self._seq, packs=self._packs) if any(loss.counts(b))]
+        if self.host is not None:
+            self.host.begin(is_only_pass=finishes and len(passes) == 1)
         return accumulate(
             self.model,
-            [b for b in split(batch, self.micro_batch * self._seq, packs=self._packs) if any(loss.counts(b))],
+            passes,
             loss,
             totals,
             bring=self._bring,

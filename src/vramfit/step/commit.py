@@ -88,8 +88,12 @@ def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lam
 def take_host_step(optimizer: torch.optim.Optimizer, host: HostStep) -> None:
     """One step of an optimizer that lives in host memory: no memory of the device can run out in it.
 
-    In portions, so that the weights of one are on their way to the device while the next is stepped.
+    On the device where it streams; else in portions, so that the weights of one are on their way to the device while
+    the next is stepped.
     """
+    if host.streams:
+        host.step(optimizer)
+        return
     if not goes_in_portions(optimizer):
         optimizer.step()
         host.write()

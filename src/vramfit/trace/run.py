@@ -246,6 +246,7 @@ def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.opt
     host = HostStep(model, optimizer)
     template = session.tracer.template
     template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
+    template.streams_step = host.streams
     return host
 
 
