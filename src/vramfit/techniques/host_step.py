@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -104,7 +104,7 @@ class HostStep:
         if before is not None:
             before.end()  # gradients leave by one way only
         _of_models[model] = self
-        self._hooks = [self._listen(home) for home in self.homes]
+        self._hooks = [self._listen(index) for index in range(len(self.homes))]
         if not self.traces:
             _rehouse(optimizer, self.homes)
             self._make_moments(optimizer)
@@ -230,9 +230,17 @@ class HostStep:
                 hint="give more host_memory, freeze a part of the model, or take less of it to the host",
             )
 
-    def _listen(self, home: Home) -> Any:
-        register: Any = home.computed.register_post_accumulate_grad_hook
-        return register(partial(self._take, home))
+    def _listen(self, index: int) -> Any:
+        """Weakly: a parameter that held this would hold itself, where no garbage collector sees it."""
+        itself = ref(self)
+
+        def take(computed: torch.Tensor) -> None:
+            host = itself()
+            if host is not None:
+                host._take(host.homes[index], computed)
+
+        register: Any = self.homes[index].computed.register_post_accumulate_grad_hook
+        return register(take)
 
     def _make_homes(self, learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter]) -> list[Home]:
         try:

@@ -17,6 +17,8 @@ WIDE = torch.float32
 SLOT_BYTES_A_WEIGHT = 18
 """Master, gradient and two moments in fp32, and a place for what comes or goes in 16 bits."""
 ALIGNED_WEIGHTS = 256
+MAX_KEPT = 64
+"""Sets of pieces that are kept for the next step; more are those of parameters that come and go."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 DECOUPLED = "decoupled_weight_decay"
 
@@ -31,6 +33,12 @@ class Stepped:
     moments: tuple[torch.Tensor, torch.Tensor]
     weight: torch.Tensor | None
     """Where the weight goes, if it is not the master: on the device, or on the host in few bits."""
+
+    def places(self) -> Iterator[int]:
+        """Where in memory all this is."""
+        for tensor in (self.master, self.gradient, *self.moments):
+            yield tensor.data_ptr()
+        yield 0 if self.weight is None else self.weight.data_ptr()
 
 
 @dataclass(slots=True)
@@ -66,6 +74,7 @@ class StreamedStep:
         self.device = slots[0].device
         self._slots = [_stretches(slot) for slot in slots]
         self._count = torch.zeros((), dtype=WIDE, device=self.device)
+        self._made: dict[tuple[int, ...], list[Piece]] = {}
         on_gpu = self.device.type == "cuda"
         self._ways: Any = [torch.cuda.Stream(self.device) for _ in range(2)] if on_gpu else None  # type: ignore[no-untyped-call]
         self._events: Any = [[torch.cuda.Event() for _ in range(3)] for _ in slots] if on_gpu else None  # type: ignore[no-untyped-call]
@@ -88,11 +97,25 @@ class StreamedStep:
             for piece in self._pieces(parameters, number):
                 self._send(number % len(self._slots), piece, settings, factor)
                 number += 1
+        if len(self._made) > MAX_KEPT:
+            self._made.clear()
         if self._ways is not None:
             self._ways[1].synchronize()
             torch.cuda.current_stream(self.device).synchronize()
 
     def _pieces(self, parameters: Sequence[Stepped], number: int) -> Iterator[Piece]:
+        """Those of the last step, where its tensors are the same."""
+        key = (number % len(self._slots), *(place for parameter in parameters for place in parameter.places()))
+        if key in self._made:
+            yield from self._made[key]
+            return
+        made = []
+        for piece in self._make_pieces(parameters, number):
+            made.append(piece)
+            yield piece
+        self._made[key] = made
+
+    def _make_pieces(self, parameters: Sequence[Stepped], number: int) -> Iterator[Piece]:
         piece = Piece()
         for parameter in parameters:
             done, size = 0, parameter.master.numel()
