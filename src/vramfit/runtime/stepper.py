@@ -23,7 +23,7 @@ from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
-from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
 from vramfit.techniques import checkpointing, layer_inputs, offloading, packing
@@ -270,7 +270,7 @@ class Stepper:
     def _bring(self, batch: Batch) -> Batch:
         if self._packs:
             batch = packing.pack(batch, self.model)
-        return each_tensor(batch, lambda value: value.to(self._device, non_blocking=True))
+        return each_tensor(batch, lambda value: bring(value, self._device))
 
     def _see(self, output: Any, batch: Batch) -> None:
         """Once: whether a loss of the user's is a sum over samples."""
