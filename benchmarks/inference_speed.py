@@ -4,11 +4,11 @@
 
 From the texts of a file to labels and probabilities, cut at 512 tokens; tokens are real ones, padding is none. The
 model is loaded and warm on every side. `pipeline` is `pipeline("text-classification")` with texts as they come,
-`sorted` the same with texts of like length side by side, `loop` a plain loop over tokens that are there already: each with the
-best of its batches from 8 to 512. `packed` and `padded` are the engine of `vramfit predict`, which reads the file too
-and finds its batch by prediction; `forward_tokens_per_s` is theirs over tokens that are there already, to be held
-against `loop`. A name of the catalogue stands for random weights. Every side runs in a process of its own; one line of
-JSON a side is added to the results, and sides that are there are not run again.
+`sorted` the same with texts of like length side by side, `loop` a plain loop over tokens that are there already: each
+with the best of its batches from 8 to 512. `packed` and `padded` are the engine of `vramfit predict`, which reads the
+file too and finds its batch by prediction; `forward_tokens_per_s` is theirs over tokens that are there already, to be
+held against `loop`. A name of the catalogue stands for random weights. Every side runs in a process of its own; one
+line of JSON a side is added to the results, and sides that are there are not run again.
 """
 
 import argparse
@@ -32,7 +32,8 @@ BATCHES = (8, 16, 32, 64, 128, 256, 512)
 SIDES = ("pipeline", "sorted", "loop", "padded", "packed")
 NUM_RUNS = 5
 """Of which the first only warms up."""
-HEAD_SCALE = 100
+WEIGHT_SCALE = 4
+"""Of random weights, so that answers differ from text to text."""
 NUM_COMPARED = 200
 """Texts whose probabilities are kept, to compare sides."""
 
@@ -71,8 +72,8 @@ def write_model(model: str, tokenizer: str, folder: str) -> dict[str, Any]:
     if (Path(model) / "config.json").exists():
         return {"folder": model}
     made: Any = prepare(resolve(model), Workload(model=model, seq=SEQ))
-    head = [p for p in made.parameters() if p.dim() > 1][-1]
-    head.data.mul_(HEAD_SCALE)  # so that probabilities differ from text to text
+    for weight in (p for p in made.parameters() if p.dim() > 1):
+        weight.data.mul_(WEIGHT_SCALE)
     made.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     return {"folder": folder}
