@@ -13,11 +13,14 @@ from vramfit.planner.reasons import reasons_of
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
-from vramfit.planner.space import Recipe, Training, recipes, trainings, waitings
-from vramfit.planner.varied import quicker, time_on_lengths
-from vramfit.records.estimate import Estimate
+from vramfit.planner.space import Recipe, Training, Waiting, recipes, trainings, waitings
+from vramfit.planner.varied import full_samples, padding_share, quicker, time_on_lengths
+from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
 
+WORTH_PACKING = 0.04
+"""Of the tokens of padded passes, how many have to be padding for sequences to be laid end to end: at full length,
+packed passes are predicted to take up to 4 % longer."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
 
 
@@ -42,7 +45,8 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     Args:
         model: as for `estimate`.
         lengths: real lengths of the samples in tokens, a list or a file with one a line: the plan is certified for the
-            longest and timed on all of them.
+            longest and timed on all of them. Where they vary, sequences are laid end to end (attention `packed`) if
+            model, precision and GPU can.
         **keywords: fields of `Workload`; what is given is kept, the rest is chosen. `gpu` or `memory` is needed.
             allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
             exact: True for the same maths only: fp32, no 8-bit optimizer.
@@ -62,6 +66,8 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
         if sampled is not None:
             request, sampled = _at_longest(model, request, sampled)
         bench = Bench(model, request)
+        if sampled is not None:
+            bench.full_samples = full_samples(bench, sampled)
         found = find(bench, sampled)
         if found is None:
             raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
@@ -82,27 +88,67 @@ def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request
     return replace(request, fixed={**fixed, "seq": cut.longest}), cut
 
 
-def _margins(bench: Bench, sampled: Lengths | None) -> list[Margin]:
+def _margins(bench: Bench, sampled: Lengths | None, *, packs: bool = False) -> list[Margin]:
     """The usual margin, and a tight one where the usual one is the planner's own."""
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
-    basis = bench.target.basis
-    workload = replace(bench.base, allocator=allocator)
+    basis = bench.basis(packs=packs)
+    attention = "packed" if packs else bench.base.attention
+    workload = replace(bench.base, allocator=allocator, attention=attention)
     usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
-    tight = tight_margin_of(bench.budget_bytes, basis)
+    tight = tight_margin_of(bench.budget_bytes, basis, workload)
     return [usual] if bench.request.margin is not None or tight.num_bytes >= usual.num_bytes else [usual, tight]
 
 
 def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full."""
-    capability = bench.target.profile.compute_capability
     for training in trainings(bench.request, bench.num_layers):
         for waiting in waitings(bench.request, training, able=bench.can_checkpoint):
-            made = recipes(bench.request, training, bench.base, capability, waiting)
-            for margin in _margins(bench, sampled):
-                found = _find_within(bench, made, training, margin, sampled)
-                if found is not None:
-                    return found
+            packed = _find_packed(bench, training, waiting, sampled)
+            if packed is not None and not _waits_for_host(packed.estimate):
+                return packed
+            found = _find_with(bench, training, waiting, sampled, packs=False)
+            if found is not None or packed is not None:
+                return _quicker_of(bench, packed, found, sampled)
+    return None
+
+
+def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
+    """The fastest choice without padding, where lengths are known and there would be enough of it."""
+    if sampled is None or not sampled.varies or "attention" in bench.request.fixed:
+        return None
+    if waiting.offload is not None or not bench.can_pack:
+        return None
+    if padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
+        return None
+    found = _find_with(bench, training, waiting, sampled, packs=True)
+    if found is None or padding_share(bench, found.choice.micro_batch, sampled) < WORTH_PACKING:
+        return None
+    return found
+
+
+def _waits_for_host(estimate: Estimate) -> bool:
+    """Whether the device is done before the host: then fewer tokens save no time."""
+    times = estimate.time_breakdown
+    return sum(times.values()) - times.get(HOST, 0.0) < times.get(HOST, 0.0)
+
+
+def _quicker_of(bench: Bench, packed: Found | None, padded: Found | None, sampled: Lengths | None) -> Found | None:
+    if packed is None or padded is None or sampled is None:
+        return packed or padded
+    times = [time_on_lengths(bench, f.choice, sampled) * f.choice.recipe.price for f in (packed, padded)]
+    return packed if times[0] <= times[1] else padded
+
+
+def _find_with(
+    bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None, *, packs: bool
+) -> Found | None:
+    capability = bench.target.profile.compute_capability
+    made = recipes(bench.request, training, bench.base, capability, waiting, packs=packs)
+    for margin in _margins(bench, sampled, packs=packs) if made else ():
+        found = _find_within(bench, made, training, margin, sampled)
+        if found is not None:
+            return found
     return None
 
 
@@ -142,7 +188,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         budget_bytes=bench.budget_bytes,
         margin_bytes=found.margin.num_bytes,
         margin_reason=found.margin.reason,
-        reasons=reasons_of(bench, search, choice, found.training, estimate),
+        reasons=reasons_of(bench, search, choice, found.training, estimate, sampled),
         alternatives=others,
         num_predicted=bench.num_predicted,
         lengths=None if sampled is None else sampled.summary(),

@@ -111,8 +111,14 @@ def recipes(
     base: Workload,
     capability: tuple[int, int],
     waiting: Waiting = NOTHING,
+    *,
+    packs: bool = False,
 ) -> list[Recipe]:
-    """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first."""
+    """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
+
+    Args:
+        packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
+    """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
@@ -123,8 +129,9 @@ def recipes(
     kept["offload"] = offload
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
+    attention = "packed" if packs else base.attention
     made = [
-        Recipe(precision=precision, optimizer=optimizer, attention=base.attention, **kept)
+        Recipe(precision=precision, optimizer=optimizer, attention=attention, **kept)
         for optimizer in optimizers
         for precision in precisions
     ]

@@ -46,7 +46,8 @@ class Stepper:
     Args:
         model: any module that takes a batch's tensors as keywords and gives logits.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given.
+        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
+            attention packed, the model is made to take packed batches.
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
@@ -92,6 +93,8 @@ class Stepper:
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
+            if plan.workload.attention == "packed":
+                packing.apply(model, plan.workload.task)
         precision = precision or "fp32"
         _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         assert micro_batch is not None

@@ -33,7 +33,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 

@@ -57,7 +57,8 @@ class Session:
         budget_bytes = _budget(request, place, plan)
         model, report = load_model(request, data, workload, place, budget_bytes, self._loading)
         self._fresh = report.fresh
-        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed)
+        bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
+        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
