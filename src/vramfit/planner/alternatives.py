@@ -44,6 +44,8 @@ def words_of(bench: Bench, choice: Choice) -> str:
     """Settings in short: what differs from plain training first, then how the batch is split."""
     recipe = choice.recipe
     phrases = [recipe.precision, recipe.optimizer, *(["packed"] if recipe.attention == "packed" else [])]
+    if recipe.compile:
+        phrases.append("compiled")
     if recipe.checkpointing is not None:
         layers = bench.num_layers if recipe.checkpointing == "full" else recipe.checkpointing
         phrases.append(f"{layers} of {bench.num_layers} layers checkpointed")

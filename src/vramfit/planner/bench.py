@@ -99,11 +99,10 @@ class Bench:
         resolved = self._base.resolved
         return resolved.module is None and "packed" in supported_attention(resolved.model_class)
 
-    def basis(self, *, packs: bool) -> Basis:
+    def basis(self, *, packs: bool, compiles: bool) -> Basis:
         """Whether such predictions were compared with measurements."""
-        if not packs:
-            return self.target.basis
-        return target_of(replace(self.base, attention="packed")).basis
+        attention = "packed" if packs else self.base.attention
+        return target_of(replace(self.base, attention=attention, compile=compiles)).basis
 
     def passes(self, micro_batch: int) -> int:
         """Forward passes of a step."""
@@ -117,6 +116,7 @@ class Bench:
         """What is held at least, whatever the split and the checkpointing: known without a trace."""
         precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
         shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None, offload=None)
+        shaped = replace(shaped, compile=False)
         if shaped not in self._shapes:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
         if recipe.offload is not None:

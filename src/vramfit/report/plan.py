@@ -21,7 +21,18 @@ MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "offload", "allocator")
+OPTIONS = (
+    "precision",
+    "attention",
+    "checkpointing",
+    "freeze",
+    "optimizer",
+    "lora",
+    "quantize",
+    "offload",
+    "compile",
+    "allocator",
+)
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
@@ -202,7 +213,9 @@ def estimate_command(workload: Workload) -> str:
         words += ["--task", w.task]
     for name in OPTIONS:
         value = getattr(w, name)
-        if value is not None and value != "default":
+        if value is True:
+            words.append(f"--{name}")
+        elif value not in (None, False, "default"):
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             words += [f"--{name}", text]
     words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]

@@ -1,5 +1,6 @@
 """From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -135,12 +136,19 @@ def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload 
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
     return plan(
         request.model,
+        steps=num_steps(request, data),
         lengths=list(data.train.lengths),
         num_labels=_num_labels(request, data),
         allow=request.allow,
         trust_remote_code=request.trust_remote_code,
         **keywords,
     )
+
+
+def num_steps(request: TrainRequest, data: Data) -> int:
+    """Batches to learn from in all."""
+    batch = _batches(request, data)["batch"]
+    return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
 def gpu_here(place: Place) -> str | None:
