@@ -13,6 +13,7 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.tasks import default_attention
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
@@ -23,6 +24,7 @@ from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
@@ -134,6 +136,8 @@ def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload 
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
     keywords |= {**_batches(request, data), "seq": data.longest}
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
+    if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it
+        keywords.setdefault("attention", default_attention(data.resolved.model_class))
     return plan(
         request.model,
         steps=num_steps(request, data),
