@@ -100,7 +100,7 @@ class Workload:
     offload: Offload | None = None
     """What lives in host memory until it is needed."""
     compile: bool = False
-    """`torch.compile` on the model."""
+    """`torch.compile` on the model's layers."""
     allocator: Allocator = "default"
     """`expandable` stands for `expandable_segments:True`."""
     num_gpus: int = 1
@@ -282,6 +282,11 @@ def _contradictions(w: Workload) -> list[str]:
             "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and dropout",
         ),
         (w.offload == "weights" and w.compile, "offload weights and compile do not go together: layers come and go"),
+        (
+            w.compile and w.offload not in (None, "weights"),
+            f"compile and offload {w.offload} do not go together: what hooks do is not compiled",
+        ),
+        (w.compile and w.quantize is not None, f"compile and quantize {w.quantize} do not go together yet"),
         *_offload_contradictions(w),
         (
             w.quantize is not None and w.trains and w.lora is None and not freezes_layers,

@@ -69,6 +69,16 @@ def run(
         str | None, _option("optimizer or weights wait in host memory; else planned.", _HOW, "NAME")
     ] = None,
     host_memory: Annotated[str | None, _option("What may wait in host memory, such as 16GiB.", _WHERE, "SIZE")] = None,
+    attention: Annotated[str | None, _option("sdpa, eager or packed (no padding); else planned.", _HOW, "NAME")] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the layers; else where the run is long enough for it to pay.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
     allow: Annotated[
         str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _HOW, "NAME,…")
     ] = None,

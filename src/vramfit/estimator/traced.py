@@ -29,6 +29,8 @@ class TracedWorkload:
     profile: CudaProfile
     num_resident: int = 0
     """Layers that stay on the device where weights are offloaded."""
+    num_sequences: int | None = None
+    """That a packed row may hold; None: as many as a step has."""
 
     @property
     def options(self) -> AllocatorOptions:
@@ -59,10 +61,11 @@ class TracedWorkload:
         if self.resolved.module is not None:  # a module may change between two calls
             return self._trace(batch)
         key = (self.resolved.config.to_json_string(), self.profile, batch, self._traced_alike(), self.num_resident)
-        template = _kept.pop(key, None)
+        packed = (self.num_sequences, self.workload.accumulate) if self.workload.attention == "packed" else ()
+        template = _kept.pop((*key, *packed), None)
         if template is None:
             template = self._trace(batch)
-        _kept[key] = template
+        _kept[(*key, *packed)] = template
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
         return template
@@ -83,4 +86,11 @@ class TracedWorkload:
         )
 
     def _trace(self, batch: int | None) -> StreamTemplate:
-        return trace(self.resolved, self.workload, self.profile, batch=batch, num_resident=self.num_resident)
+        return trace(
+            self.resolved,
+            self.workload,
+            self.profile,
+            batch=batch,
+            num_resident=self.num_resident,
+            num_sequences=self.num_sequences,
+        )

@@ -5,6 +5,7 @@ back, and the window is done again: first as it was, then in smaller micro-batch
 step itself is taken whole.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
@@ -23,10 +24,10 @@ from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
-from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, layer_inputs, offloading, packing
+from vramfit.techniques import checkpointing, compiling, layer_inputs, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.units import parse_bytes
@@ -46,7 +47,9 @@ class Stepper:
     Args:
         model: any module that takes a batch's tensors as keywords and gives logits.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given.
+        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
+            attention packed, the model is made to take packed batches; where it says compile, its layers are compiled
+            when they first run.
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
@@ -92,6 +95,10 @@ class Stepper:
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
+            if plan.workload.attention == "packed":
+                packing.apply(model, plan.workload.task)
+            if plan.workload.compile and not compiling.is_applied(model):
+                _compile(model)
         precision = precision or "fp32"
         _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         assert micro_batch is not None
@@ -279,7 +286,7 @@ class Stepper:
     def _bring(self, batch: Batch) -> Batch:
         if self._packs:
             batch = packing.pack(batch, self.model)
-        return each_tensor(batch, lambda value: value.to(self._device, non_blocking=True))
+        return each_tensor(batch, lambda value: bring(value, self._device))
 
     def _see(self, output: Any, batch: Batch) -> None:
         """Once: whether a loss of the user's is a sum over samples."""
@@ -351,6 +358,15 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _compile(model: torch.nn.Module) -> None:
+    """As the plan says, where it can be done."""
+    reason = compiling.why_not(next(model.parameters()).device)
+    if reason is None:
+        compiling.apply(model)
+    else:
+        warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)
 
 
 def _check(

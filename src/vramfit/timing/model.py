@@ -7,7 +7,7 @@ backward that the device limits overlap as in a real run. Where the program asks
 
 from dataclasses import dataclass
 
-from vramfit.records.estimate import COPIES, HOST_STEP
+from vramfit.records.estimate import COPIES, HOST, HOST_STEP
 from vramfit.records.work import Stretch, Work, WorkItem
 from vramfit.timing.products import product_share
 from vramfit.timing.speed import DeviceSpeed, HostSpeed
@@ -36,7 +36,7 @@ class StepTime:
 
     def breakdown(self) -> dict[str, float]:
         """What device and host are busy with; they work side by side, so this adds up to more than the step."""
-        return {**self.device_s, "host": self.host_s}
+        return {**self.device_s, HOST: self.host_s}
 
 
 def step_seconds(work: Work, speed: DeviceSpeed) -> float:

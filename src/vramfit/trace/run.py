@@ -50,12 +50,14 @@ def trace(
     *,
     batch: int | None = None,
     num_resident: int = 0,
+    num_sequences: int | None = None,
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
     Args:
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
         num_resident: layers that stay on the device where weights are offloaded.
+        num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
 
     Raises:
         TraceError: the model's forward depends on data.
@@ -69,7 +71,7 @@ def trace(
         tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
     ):
         session.tracer.begin("inputs", "inputs")
-        inputs = _inputs(model, workload, batch or PROBE_BATCH)
+        inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
@@ -81,11 +83,13 @@ def trace(
     return session.tracer.template
 
 
-def _inputs(model: torch.nn.Module, w: Workload, batch: int) -> Batch:
+def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None) -> Batch:
     if w.attention != "packed":
         return make_batch(model, w.task, w.mode, w.mask, batch, w.seq, "meta")
-    num_tokens, longest = (sum(w.lengths), max(w.lengths)) if w.lengths is not None else (batch * w.seq, w.seq)
-    return make_packed_batch(model, w.task, w.mode, num_tokens, batch, longest, "meta")
+    if w.lengths is not None:
+        return make_packed_batch(model, w.task, w.mode, sum(w.lengths), batch, max(w.lengths), "meta")
+    most = num_sequences or batch * (w.accumulate or 1)
+    return make_packed_batch(model, w.task, w.mode, batch * w.seq, most, w.seq, "meta")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.tasks import default_attention
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
@@ -22,6 +24,7 @@ from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
@@ -33,7 +36,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -133,14 +136,23 @@ def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload 
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
     keywords |= {**_batches(request, data), "seq": data.longest}
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
+    if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it
+        keywords.setdefault("attention", default_attention(data.resolved.model_class))
     return plan(
         request.model,
+        steps=num_steps(request, data),
         lengths=list(data.train.lengths),
         num_labels=_num_labels(request, data),
         allow=request.allow,
         trust_remote_code=request.trust_remote_code,
         **keywords,
     )
+
+
+def num_steps(request: TrainRequest, data: Data) -> int:
+    """Batches to learn from in all."""
+    batch = _batches(request, data)["batch"]
+    return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
 def gpu_here(place: Place) -> str | None:

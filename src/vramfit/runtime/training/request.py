@@ -76,6 +76,9 @@ class TrainRequest:
     host_memory: str | int | None = None
     """What may wait there; None takes what is available."""
     attention: str | None = None
+    """`packed` lays sequences end to end; None lets the plan choose."""
+    compile: bool | None = None
+    """Compile the layers; None does so where a plan says that it pays."""
     allow: tuple[str, ...] = ()
     """What the plan may use besides: freeze, lora, int8, bf16, adafactor, sgd."""
     memory: str | int | None = None
@@ -123,7 +126,7 @@ class TrainRequest:
     def settings(self) -> dict[str, Any]:
         """Keywords of `Workload` that were given: what a plan keeps."""
         names = ("task", "seq", "precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora")
-        more = ("quantize", "offload", "host_memory", "attention", "max_grad_norm")
+        more = ("quantize", "offload", "host_memory", "attention", "compile", "max_grad_norm")
         given = {name: getattr(self, name) for name in (*names, *more)}
         if self.offload == "weights" and self.checkpointing is None:
             given["checkpointing"] = "full"  # its layers come again for backward

@@ -1,6 +1,7 @@
 """`Session`: everything that one process makes for a run: model, optimizer, stepper, and what becomes of them."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from vramfit.runtime.training.saving import save_model
 from vramfit.runtime.training.schedule import Schedule
 from vramfit.runtime.training.state import restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
+from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
@@ -57,7 +59,8 @@ class Session:
         budget_bytes = _budget(request, place, plan)
         model, report = load_model(request, data, workload, place, budget_bytes, self._loading)
         self._fresh = report.fresh
-        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed)
+        bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
+        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
@@ -84,6 +87,24 @@ class Session:
             },
         )
         self._budget_bytes = budget_bytes
+        self.compile_s = 0.0
+        """Seconds before the first step that went into compiling and the rehearsal that had it done."""
+        self._compile()
+
+    def _compile(self) -> None:
+        """Have the layers compiled when they first run, where that can be."""
+        if not self._workload.compile:
+            return
+        emulated = self._place.emulated is not None
+        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self._place.device)
+        if reason is None:
+            compiling.apply(self.parts.model)
+        else:
+            self._warn(f"layers are not compiled: {reason}")
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        self._on_event(events.Note(text=text[:1].upper() + text[1:] + ".", warns=True))
 
     def _stepper(
         self, model: Any, optimizer: torch.optim.Optimizer, schedule: Schedule, budget_bytes: int | None
@@ -121,8 +142,22 @@ class Session:
         lengths = self._data.train.lengths
         longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self._workload.batch]
         batch = self._data.train.collate(longest)
-        with self._place.active():
-            stepper.rehearse(batch)
+        began = time.perf_counter()
+        try:
+            with self._place.active():
+                stepper.rehearse(batch)
+        except Exception as error:
+            if not compiling.has_failed(error):
+                raise
+            compiling.undo(self.parts.model)
+            self._warn(f"layers are not compiled: {' '.join(str(error).split())[:200]}")
+            with self._place.active():
+                stepper.rehearse(batch)
+        if compiling.is_applied(self.parts.model):
+            self.compile_s = time.perf_counter() - began
+            self._on_event(
+                events.Note(text=f"Layers are compiled; that and the rehearsal took {self.compile_s:.0f} s.")
+            )
         if stepper.micro_batch < (self._workload.micro_batch or 1) and checkpoint is None:
             self.notes.append(f"the rehearsal ran out of memory; micro-batches of {stepper.micro_batch} fit")
             self._on_event(events.Note(text=self.notes[-1].capitalize() + ".", warns=True))

@@ -79,6 +79,7 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
             loop.restore(checkpoint)
         else:
             seed_everything(request.seed)
+        loop.progress.compile_s += session.compile_s
         stop.begin_training()
         session.start(loop)
         try:
