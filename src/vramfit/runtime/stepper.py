@@ -108,6 +108,8 @@ class Stepper:
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
+        self.on_out_of_memory: Callable[[BaseException], None] | None = None
+        """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
         self._packs = packing.is_applied(model)
@@ -239,6 +241,8 @@ class Stepper:
                 self._forget()
                 raise
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
+            if self.on_out_of_memory is not None:
+                self.on_out_of_memory(error)
             return None
         return loss
 
