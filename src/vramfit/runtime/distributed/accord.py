@@ -35,14 +35,15 @@ class Accord:
     Args:
         rank: of this process.
         size: processes in all.
-        store: where reasons are left; None takes that of the default group.
+        group: what they go through; None makes a group of gloo.
     """
 
-    def __init__(self, rank: int, size: int, store: Any = None) -> None:
+    def __init__(self, rank: int, size: int, group: Any = None) -> None:
         self.rank, self.size = rank, size
         self.num_votes = 0
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-        self._store = dist.distributed_c10d._get_default_store() if store is None else store
+        limit = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+        self._group: Any = dist.new_group(backend="gloo", timeout=limit) if group is None else group
+        self._store = dist.distributed_c10d._get_default_store()
         self._parted = False
 
     def agree(self, *values: int) -> tuple[int, ...]:

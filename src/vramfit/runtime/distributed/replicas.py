@@ -37,9 +37,9 @@ class Replicas:
         self._wrapper = DistributedDataParallel(_Carrier(self._learned), gradient_as_bucket_view=True)
         self._wrapper.register_comm_hook(None, _sum)
         self._one = torch.ones((), device=self._learned[0].device)
-        for parameter in self._learned:
-            parameter.grad = None
         for _ in range(NUM_PRIMINGS):
+            for parameter in self._learned:
+                parameter.grad = None  # else it would keep the buckets before
             self._reduce()
         self._views = [p.grad for p in self._learned if p.grad is not None]
         assert len(self._views) == len(self._learned)
@@ -85,11 +85,13 @@ class Replicas:
         self._wrapper().backward(self._one)
 
 
-def _sum(state: object, bucket: Any) -> Any:
+def _sum(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """DDP would take the mean over ranks; losses are divided by the count of the whole batch already."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    reduced = bucket.buffer()
+    work = dist.all_reduce(reduced, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: reduced)
+    return future
 
 
 class _Carrier(torch.nn.Module):
