@@ -9,6 +9,7 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.distributed.ranks import Unanimous, Votes
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.place import Place
 from vramfit.step.heads import model_inputs
@@ -37,9 +38,20 @@ class Inference:
         place: where it runs.
         max_tokens: tokens of a batch at most, padding included; one sample at the least.
         precision: as in training: `amp-*` runs under autocast.
+        votes: of the processes that each have a part of the model, and pass every batch together; None for one.
     """
 
-    def __init__(self, model: torch.nn.Module, place: Place, *, max_tokens: int, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        place: Place,
+        *,
+        max_tokens: int,
+        precision: Precision = "fp32",
+        votes: Votes | None = None,
+    ) -> None:
+        self._votes: Votes = Unanimous() if votes is None else votes
+        self._is_shared = votes is not None
         self.model = model
         self.max_tokens = max_tokens
         self.num_recoveries = 0
@@ -107,14 +119,16 @@ class Inference:
                 with autocast:
                     output = self.model(**model_inputs(batch))
                 output = packing.unpack(output, batch) if self._packs else output
-                small = _num_bytes(output) <= MAX_HOST_BYTES
+                small = self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES
                 if small:
                     output = type(output)(**{k: v.cpu() for k, v in output.items() if isinstance(v, torch.Tensor)})
                 else:
                     on_output(output, each_tensor(on_host, lambda value: value.to(self._place.device)), group)
+            self._votes.agree()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            self._votes.report(error)
             return str(error).splitlines()[0]
         if small:  # on the host nothing runs out half-way
             on_output(output, on_host, group)

@@ -371,7 +371,7 @@ class Stepper:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(
-            self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None and self.ranks.keeps_casts
+            self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None and not self.ranks.is_sharded
         )
 
     def _shrink(self, attempts: list[str]) -> None:

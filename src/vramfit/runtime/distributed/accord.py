@@ -99,6 +99,7 @@ class Accord:
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 has, for all; anything that pickles."""
+        self.agree()
         held = [value]
         with _disable_current_modes():
             self._guard(lambda: dist.broadcast_object_list(held, src=0, group=self._group))
@@ -112,6 +113,7 @@ class Accord:
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank has, by rank."""
+        self.agree()
         held: list[Any] = [None] * self.size
         with _disable_current_modes():
             self._guard(lambda: dist.all_gather_object(held, value, group=self._group))

@@ -23,15 +23,21 @@ class Ranks(Protocol):
 
     rank: int
     size: int
-    accord: Votes
-    keeps_casts: bool
-    """Whether autocast may keep casts of the weights for the length of a pass."""
+    is_sharded: bool
+    """Whether each process has a part of the model: passes are meetings then, and autocast keeps no casts."""
+
+    @property
+    def accord(self) -> Votes:
+        """Their votes."""
 
     def begin(self) -> None:
         """A window begins: gradients are none, or zero."""
 
     def forget(self) -> None:
         """A window was given up: as if it had not begun."""
+
+    def rest(self) -> None:
+        """Passes without a backward are through: whatever they gathered is given back."""
 
     def num_passes(self, own: int) -> int:
         """Forward passes of this window, where this rank has micro-batches for so many."""
@@ -72,7 +78,7 @@ class Alone:
     """One process: nothing to share, nothing to wait for."""
 
     rank, size = 0, 1
-    keeps_casts = True
+    is_sharded = False
 
     def __init__(self) -> None:
         self.accord: Votes = Unanimous()
@@ -81,6 +87,9 @@ class Alone:
         return
 
     def forget(self) -> None:
+        return
+
+    def rest(self) -> None:
         return
 
     def num_passes(self, own: int) -> int:

@@ -28,7 +28,7 @@ class Replicas:
         accord: the votes of this world.
     """
 
-    keeps_casts = True
+    is_sharded = False
 
     def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
         self.accord = accord
@@ -57,6 +57,9 @@ class Replicas:
 
     def forget(self) -> None:
         """Nothing is under way between votes."""
+
+    def rest(self) -> None:
+        """Nothing was gathered."""
 
     def num_passes(self, own: int) -> int:
         """As many as there are micro-batches: passes talk to nobody."""

@@ -34,7 +34,7 @@ class Shards:
         WorkloadError: weights that cannot be cut, such as quantized ones.
     """
 
-    keeps_casts = False
+    is_sharded = True
 
     def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
         if any(hasattr(p, "__tensor_flatten__") for p in model.parameters()):
@@ -74,6 +74,12 @@ class Shards:
                 if hasattr(part, "_unsharded_param"):
                     part._unsharded_param.grad = None
                 part.sharded_param.grad = None
+
+    def rest(self) -> None:
+        """The root keeps its parameters gathered after a forward pass: back to a shard."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def num_passes(self, own: int) -> int:
         """All ranks make as many as the one that needs most: a pass is a meeting."""
