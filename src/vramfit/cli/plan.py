@@ -33,6 +33,19 @@ def run(
     no_offload: Annotated[
         bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
     ] = False,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the layers; else only where --steps are enough for it to pay.",
+            rich_help_panel=_CHOICE,
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),
+    ] = None,
     margin: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +84,7 @@ def run(
     if no_offload and options.offload is not None:
         raise typer.BadParameter("--offload and --no-offload contradict each other")
     keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
+    keywords |= {"compile": compile, "steps": steps}
     if no_offload:
         keywords["offload"] = False
     if sagemaker:

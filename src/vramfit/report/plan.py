@@ -17,10 +17,22 @@ from vramfit.report.words import NO_BREAK, percent, size, target
 from vramfit.workload import TRAINED_TASKS, Workload
 
 MAX_ALTERNATIVES = 6
+MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-OPTIONS = ("precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "offload", "allocator")
+OPTIONS = (
+    "precision",
+    "attention",
+    "checkpointing",
+    "freeze",
+    "optimizer",
+    "lora",
+    "quantize",
+    "offload",
+    "compile",
+    "allocator",
+)
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
@@ -72,7 +84,10 @@ def _answer(plan: Plan) -> Iterator[RenderableType]:
 
 def split_words(plan: Plan) -> str:
     """How the batch goes through, and how fast."""
-    rate = f"{plan.workload.batch / plan.step_time_s:.3g} samples/s"
+    per_s = plan.workload.batch / plan.step_time_s
+    rate = f"{per_s:,.0f} samples/s" if per_s >= MANY_A_SECOND else f"{per_s:.3g} samples/s"
+    if plan.workload.attention == "packed" and plan.lengths is not None:
+        return f"Fits: passes of up to {plan.micro_batch * plan.workload.seq:,} tokens without padding, {rate}"
     if plan.accumulate == 1:
         return f"Fits: all {plan.workload.batch} samples in one pass, {rate}"
     return f"Fits: passes of {plan.micro_batch}, {plan.accumulate} a step, {rate}"
@@ -198,7 +213,9 @@ def estimate_command(workload: Workload) -> str:
         words += ["--task", w.task]
     for name in OPTIONS:
         value = getattr(w, name)
-        if value is not None and value != "default":
+        if value is True:
+            words.append(f"--{name}")
+        elif value not in (None, False, "default"):
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             words += [f"--{name}", text]
     words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]

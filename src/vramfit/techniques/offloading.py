@@ -97,7 +97,8 @@ def apply(
 
 def _whole(device: torch.device) -> torch.device:
     """With its number: streams ask for it."""
-    if device.type != "cuda" or device.index is not None:
+    number: int | None = device.index
+    if device.type != "cuda" or number is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -80,11 +80,14 @@ def test_every_task_runs_end_to_end(tmp_path: Path, task: str, write: Any, metri
     ],
 )
 def test_packed_runs_learn_what_padded_ones_learn(tmp_path: Path, task: str, write: Any, metric: str) -> None:
-    """Without dropout the losses are the same but for rounding; in texts with answers, padding counts no more."""
+    """Without dropout the losses are the same but for rounding; in texts with answers, padding counts no more.
+
+    All samples are one batch: those of packed runs are drawn otherwise, since like lengths need not meet.
+    """
     names = {"sequence-classification": "d.csv", "masked-lm": "d.txt"}
     data = str(write(tmp_path / names.get(task, "d.jsonl")))
     write_model(tmp_path / "source", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    settings = {"task": task, "data": data, "eval_data": data, "micro_batch": 4}
+    settings = {"task": task, "data": data, "eval_data": data, "micro_batch": 4, "batch": 64, "epochs": 4}
     padded, packed = (
         run(tmp_path, output=str(tmp_path / str(attention)), attention=attention, **settings)
         for attention in (None, "packed")
