@@ -78,7 +78,8 @@ def _ways(plan: Plan, there_bytes: int | None, report: OutOfMemoryReport | None)
     if strange_bytes > left_bytes:
         yield (
             f"{format_bytes(strange_bytes)} of what was alive are neither the model's nor the optimizer's, and the "
-            f"plan leaves {format_bytes(left_bytes)} to others: drop them, or fit a new Trainer with margin= what they take"
+            f"plan leaves {format_bytes(left_bytes)} to others: drop them, or fit a new Trainer with margin= what they "
+            "take"
         )
         return
     known = [a for a in plan.alternatives if a.allowed]
