@@ -53,3 +53,5 @@ def test_the_examples_of_the_trainer_page_run(capsys: pytest.CaptureFixture[str]
     assert "16 samples as before" in shown.err
     assert names["trainer"].state.global_step == 9  # three epochs of 16, 16 and 8 samples
     assert (names["stepper"].num_steps, names["schedule"].last_epoch) == (6, 6)
+    assert names["monitor"].record.num_steps == names["watched"].state.global_step
+    assert 0 < names["watched"].state.log_history[-1]["vram_peak_reserved_gib"] <= 0.25
