@@ -303,6 +303,8 @@ def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Tur
     turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
     if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
         last = max(workload.batch - num_further * micro_batch, FEWEST_SAMPLES)
+        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
+            last += num_further
         if last < micro_batch:
             turns[-1] = (f"{step}.micro1", None, last)
     return turns
