@@ -1,15 +1,17 @@
 """How fast is training without padding? Packed steps beside padded ones and beside the peers, under one memory cap.
 
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR        # on a GPU
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --lengths full       # no text is short
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --cap 0              # all of the GPU
 
 The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
 every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
 tokens, `filled` for a few shapes of rows that are filled up to; their time to compile is counted into
-`tokens_per_s_with_start`. Tokens are real ones, padding is none. Every
-side runs in a process of its own; one line of JSON a side is added to the results, and sides that are there are not run
-again.
+`tokens_per_s_with_start`. Tokens are real ones, padding is none; `utilisation` is the share of the GPU's peak in bf16
+that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own; one
+line of JSON a side is added to the results, and sides that are there are not run again.
 """
 
 import argparse
@@ -35,39 +37,45 @@ SHARES = (1, 2, 4, 8)
 """A compiled row holds a micro-batch's tokens, or one of these shares of them."""
 TOKENS_A_SEQUENCE = 16
 """At least, on average: a row has room for so many sequences."""
+H200_OPERATIONS_PER_S = 989.5e12
+"""In bf16, without sparsity, as its data sheet says."""
+KEYS = ("model", "side", "cap", "lengths")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed."""
     options = _parse(arguments)
     forked.import_all()
-    rows = [line for line in forked.read_lines(options.out, "model", "side", "cap") if "error" not in line]
-    done = {(row["model"], row["side"], row["cap"]) for row in rows}
-    samples = forked.in_child(tokenize, options.data, options.tokenizer, timeout_s=120)
+    done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
+    samples = forked.in_child(tokenize, options.data, options.tokenizer, options.lengths, timeout_s=120)
     if "error" in samples:
         print(samples["error"])
         return 1
     for model in options.models:
         for side in options.sides:
-            if (model, side, options.cap) in done:
+            case = (model, side, options.cap, options.lengths)
+            if case in done:
                 continue
             made = forked.in_child(run_side, side, model, samples["ids"], options.cap, timeout_s=options.timeout_s)
-            line = {"model": model, "side": side, "cap": options.cap, **made}
+            line = {**dict(zip(KEYS, case, strict=True)), **made}
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in forked.read_lines(options.out, "model", "side", "cap")))
+    return int(any("error" in line for line in forked.read_lines(options.out, *KEYS)))
 
 
-def tokenize(data: str, tokenizer: str) -> dict[str, Any]:
-    """Ids of the texts of a CSV file, which has them in a column `text`."""
+def tokenize(data: str, tokenizer: str, lengths: str) -> dict[str, Any]:
+    """Ids of the texts of a CSV file, which has them in a column `text`; or of as many whole lengths of them all."""
     from transformers import AutoTokenizer
 
     with open(data, encoding="utf-8", newline="") as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     made = AutoTokenizer.from_pretrained(tokenizer)
     made.backend_tokenizer.no_padding()
-    return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
+    if lengths == "real":
+        return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
+    row = [token for ids in made(texts)["input_ids"] for token in ids]
+    return {"ids": [row[begin : begin + SEQ] for begin in range(0, len(row) - SEQ + 1, SEQ)]}
 
 
 def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
@@ -75,6 +83,7 @@ def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
+    cap = cap or total
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     began = time.perf_counter()
     made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
@@ -83,7 +92,8 @@ def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     steady = [n / s for n, s in zip(tokens[NUM_WARM:], times[NUM_WARM:], strict=True)]
     return {
         **made,
-        "tokens_per_s": sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:]),
+        "tokens_per_s": (rate := sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:])),
+        "utilisation": rate * operations_a_token(name, list(map(len, ids))) / H200_OPERATIONS_PER_S,
         "median_tokens_per_s": median(steady),
         "tokens_per_s_with_start": sum(tokens) / (sum(times) + made.get("rehearsal_s", 0.0)),
         "total_s": time.perf_counter() - began,
@@ -94,6 +104,17 @@ def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
+
+
+def operations_a_token(name: str, lengths: list[int]) -> float:
+    """Of a training step: every weight of the layers is used three times, and every token sees its sequence."""
+    from vramfit.models.resolve import resolve
+
+    config = resolve(name).config
+    width, layers = config.hidden_size, config.num_hidden_layers
+    weights = layers * (4 * width * width + 2 * width * config.intermediate_size)
+    seen = sum(n * n for n in lengths) / sum(lengths)
+    return 6 * weights + 12 * layers * width * seen
 
 
 def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
@@ -310,7 +331,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve")
+    parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve; 0 for all")
+    parser.add_argument("--lengths", choices=("real", "full"), default="real")
     parser.add_argument("--out", type=Path, default=Path("packed_speed.jsonl"))
     parser.add_argument("--timeout-s", type=float, default=240.0, help="of one side")
     return parser.parse_args(arguments)

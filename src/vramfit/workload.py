@@ -27,6 +27,7 @@ Optimizer = Literal["adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd",
 Quantize = Literal["int8", "int8-dynamic", "int4"]
 Offload = Literal["optimizer", "activations", "weights"]
 Allocator = Literal["default", "expandable"]
+Parallel = Literal["ddp", "fsdp"]
 Loop = Literal["plain", "stepper"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "quantize": get_args(Quantize),
     "offload": get_args(Offload),
     "allocator": get_args(Allocator),
+    "parallel": get_args(Parallel),
     "loop": get_args(Loop),
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
@@ -104,7 +106,9 @@ class Workload:
     allocator: Allocator = "default"
     """`expandable` stands for `expandable_segments:True`."""
     num_gpus: int = 1
-    """GPUs that share the step."""
+    """GPUs that share the step: each passes its part of the batch, in micro-batches of its own."""
+    parallel: Parallel | None = None
+    """`ddp`: each of several GPUs has the whole model; `fsdp`: each has a part of it. None takes ddp."""
     loop: Loop = "plain"
     """Whose step: the usual PyTorch loop, or vramfit's `Stepper`."""
     gpu: str | None = None
@@ -133,15 +137,16 @@ class Workload:
 
     def _split_batch(self) -> list[str]:
         """Work out accumulate and micro_batch from each other; what does not divide is a problem."""
-        given, accumulate = self.micro_batch, self.accumulate
-        if given is not None and given > self.batch:
-            return [f"micro_batch {given} is larger than batch {self.batch}"]
-        if accumulate is not None and accumulate > self.batch:
-            return [f"accumulate {accumulate} is more than the {self.batch} samples of a batch"]
-        accumulate = accumulate or (-(-self.batch // given) if given else 1)
-        micro_batch = given or -(-self.batch // accumulate)
-        if -(-self.batch // micro_batch) != accumulate:
-            return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}"]
+        given, accumulate, share = self.micro_batch, self.accumulate, self.share
+        of_each = f", of which each of {self.num_gpus} GPUs has {share}" if self.num_gpus > 1 else ""
+        if given is not None and given > share:
+            return [f"micro_batch {given} is larger than batch {self.batch}{of_each}"]
+        if accumulate is not None and accumulate > share:
+            return [f"accumulate {accumulate} is more than the {self.batch} samples of a batch{of_each}"]
+        accumulate = accumulate or (-(-share // given) if given else 1)
+        micro_batch = given or -(-share // accumulate)
+        if -(-share // micro_batch) != accumulate:
+            return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}{of_each}"]
         if self.loop == "plain" and micro_batch * accumulate != self.batch:
             return [
                 f"batch {self.batch} does not divide into {accumulate} equal micro-batches "
@@ -167,6 +172,11 @@ class Workload:
     def with_batch(self, batch: int) -> "Workload":
         """The same job at another effective batch, with the same number of micro-batches."""
         return replace(self, batch=batch, accumulate=self.accumulate, micro_batch=None)
+
+    @property
+    def share(self) -> int:
+        """Samples of a batch that one GPU passes; of the GPU that has most."""
+        return -(-self.batch // self.num_gpus)
 
     @property
     def trains(self) -> bool:
@@ -196,7 +206,7 @@ def _wrong_choices(w: Workload) -> list[str]:
     problems = []
     for name, allowed in CHOICES.items():
         value = getattr(w, name)
-        optional = name in ("attention", "quantize", "offload")
+        optional = name in ("attention", "quantize", "offload", "parallel")
         if value in allowed or (value is None and optional):
             continue
         problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} ({_meant(name, value, allowed)})")
@@ -288,6 +298,7 @@ def _contradictions(w: Workload) -> list[str]:
         ),
         (w.compile and w.quantize is not None, f"compile and quantize {w.quantize} do not go together yet"),
         *_offload_contradictions(w),
+        *_ranks_contradictions(w),
         (
             w.quantize is not None and w.trains and w.lora is None and not freezes_layers,
             f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
@@ -331,6 +342,27 @@ def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
         ),
         (by_layers and w.lora is not None, "offload weights and lora do not go together: take offload optimizer"),
         (by_layers and w.quantize is not None, f"offload weights and quantize {w.quantize} do not go together"),
+    ]
+
+
+def _ranks_contradictions(w: Workload) -> list[tuple[bool, str]]:
+    """What does not go with several GPUs."""
+    several = w.num_gpus > 1
+    shards = several and w.parallel == "fsdp"
+    return [
+        (several and not w.trains, f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"),
+        (
+            several and w.trains and w.loop != "stepper",
+            f"num_gpus {w.num_gpus} is for loop 'stepper': a plain loop's mean is not that of the whole batch",
+        ),
+        (several and w.num_gpus > w.batch, f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"),
+        (several and w.offload is not None, f"offload {w.offload} is for one GPU: take parallel fsdp"),
+        (several and w.compile, "compile is for one GPU yet"),
+        (
+            shards and w.optimizer in ("adamw-8bit", "adafactor"),
+            f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused",
+        ),
+        (shards and w.quantize is not None, f"quantize {w.quantize} weights cannot be cut: take parallel ddp"),
     ]
 
 

@@ -26,7 +26,7 @@ def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> W
     """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide."""
     num_more, last = (workload.accumulate or 1) - 1, micro_batch
     if num_more and workload.micro_batch == micro_batch:
-        last = workload.batch - num_more * micro_batch
+        last = workload.share - num_more * micro_batch
     parts = [(micro_batch, "steady.micro0", 1)]
     if workload.trains:
         num_smaller = int(last < micro_batch)
@@ -46,7 +46,8 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
         return None
     step = time_step(work_of(template, workload, micro_batch), speed)
     if template.num_host_weights:
-        step = with_host_step(step, template.num_host_weights, workload.accumulate or 1, speed)
+        num, passes = template.num_host_weights, workload.accumulate or 1
+        step = with_host_step(step, num, passes, speed, streams=template.streams_step)
     return Timed(step, speed.basis, notes)
 
 

@@ -9,7 +9,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import TRACED_MICRO_BATCHES, order_of, trace
+from vramfit.trace.run import num_traced, order_of, trace
 from vramfit.trace.template import StreamTemplate, Turn
 from vramfit.workload import Workload
 
@@ -72,10 +72,10 @@ class TracedWorkload:
 
     def _traced_alike(self) -> Workload:
         """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
-        num_micro = min(self.workload.accumulate or 1, TRACED_MICRO_BATCHES)
+        num_micro = num_traced(self.workload)
         return replace(
             self.workload,
-            batch=num_micro,
+            batch=num_micro * self.workload.num_gpus,
             accumulate=num_micro,
             micro_batch=None,
             precision="fp32" if self.workload.precision == "tf32" else self.workload.precision,

@@ -91,8 +91,8 @@ def _why_offload(bench: Bench, chosen: Choice, estimate: Estimate) -> str:
     return (
         f"nothing fits that stays on the GPU, where weights, gradients and {chosen.recipe.optimizer}'s state alone "
         f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory, and of the "
-        f"{chosen.step_time_s:.2g} s of a step copies take {times.get(COPIES, 0.0):.2g} s and what is computed there "
-        f"{times.get(HOST_STEP, 0.0):.2g} s"
+        f"{chosen.step_time_s:.2g} s of a step copies of layers and gradients take "
+        f"{times.get(COPIES, 0.0):.2g} s and the optimizer {times.get(HOST_STEP, 0.0):.2g} s"
     )
 
 

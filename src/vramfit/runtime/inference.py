@@ -13,6 +13,7 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.distributed.ranks import Unanimous, Votes
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.place import Place
 from vramfit.step.heads import model_inputs
@@ -59,9 +60,20 @@ class Inference:
         max_tokens: tokens of a batch at most, padding included; one sample at the least. Of a model that takes packed
             batches, real tokens.
         precision: as in training: `amp-*` runs under autocast.
+        votes: of the processes that each have a part of the model, and pass every batch together; None for one.
     """
 
-    def __init__(self, model: torch.nn.Module, place: Place, *, max_tokens: int, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        place: Place,
+        *,
+        max_tokens: int,
+        precision: Precision = "fp32",
+        votes: Votes | None = None,
+    ) -> None:
+        self._votes: Votes = Unanimous() if votes is None else votes
+        self._is_shared = votes is not None
         self.model = model
         self.max_tokens = max_tokens
         self.num_recoveries = 0
@@ -155,20 +167,24 @@ class Inference:
         packed = packing.pack(on_host, self.model) if self.packs else None
         inputs = model_inputs(on_host if packed is None else packed)
         autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
+        passed = _Passed(samples, group, on_host)
         try:
             with self._place.active(), torch.no_grad():
                 batch = each_tensor(inputs, self._bring)
                 with autocast:
                     output = self.model(**batch)
-                if _num_bytes(output) <= MAX_HOST_BYTES:
-                    return self._send(output, _Passed(samples, group, on_host, packed=packed))
-                output = output if packed is None else packing.unpack(output, batch)
-                on_output(samples, output, each_tensor(on_host, self._bring), group)
+                if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
+                    passed = self._send(output, replace(passed, packed=packed))
+                else:
+                    output = output if packed is None else packing.unpack(output, batch)
+                    on_output(samples, output, each_tensor(on_host, self._bring), group)
+            self._votes.agree()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            self._votes.report(error)
             return str(error).splitlines()[0]
-        return _Passed(samples, group, on_host)
+        return passed
 
     def _bring(self, value: torch.Tensor) -> torch.Tensor:
         return bring(value, self._place.device)

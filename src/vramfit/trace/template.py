@@ -117,7 +117,9 @@ class StreamTemplate:
     host_inputs: tuple[int, ...] = ()
     """Bytes of each layer's input that waits there, at the batch of the trace."""
     num_host_weights: int = 0
-    """Weights that are stepped there."""
+    """Weights whose masters and moments wait there."""
+    streams_step: bool = False
+    """Whether these come to the device to be stepped."""
 
     def host_bytes_at(self, batch: int) -> int:
         """What offloading holds in host memory at a real batch."""

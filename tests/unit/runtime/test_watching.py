@@ -428,6 +428,35 @@ def test_an_error_that_is_caught_inside_is_kept_but_not_announced() -> None:
 
 
 @pytest.mark.slow
+def test_a_program_that_deals_with_the_error_itself_can_ask_what_is_alive() -> None:
+    stream = io.StringIO()
+    with EmulatedGPU(memory="16MiB"), watch(stream=stream) as w:
+        model = Net()
+        for _ in range(10):
+            held = torch.zeros(2**20)
+            try:
+                model(torch.zeros(8192, 256))
+            except torch.OutOfMemoryError as error:
+                report = w.capture(error, model=model)
+        assert report is not None
+        assert report.module.endswith("dense")
+        assert {group.operator: group.num_bytes for group in report.alive}["[1048576] float32"] == held.nbytes
+        assert "weights" in {group.category for group in report.alive}
+    assert len(w.record.out_of_memory) == 8
+    assert w.record.out_of_memory[-1] == report
+    assert stream.getvalue() == ""
+
+
+def test_an_error_that_was_explained_already_is_not_announced() -> None:
+    class Explained(VramfitError, torch.OutOfMemoryError):
+        """As integrations raise it."""
+
+    stream = io.StringIO()
+    with EmulatedGPU(memory="16MiB"), pytest.raises(Explained), watch(stream=stream):
+        raise Explained("out of memory, and why")
+    assert stream.getvalue() == ""
+
+
 def test_a_model_of_transformers_gets_the_plan_that_fits() -> None:
     from transformers import BertConfig, BertForSequenceClassification
 

@@ -22,13 +22,16 @@ SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
     given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload", "compile")}
+    if workload.num_gpus > 1:
+        given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def settings_in_words(workload: Workload) -> str:
     """One line for the start of a run."""
     w = workload
-    split = f" in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
+    ranks = f" on {w.num_gpus} processes ({w.parallel or 'ddp'})" if w.num_gpus > 1 else ""
+    split = f"{ranks} in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
     rest = settings_of(w)
     words = [
         f"{name} {value}"
@@ -48,7 +51,7 @@ def make_record(
     training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
     return RunRecord(
         model=request.model,
-        model_class=type(parts.model).__name__,
+        model_class=type(parts.model).__name__.removeprefix("FSDP" if parts.us.shards else ""),
         task=request.task,
         data=request.data,
         eval_data=request.eval_data,
