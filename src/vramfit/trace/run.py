@@ -332,6 +332,8 @@ def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Tur
         turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
     if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
         last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
+        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
+            last += num_further
         if last < micro_batch:
             turns[-1] = (turns[-1][0], None, last)
     return turns

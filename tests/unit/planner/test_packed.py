@@ -10,7 +10,10 @@ from transformers import DebertaV2Config
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
 from vramfit.planner.plan import plan
+from vramfit.planner.varied import fill
 from vramfit.techniques import packing
+from vramfit.trace.run import order_of
+from vramfit.workload import Workload
 
 VARIED = Random(3).choices([24, 40, 64, 128, 256], k=400)
 DEBERTA = DebertaV2Config(hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
@@ -95,3 +98,19 @@ def test_a_stepper_follows_a_packed_plan() -> None:
     ids = torch.randint(1000, 30000, (4, 40))
     loss = stepper.step({"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 1, 0])})
     assert 0.1 < loss < 3
+
+
+def test_the_last_row_of_a_step_is_no_fuller_than_is_predicted() -> None:
+    draw, seq = Random(5), 64
+    for _ in range(2000):
+        batch = draw.randint(2, 24)
+        micro_batch = draw.randint(2, batch)
+        shortest = draw.choice((1, 40, 60, 64))
+        rows = fill([draw.randint(shortest, seq) for _ in range(batch)], micro_batch * seq)
+        workload = Workload(
+            model="m", batch=batch, micro_batch=micro_batch, seq=seq, attention="packed", loop="stepper"
+        )
+        turns = [turn for turn in order_of(workload, 0, micro_batch) if turn[0].startswith("first.micro")]
+        sizes = [turn[2] if len(turn) > 2 else micro_batch for turn in turns]
+        assert len(rows) <= len(sizes)
+        assert all(tokens <= size * seq for tokens, size in zip(rows, sizes, strict=False))
