@@ -76,6 +76,18 @@ class Engine:
         """How often memory ran out and a batch was split."""
         return self._inference.num_recoveries
 
+    def rehearse(self) -> None:
+        """Run the dearest batch there can be: what is slow the first time is behind, and what does not fit is known.
+
+        Raises:
+            RecoveryExhausted: not even one text of full length fits.
+        """
+        ids = [self._trained.tokenizer.unk_token_id or 0] * self.max_length
+        num_samples = max(self.max_tokens // self.max_length, 1)
+        samples = self._samples([Encoded({"row": n}, ids, (), (), len(ids)) for n in range(num_samples)])
+        self._inference.run(samples, lambda output, batch, numbers: None)
+        self._ceiling = Ceiling(self._inference.max_tokens)
+
     def prepare(self, requests: Iterable[tuple[Hashable, bytes]]) -> Round:
         """Read and tokenize requests, each with something to know it by; what is wrong is noted as its answer."""
         made = Round()

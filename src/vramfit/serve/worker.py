@@ -86,7 +86,10 @@ def _engine(settings: ServeSettings, number: int) -> Any:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.num_workers))
-    return Engine(load_model(settings, number))
+    engine = Engine(load_model(settings, number))
+    if engine.place.has_budget:
+        engine.rehearse()
+    return engine
 
 
 def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]") -> None:

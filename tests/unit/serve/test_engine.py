@@ -90,6 +90,18 @@ def test_batches_hold_to_what_was_predicted_to_fit(heads: Heads) -> None:
     assert small.place.reserved_bytes <= 80 * 2**20
 
 
+def test_a_rehearsal_finds_out_what_was_promised_too_much(heads: Heads) -> None:
+    engine = engine_of(heads["features"], devices=("emulated",), memory="200MiB", max_tokens=4800)
+    engine.rehearse()
+    assert engine.max_tokens == 4800
+    gpu = engine.place.emulated
+    assert gpu is not None
+    gpu.fail_at |= {gpu.num_allocations + 10, gpu.num_allocations + 40}
+    engine.rehearse()
+    assert engine.max_tokens == 1200
+    assert len(ask(engine, [TEXTS[2]] * 100)) == 100
+
+
 def test_memory_that_runs_out_reaches_no_client(heads: Heads) -> None:
     plain = ask(engine_of(heads["features"]), list(TEXTS) * 4)
     engine = engine_of(heads["features"], fail_every=2, max_tokens=100)
