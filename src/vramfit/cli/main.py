@@ -21,7 +21,7 @@ CHATTY = ("torch.utils._pytree", "torchao", "transformers")
 
 VERBS = (
     *("estimate", "max-batch", "plan", "measure", "calibrate", "load", "train", "evaluate", "predict", "serve"),
-    *("gpus", "models", "doctor", "explain", "watch", "report", "web"),
+    *("gpus", "models", "doctor", "explain", "watch", "report", "web", "sagemaker"),
 )
 """Each a module of this room."""
 WATCH = "watch"

@@ -1,6 +1,7 @@
 """What a container runs: SageMaker starts it with `train` or with `serve`."""
 
 import os
+import shlex
 import sys
 
 from vramfit.integrations.sagemaker.entry import main
@@ -15,18 +16,14 @@ def run(arguments: list[str]) -> None:
     if action == "train":
         main(others)
     elif action == "serve":
-        sys.argv = ["vramfit", "serve", *serve_arguments(others)]
-        from vramfit.cli.main import main as command
-
-        command()
+        command = [sys.executable, "-m", "vramfit", "serve", *serve_arguments(others)]
+        os.execv(command[0], command)  # in the place of this process, which signals are sent to
     else:
         sys.exit(USAGE)
 
 
 def serve_arguments(given: list[str]) -> list[str]:
     """What `vramfit serve` is told in a container; `VRAMFIT_SERVE` holds options, such as `--memory 2GiB`."""
-    import shlex
-
     port = os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
     options = shlex.split(os.environ.get("VRAMFIT_SERVE", ""))
     return [str(base_folder() / "model"), "--host", "0.0.0.0", "--port", port, *options, *given]

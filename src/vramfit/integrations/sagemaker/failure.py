@@ -5,7 +5,6 @@ from typing import Any
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import NoPlanFits, RecoveryExhausted, UnknownGPU, VramfitError
 from vramfit.integrations.sagemaker.job import Job
-from vramfit.planner.instances import smallest_instance
 from vramfit.records.plan import InstanceFit
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.units import format_bytes
@@ -31,6 +30,8 @@ def reason_of(error: BaseException, job: Job | None, request: TrainRequest | Non
 
 def _larger_instance(error: VramfitError, job: Job | None, request: TrainRequest) -> InstanceFit | None:
     """The smallest instance whose GPU is larger than this one's, and on which the job has a plan."""
+    from vramfit.planner.instances import smallest_instance
+
     best: Any = getattr(error, "best", None)
     settings = {name: value for name, value in request.settings().items() if name not in ("micro_batch", "host_memory")}
     if best is not None:

@@ -96,6 +96,24 @@ def make_request(job: Job) -> TrainRequest:
     )
 
 
+def check_hyperparameters(hyperparameters: Mapping[str, str]) -> list[str]:
+    """What is wrong with some, in words; nothing where all is well."""
+    try:
+        TrainRequest(**({"model": "m", "data": "d", "output": "o"} | given_settings(hyperparameters)))
+    except WorkloadError as error:
+        return list(error.problems)
+    return []
+
+
+def given_settings(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Keywords of `TrainRequest`.
+
+    Raises:
+        WorkloadError: hyperparameters that are not known or not what they should be, all at once.
+    """
+    return _settings(hyperparameters)[0]
+
+
 def _model(job: Job) -> str:
     """The channel `model`: a folder with weights, or one that holds such a folder."""
     folder = job.channels.get("model")

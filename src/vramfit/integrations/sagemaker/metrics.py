@@ -42,8 +42,9 @@ class MetricLines:
                 self._last_s = now
                 self._figures({"step": event.step} | {name: getattr(event, name) for name in _TRAINING})
         elif isinstance(event, events.Evaluated):
-            numbers = {f"eval_{k}": v for k, v in event.result.metrics.items() if isinstance(v, int | float)}
-            self._figures({"step": event.result.step} | numbers)
+            numbers: dict[str, float | int | None] = {"step": event.result.step}
+            numbers |= {f"eval_{k}": v for k, v in event.result.metrics.items() if isinstance(v, int | float)}
+            self._figures(numbers)
             self._say(f"Step {event.result.step:,}: {metrics_in_words(event.result.metrics)}")
         elif isinstance(event, events.Saved):
             self._say(f"Saved step {event.step:,}.")
