@@ -52,6 +52,8 @@ BAD = (
     b'{"inputs": null}',
 )
 WARM_REQUESTS = 64
+ANSWER_S = 150
+"""Longer than the server lets anybody wait: an answer that has not come by then is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +254,11 @@ async def client(address: str, line: list[tuple[int, Question]], heard: Heard, h
                 heard.num_left += 1
                 continue
             assert reader is not None
-            heard.answers[number] = await _answer(reader)
+            heard.answers[number] = await asyncio.wait_for(_answer(reader), ANSWER_S)
             heard.times_s.append(time.monotonic() - began)
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
+        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:
             writer = None
-            if getattr(error, "partial", b""):
+            if getattr(error, "partial", b"") or isinstance(error, TimeoutError):
                 heard.num_lost += 1
             else:
                 heard.num_turned_away += 1

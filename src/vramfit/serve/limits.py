@@ -14,6 +14,9 @@ BODY_S = 20.0
 """Until a request has been sent whole."""
 STOP_S = 20.0
 """After a polite kill, what still waits is told to come again; SageMaker kills after 30."""
+CONTEXT_BYTES = 700 * 2**20
+"""What CUDA takes for each further worker on a GPU, where the budget is what is free: 701 MiB on an H200 after
+attention."""
 MAX_SAMPLES_A_BATCH = 256
 """Of full length: beyond, nothing is gained."""
 CPU_TOKENS = 1_024

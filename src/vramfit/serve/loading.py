@@ -19,7 +19,7 @@ from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
 from vramfit.runtime.training.trained import TrainedModel, open_model
 from vramfit.serve import pooling
-from vramfit.serve.limits import CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
+from vramfit.serve.limits import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
 from vramfit.serve.settings import ServeSettings
 from vramfit.techniques import packing
 from vramfit.techniques.packed_attention import FLASH_CAPABILITY, FLASH_TYPES
@@ -76,8 +76,9 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
 
 
 def _free_share(place: Place, settings: ServeSettings, worker: int) -> int | None:
-    free = free_bytes(place.device)
-    return None if free is None else free // settings.sharers(worker)
+    """A worker's part of what is free, with room for the contexts of the others."""
+    free, num_sharers = free_bytes(place.device), settings.sharers(worker)
+    return None if free is None else max(free - (num_sharers - 1) * CONTEXT_BYTES, 1) // num_sharers
 
 
 def _weights(

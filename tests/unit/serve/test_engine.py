@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from vramfit.errors import CheckpointError, NoPlanFits
 from vramfit.serve import engine as engine_module
 from vramfit.serve import limits
+from vramfit.serve import loading as loading_module
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
 Heads = dict[str, Path]
@@ -63,6 +64,17 @@ def test_tags_answers_and_fills_come_with_their_places(heads: Heads) -> None:
     filled = ask(engine_of(heads["masked-lm"]), "the [MASK] was great and the [MASK] was dull")
     assert [fill["position"] for fill in filled["fills"]] == [2, 7]
     assert all(0 < fill["probability"] <= 1 for fill in filled["fills"])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_packed_batches_answer_the_same(heads: Heads, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ask(engine_of(heads["features"], pooling=pooling), list(TEXTS))
+    monkeypatch.setattr(loading_module, "_packs", lambda *given: True)  # as where the GPU has a kernel for it
+    packed = engine_of(heads["features"], pooling=pooling)
+    for one, other in zip(plain, ask(packed, list(TEXTS)), strict=True):
+        assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-5)
+    classes = engine_of(heads["sequence-classification"])
+    assert [set(row) for row in ask(classes, list(TEXTS))] == [{"label", "probability"}] * 3
 
 
 def test_every_request_of_a_round_gets_its_own_answer(heads: Heads) -> None:
