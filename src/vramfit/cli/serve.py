@@ -47,9 +47,8 @@ def run(
 ) -> None:
     """Serve a model: GET /ping, POST /invocations with {"inputs": …}, GET /metrics.
 
-    Requests are batched by tokens, as many as are predicted to fit; a batch that runs out of memory is split and done
-    again. Ctrl-C or a polite kill answers what has come, then ends. Leaves with 0, 1 for an error, 3 when it does not
-    fit.
+    Requests are batched by tokens, as many as are predicted to fit; out of memory splits a batch, no more.
+    Ctrl-C or a polite kill answers what has come. Leaves with 0, 1 for an error, 3 when it does not fit.
     """
     from vramfit.serve.settings import ServeSettings
 

@@ -124,6 +124,9 @@ async def _read(scope: dict[str, Any], receive: Receive) -> bytes:
         raise Refused(415, f"content type {shown} is not application/json", "send JSON, and say so: Content-Type")
     parts: list[bytes] = []
     size = 0
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -131,10 +134,14 @@ async def _read(scope: dict[str, Any], receive: Receive) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise Refused(413, f"a request may have {MAX_BODY_BYTES:,} bytes", "send it in several requests")
+            raise _too_large()
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"a request may have {MAX_BODY_BYTES:,} bytes", "send it in several requests")
 
 
 async def _gone(receive: Receive) -> None:

@@ -109,7 +109,8 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise VramfitError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port, or 0 for any that is free"
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another --host or --port; port 0 takes any that is free",
         ) from None
     bound.setblocking(False)
     return bound

@@ -118,6 +118,7 @@ def test_what_is_no_invocation_is_refused_in_words(monkeypatch: Any) -> None:
     assert (status, body["error"]) == (415, "content type text/plain is not application/json")
     assert run(invoke(app, headers=[]))[0] == 415
     assert run(call(app, "POST", "/invocations", *[b"x" * 2**20] * (MAX_BODY_BYTES // 2**20 + 1)))[0] == 413
+    assert run(invoke(app, headers=[*JSON, (b"content-length", b"99999999999")]))[0] == 413  # before it is sent
     monkeypatch.setattr(app_module, "BODY_S", 0.01)
 
     async def slowly() -> int:
