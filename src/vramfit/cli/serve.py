@@ -34,7 +34,10 @@ def run(
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a batch at most; else what is predicted to fit.")
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the memory, a model each.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that share the memory, a model each. Default: one a device."),
+    ] = None,
     queue: Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more get status 429.")] = 1024,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until an answer; then status 503.")] = 55.0,
     host: Annotated[str, typer.Option(metavar="NAME", help="A container needs 0.0.0.0.")] = "127.0.0.1",
@@ -52,6 +55,7 @@ def run(
     """
     from vramfit.serve.settings import ServeSettings
 
+    devices = parse_names(device)
     settings = ServeSettings(
         model=model,
         task=task,
@@ -60,11 +64,11 @@ def run(
         offload=offload,
         memory=memory,
         gpu=gpu,
-        devices=parse_names(device),
+        devices=devices,
         seq=seq,
         pooling=pooling,
         max_tokens=max_tokens,
-        num_workers=workers,
+        num_workers=len(devices) or 1 if workers is None else workers,
         max_waiting=queue,
         timeout_s=timeout,
         fail_every=fail_every,

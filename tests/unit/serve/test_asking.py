@@ -1,9 +1,12 @@
 """Bodies of requests: what each task takes, and a sentence for everything else."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vramfit.serve.asking import FORMS, read_body
 from vramfit.serve.replies import Refused
@@ -61,3 +64,21 @@ def test_what_cannot_be_read_is_refused_in_words(body: bytes, words: str) -> Non
 def test_a_question_needs_its_context() -> None:
     assert "context" in refused(b'{"inputs": {"question": "who"}}', "question-answering")["error"]
     assert "is no input of question-answering" in refused(b'{"inputs": "who"}', "question-answering")["error"]
+
+
+KEYS = st.sampled_from(["inputs", "instances", "text", "text_pair", "tokens", "question", "context", "x"])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=8)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+
+
+@given(VALUES, st.sampled_from(sorted(FORMS)))
+def test_any_json_is_understood_or_refused(value: Any, task: Any) -> None:
+    for body in (json.dumps(value), json.dumps({"inputs": value})):
+        with suppress(Refused):
+            assert read_body(body.encode(), task).references
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_understood_or_refused(body: bytes) -> None:
+    with pytest.raises(Refused):
+        read_body(body, "features")

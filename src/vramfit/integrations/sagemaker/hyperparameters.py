@@ -1,6 +1,8 @@
 """Hyperparameters, which are texts, as the settings of a run; the names that scripts usually have are understood."""
 
 import json
+import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -41,8 +43,8 @@ AMP = {"fp16": "amp-fp16", "bf16": "amp-bf16"}
 """Switches of the Trainer → precisions."""
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 NOTHING = ("", "none", "null")
-RUN = "run"
-"""The folder of the run beneath the checkpoints."""
+RUN, UNPACKED = "run", "start"
+"""Folders beneath the checkpoints: of the run, and of a model that came packed."""
 
 
 def read_arguments(arguments: Iterable[str]) -> dict[str, str]:
@@ -115,14 +117,26 @@ def given_settings(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _model(job: Job) -> str:
-    """The channel `model`: a folder with weights, or one that holds such a folder."""
+    """The channel `model`: a folder with weights, one that holds such a folder, or what an earlier job packed."""
     folder = job.channels.get("model")
     if folder is None:
         raise WorkloadError(
             ["model is needed: a hyperparameter with a name or a folder, or an input channel 'model' with the weights"]
         )
+    packed = sorted(folder.glob("*.tar.gz")) if folder.is_dir() else []
+    if packed and not (folder / "config.json").exists():
+        folder = _unpacked(packed[0], job.checkpoint_dir / UNPACKED)
     inside = [folder, *(p for p in sorted(folder.iterdir()) if p.is_dir())] if folder.is_dir() else [folder]
-    return str(next((p for p in inside if (Path(p) / "config.json").exists()), folder))
+    return str(next((p for p in inside if (p / "config.json").exists()), folder))
+
+
+def _unpacked(archive: Path, folder: Path) -> Path:
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot unpack {archive.name} of channel model: {error}", file=str(archive)) from None
+    return folder
 
 
 def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,6 +1,7 @@
 """Several GPUs or hosts: the command line of torchrun, and its process watched over."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from vramfit.errors import VramfitError
+from vramfit.errors import NoPlanFits, VramfitError
 from vramfit.integrations.sagemaker.job import Job
 from vramfit.runtime.training.interruption import Terminated
 from vramfit.runtime.training.request import TrainRequest
@@ -19,6 +20,10 @@ SWITCHES = ("resume", "skip_bad_rows", "trust_remote_code")
 FIRST = ("data",)
 """An argument without a name."""
 NAMES = {"text_columns": "--text-column"}
+WHAT, HINT = "Error: ", "  → "
+"""How `vramfit train` says what went wrong, and what to do."""
+DOES_NOT_FIT = re.compile(rf"exitcode\s*:\s*{NoPlanFits.exit_code}\b")
+"""How torchrun tells the exit code of a process."""
 
 
 def needs_torchrun(job: Job, request: TrainRequest, environment: Mapping[str, str] | None = None) -> bool:
@@ -85,9 +90,10 @@ def run_command(command: list[str]) -> None:
     if came:
         raise Terminated("Terminated; the newest checkpoint is where the next job goes on")
     if code:
-        what = next((line for line in said if line.startswith("Error: ")), f"torchrun ended with {code}")
-        hint = next((line for line in said if line.startswith("  → ")), None)
-        raise VramfitError(what.removeprefix("Error: "), hint=hint.removeprefix("  → ") if hint else None)
+        what = next((line for line in said if line.startswith(WHAT)), f"torchrun ended with {code}")
+        hint = next((line for line in said if line.startswith(HINT)), None)
+        kind = NoPlanFits if any(DOES_NOT_FIT.search(line) for line in said) else VramfitError
+        raise kind(what.removeprefix(WHAT), hint=hint.removeprefix(HINT) if hint else None)
 
 
 def _repeat(process: "subprocess.Popen[str]", said: list[str]) -> None:
@@ -96,5 +102,5 @@ def _repeat(process: "subprocess.Popen[str]", said: list[str]) -> None:
     for line in process.stderr:
         sys.stderr.write(line)
         sys.stderr.flush()
-        if line.startswith(("Error: ", "  → ")):
+        if line.startswith((WHAT, HINT)) or DOES_NOT_FIT.search(line):
             said.append(line.rstrip("\n"))

@@ -1,16 +1,20 @@
 """What a job is told: by files, and by the variables of both launchers."""
 
+import importlib.util
 import json
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.integrations.sagemaker.job_folders import write_job
 
-from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
 from vramfit.integrations.sagemaker.job import Job, read_job
-from vramfit.integrations.sagemaker.launcher import needs_torchrun, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.runtime.training.interruption import Terminated
 
 
 def job_of(base: Path, **environment: str) -> Job:
@@ -189,3 +193,47 @@ def test_the_command_line_asks_for_the_same_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(training, "train", note)
     CliRunner().invoke(make_app(["train", "web"]), ["train", *train_arguments(request)])
     assert asked == [request]
+
+
+def test_what_processes_said_last_is_the_error(capfd: pytest.CaptureFixture[str]) -> None:
+    words = "noise\nError: no room\n  → take less\nexitcode  : 3 (pid: 7)\n"
+    said = f"import sys; sys.stderr.write({words!r}); sys.exit(1)"
+    with pytest.raises(NoPlanFits, match="no room") as caught:
+        run_command([sys.executable, "-c", said])
+    assert caught.value.hint == "take less"
+    assert "noise" in capfd.readouterr().err
+    run_command([sys.executable, "-c", ""])
+    with pytest.raises(VramfitError, match="torchrun ended with 5"):
+        run_command([sys.executable, "-c", "import sys; sys.exit(5)"])
+
+
+def test_sigterm_is_passed_on_to_the_processes() -> None:
+    waits = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    with pytest.raises(Terminated):
+        run_command([sys.executable, "-c", waits])
+
+
+def test_a_model_that_an_earlier_job_packed_is_unpacked(tmp_path: Path) -> None:
+    base = write_job(tmp_path / "ml")
+    channel = base / "input/data/model"
+    channel.mkdir()
+    with tarfile.open(channel / "model.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "source/config.json", "config.json")
+    path = base / "input/config/hyperparameters.json"
+    path.write_text(json.dumps({"epochs": "1"}))
+    job = job_of(base, SM_CHANNEL_MODEL=str(channel))
+    assert Path(make_request(job).model, "config.json").exists()
+    (channel / "model.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cannot unpack model\.tar\.gz"):
+        make_request(job)
+
+
+def test_the_dockerfile_names_what_is_there() -> None:
+    root = Path(__file__).parents[4]
+    lines = (root / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+    assert {"src", "pyproject.toml"} <= set(copied)
+    assert all((root / name).exists() for name in copied)
+    entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
+    assert entry[:2] == ["python", "-m"]
+    assert importlib.util.find_spec(f"{entry[2]}.__main__") is not None
