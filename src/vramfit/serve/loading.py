@@ -12,7 +12,7 @@ from vramfit.estimator.target import target_of
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
-from vramfit.planner.margin import margin_of, tight_margin_of
+from vramfit.planner.margin import margin_of
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
@@ -162,8 +162,8 @@ def _room(
     workload = Workload.from_keywords(model=trained.model, **job)
     basis = target_of(workload).basis
     job["trust_remote_code"] = trained.trust_remote_code
-    margins = (margin_of(budget_bytes, basis, workload, None, varied=True), tight_margin_of(budget_bytes, basis))
-    for margin in margins:
+    for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
+        margin = margin_of(budget_bytes, basis, workload, None, varied=varied)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)
         room = _offloaded(trained, job) if settings.offload else _resident(trained, job)
         if room is not None:
