@@ -12,6 +12,8 @@ from vramfit.errors import MissingExtra
 from vramfit.units import format_bytes
 
 EXAMPLE = "vramfit serve my-model --memory 2GiB --precision bf16"
+PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True}
+"""How lines with addresses and paths are printed."""
 
 
 def run(
@@ -99,6 +101,3 @@ def run(
     console(stderr=True).print(
         f"Stopped: {served.num_answered:,} of {served.num_accepted:,} requests answered.", **PLAIN
     )
-
-
-PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True}

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES
@@ -54,39 +55,37 @@ class App:
             return problem(408, f"the request did not come whole within {BODY_S:.0f} s")
         except Refused as refusal:
             return refusal.reply
-        began = time.monotonic()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-
-        def set_reply(reply: Reply) -> None:
-            if not future.done():
-                future.set_result(reply)
-
         job = Job.of(
             body,
-            deliver=lambda reply: _call(loop, set_reply, reply),
+            deliver=lambda reply: _call(loop, lambda: None if future.done() else future.set_result(reply)),
             is_wanted=lambda: not future.done(),
         )
         try:
             self._pool.waiting.put(job)
         except Full:
             return problem(429, f"{len(self._pool.waiting):,} requests wait already", "come again later")
+        began = time.monotonic()
         self._metrics.accepted()
-        leaving: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
-        try:
-            either: set[asyncio.Future[Any]] = {future, leaving}
-            await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-        is_late = not leaving.done()
-        if future.done():
-            reply = future.result()
-        else:
-            future.cancel()
-            text = f"no answer within {self._timeout_s:g} s" if is_late else "the client has gone"
-            reply = problem(503 if is_late else GONE, text, "come again later, with less at once")
+        reply = await self._wait(future, receive)
         self._metrics.answered(time.monotonic() - began)
         return reply
+
+    async def _wait(self, future: "asyncio.Future[Reply]", receive: Receive) -> Reply:
+        """The answer to a request in line; or why nobody waits for it any more."""
+        leaving: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
+        either: set[asyncio.Future[Any]] = {future, leaving}
+        try:
+            done, _ = await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+        if future in done:
+            return future.result()
+        future.cancel()
+        if leaving in done:
+            return problem(GONE, "the client has gone")
+        return problem(503, f"no answer within {self._timeout_s:g} s", "come again later, with less at once")
 
     def _metrics_text(self) -> str:
         figures = [(f'{{worker="{n}"}}', f) for n, f in enumerate(self._pool.figures) if f is not None]
@@ -105,10 +104,10 @@ class App:
         return self._metrics.text(gauges)
 
 
-def _call(loop: asyncio.AbstractEventLoop, take: Callable[[Reply], None], reply: Reply) -> None:
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
     """From another thread; nobody is there when the server has stopped."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(take, reply)
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(action)
 
 
 async def _read(scope: dict[str, Any], receive: Receive) -> bytes:
