@@ -88,7 +88,7 @@ def run(
     if no_offload:
         keywords["offload"] = False
     if sagemaker:
-        _show_instances(_instances(options.model, keywords), json=json)
+        _show_instances(plan_instances(options.model, keywords), json=json)
         return
     with console(stderr=True).status(f"Planning {options.model} …"):
         from vramfit.planner.lengths import lengths_from_data
@@ -124,7 +124,8 @@ def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
         console().print(render_no_plan(failure))
 
 
-def _instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+    """A plan for every SageMaker instance, while a line says how far it is."""
     with console(stderr=True).status(f"Planning {model} …") as status:
         from vramfit.planner.instances import fit_instances
 
