@@ -26,7 +26,7 @@ def _verb(name: str, command: Any) -> str:
     example = import_module(f"vramfit.cli.{name.replace('-', '_')}").EXAMPLE
     rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
     told = " ".join((command.help or "").split())
-    head = ["| | | |", "|---|---|---|"]
+    head = ["| option | takes | |", "|---|---|---|"]
     return "\n".join([f"## {name}", "", told, "", "```console", f"$ {example}", "```", "", *head, *rows])
 
 

@@ -155,6 +155,16 @@ def test_the_command_line_reference_has_every_verb_and_option() -> None:
         assert part in text
 
 
+def test_examples_of_docstrings_become_blocks_of_code() -> None:
+    import doctest
+
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import docs_examples
+
+    assert doctest.testmod(docs_examples) == (0, 1)
+    assert docs_examples.fenced("Nothing to show.") == "Nothing to show."
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     import subprocess
