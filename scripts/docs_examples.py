@@ -15,17 +15,7 @@ class PromptedExamples(griffe.Extension):  # type: ignore[misc]
 
 
 def fenced(text: str) -> str:
-    """A docstring with its examples fenced; an example ends at an empty line.
-
-    >>> print(fenced("Adds.\\n\\n>>> 1 + 1\\n2\\n"))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    """
+    """A docstring with its examples fenced; an example ends at an empty line."""
     lines: list[str] = []
     inside = False
     for line in [*text.split("\n"), ""]:

@@ -156,12 +156,11 @@ def test_the_command_line_reference_has_every_verb_and_option() -> None:
 
 
 def test_examples_of_docstrings_become_blocks_of_code() -> None:
-    import doctest
-
     sys.path.insert(0, str(ROOT / "scripts"))
     import docs_examples
 
-    assert doctest.testmod(docs_examples) == (0, 1)
+    text = "Adds.\n\n>>> 1 + 1\n2\n\nMore."
+    assert docs_examples.fenced(text) == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
     assert docs_examples.fenced("Nothing to show.") == "Nothing to show."
 
 
