@@ -214,12 +214,16 @@ def _runs(model: Any, batch: int, case: Case) -> bool:
 
     import torch
 
+    from vramfit.step.out_of_memory import is_out_of_memory
+
     gc.collect()
     torch.cuda.empty_cache()
     try:
         _forward(model, _ids(batch, case.seq).cuda(), case)
         torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     return True
 
