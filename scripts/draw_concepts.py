@@ -8,6 +8,13 @@ from typing import Any
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MIB, GIB = 2**20, 2**30
+JOB: dict[str, Any] = {
+    "model": "bert-base-uncased",
+    "batch": 16,
+    "seq": 128,
+    "gpu": "h200",
+    "torch_version": "2.11",
+}
 COLOURS = {
     "weights": "#5b6b7b",
     "optimizer": "#9aa5b1",
@@ -27,7 +34,7 @@ def main() -> None:
     """Write the pictures."""
     import vramfit
 
-    estimate = vramfit.estimate("bert-base-uncased", batch=16, seq=128, gpu="h200", torch_version="2.11")
+    estimate = vramfit.estimate(**JOB)
     IMAGES.mkdir(exist_ok=True)
     for name, drawn in pictures(estimate).items():
         (IMAGES / name).write_text(drawn, encoding="utf-8")

@@ -155,6 +155,16 @@ def test_the_command_line_reference_has_every_verb_and_option() -> None:
         assert part in text
 
 
+def test_the_pictures_of_the_concepts_are_those_of_todays_predictions() -> None:
+    import vramfit
+
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import draw_concepts
+
+    for name, drawn in draw_concepts.pictures(vramfit.estimate(**draw_concepts.JOB)).items():
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == drawn
+
+
 def test_examples_of_docstrings_become_blocks_of_code() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     import docs_examples
