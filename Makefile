@@ -46,6 +46,11 @@ check: $(STAMP)  ## Lint and types, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+.PHONY: docs
+docs: $(STAMP)  ## Build the documentation into site/, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format: $(STAMP)  ## Format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
