@@ -79,6 +79,11 @@ class Bench:
         return self.base.batch
 
     @property
+    def share(self) -> int:
+        """Samples of it that one GPU passes."""
+        return self.base.share
+
+    @property
     def num_layers(self) -> int:
         """Layers that can be checkpointed."""
         if self._layers is None:
@@ -92,7 +97,7 @@ class Bench:
 
     def passes(self, micro_batch: int) -> int:
         """Forward passes of a step."""
-        return -(-self.batch // micro_batch)
+        return -(-self.share // micro_batch)
 
     def floor_bytes(self, recipe: Recipe) -> int:
         """What is held at least, whatever the split and the checkpointing: known without a trace."""
@@ -102,7 +107,8 @@ class Bench:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
         if recipe.offload is not None:
             return self._shapes[shaped].weight_bytes if recipe.offload == "optimizer" else 0
-        return self._shapes[shaped].floor_bytes(recipe.optimizer)
+        num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
+        return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
 
     def fits_host(self, recipe: Recipe) -> bool:
         """Whether what waits in host memory is within what was given for it."""
@@ -117,7 +123,7 @@ class Bench:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
         key = (recipe, micro_batch)
         if key not in self._peeks:
-            several = self.batch > 1
+            several = self.share > 1
             traced = self.traced(recipe, PROBED_PASSES if several else 1)
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
@@ -143,7 +149,7 @@ class Bench:
 
     def weight_bytes(self, recipe: Recipe) -> int:
         """What the weights ask for, which no recipe's gradients exceed."""
-        stream = self.traced(recipe, PROBED_PASSES if self.batch > 1 else 1).stream(ANY_BATCH, num_steady=1)
+        stream = self.traced(recipe, PROBED_PASSES if self.share > 1 else 1).stream(ANY_BATCH, num_steady=1)
         end = next(index for index, part in stream.parts if part != "load")
         return sum(event for event in stream.events[:end] if event > 0)
 
@@ -171,9 +177,8 @@ class Bench:
         """A job of so many micro-batches; their size is filled in later."""
         key = (recipe, num_passes)
         if key not in self._traced:
-            workload = replace(
-                self.base, **recipe.keywords(), batch=num_passes, accumulate=num_passes, micro_batch=None
-            )
+            batch = num_passes * self.base.num_gpus
+            workload = replace(self.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
             self._traced[key] = replace(self._base, workload=workload)
         return self._traced[key]
 

@@ -1,5 +1,6 @@
 """`plan`: the fastest settings that fit a job into a GPU, certified by prediction."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vramfit.records.estimate import Estimate
 from vramfit.records.plan import Plan
 
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
+SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
             exact: True for the same maths only: fp32, no 8-bit optimizer.
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
+            num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 
     Raises:
@@ -56,6 +59,15 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     >>> plan("bert-tiny", batch=32, seq=128, gpu="t4").accumulate
     1
     """
+    if keywords.get("num_gpus", 1) != 1:
+        from vramfit.planner.ranks import plan_for_ranks
+
+        return plan_for_ranks(model, lengths, keywords)
+    return plan_for_one(model, lengths, keywords)
+
+
+def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
+    """The plan of a job whose GPUs share the model in a given way."""
     request = Request.of(keywords)
     with collection_paused():
         sampled = None if lengths is None else lengths_of(lengths)
@@ -129,7 +141,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
     others = alternatives_of(bench, search, choice, limit_bytes)
-    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available, SAVING]
+    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
+    notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:

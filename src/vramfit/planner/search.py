@@ -68,7 +68,7 @@ class Search:
     def __init__(self, bench: Bench, recipes: Sequence[Recipe], limit_bytes: int) -> None:
         self.bench = bench
         self.limit_bytes = limit_bytes
-        self.sizes = micro_batches(bench.request, bench.batch)
+        self.sizes = micro_batches(bench.request, bench.share)
         self.tried: list[Choice] = []
         self.families: list[_Family] = []
         self.not_available: list[str] = []

@@ -12,6 +12,7 @@ from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.techniques.padding import padded_width
+from vramfit.workload import Workload
 
 NUM_BATCHES = 64
 SEED = 0
@@ -70,11 +71,15 @@ class PassTimes:
         traced = replace(traced, workload=replace(traced.workload, seq=seq))
         template = traced.template(ANY_BATCH)
         one, several = (
-            self._bench.seconds(template, replace(traced.workload, batch=n * num, accumulate=n, micro_batch=None), num)
-            for n in (1, 1 + TIMED_PASSES)
+            self._bench.seconds(template, self._passes(traced.workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
+
+    @staticmethod
+    def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
+        """So many passes of so many samples on each GPU."""
+        return replace(workload, batch=num_passes * num * workload.num_gpus, accumulate=num_passes, micro_batch=None)
 
 
 def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
@@ -83,7 +88,7 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     draw = Random(SEED)
     found = []
     for _ in range(NUM_BATCHES):
-        batch = draw.choices(lengths.values, k=bench.batch)
+        batch = draw.choices(lengths.values, k=bench.share)
         if bench.base.task == "question-answering":  # its softmax runs over padding too: nothing is cut
             batch = [max(batch)] * len(batch)
         passes = group(batch, choice.micro_batch * bench.base.seq)
@@ -104,7 +109,7 @@ def _grown(bench: Bench, search: Search, choice: Choice) -> Choice:
     if {"micro_batch", "accumulate"} & bench.request.asked:
         return choice
     size = choice.micro_batch
-    while size < bench.batch and bench.passes(size + 1) == bench.passes(choice.micro_batch):
+    while size < bench.share and bench.passes(size + 1) == bench.passes(choice.micro_batch):
         size += 1
     for grown in range(size, choice.micro_batch, -1):
         if bench.peek(choice.recipe, grown).requested_bytes > search.limit_bytes:

@@ -25,6 +25,7 @@ class Company:
     def __init__(self, world: World | None = None, accord: Accord | None = None) -> None:
         self.rank = 0 if world is None else world.rank
         self.size = 1 if world is None else world.size
+        self.local_rank = 0 if world is None else world.local_rank
         self.accord: Accord | Unanimous = Unanimous() if accord is None else accord
         self.ranks: Ranks | None = None
         """How they share the model, once it is there."""
