@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from vramfit.runtime.distributed.accord import Accord
+from vramfit.runtime.distributed.heartbeat import Heartbeat
 from vramfit.runtime.distributed.ranks import Ranks, Unanimous
 from vramfit.runtime.distributed.world import World, join, launched_world, leave
 from vramfit.workload import Parallel
@@ -101,6 +102,8 @@ def company(device: str | None) -> Iterator[Company]:
     named = own_device(device) or "cpu"
     join(world, torch.device("cpu" if named == "emulated" else named))
     accord = Accord(world.rank, world.size)
+    heartbeat = Heartbeat(world.rank, world.size)
+    heartbeat.start()
     try:
         yield Company(world, accord)
         accord.agree()
@@ -108,4 +111,5 @@ def company(device: str | None) -> Iterator[Company]:
         accord.give_up(error)
         raise
     finally:
+        heartbeat.stop()
         leave()
