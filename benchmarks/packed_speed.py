@@ -1,15 +1,20 @@
 """How fast is training without padding? Packed steps beside padded ones and beside the peers, under one memory cap.
 
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR        # on a GPU
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --lengths full       # no text is short
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --cap 0              # all of the GPU
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --plans DIR --plans-only     # anywhere
 
 The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
 every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
 tokens, `filled` for a few shapes of rows that are filled up to; their time to compile is counted into
-`tokens_per_s_with_start`. Tokens are real ones, padding is none. Every
-side runs in a process of its own; one line of JSON a side is added to the results, and sides that are there are not run
-again.
+`tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these lengths and this cap, `planned-compiled` the
+same with compiled layers; `--plans` keeps their plans, which `--plans-only` makes without a GPU. Tokens are real ones,
+padding is none; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without
+those of recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and
+sides that are there are not run again.
 """
 
 import argparse
@@ -25,7 +30,9 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "filled")
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "filled", "planned", "planned-compiled")
+PLANNED = {"planned": False, "planned-compiled": True}
+"""Side → whether its layers are compiled."""
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
 NUM_STEPS, NUM_WARM = 24, 6
@@ -35,55 +42,95 @@ SHARES = (1, 2, 4, 8)
 """A compiled row holds a micro-batch's tokens, or one of these shares of them."""
 TOKENS_A_SEQUENCE = 16
 """At least, on average: a row has room for so many sequences."""
+H200_OPERATIONS_PER_S = 989.5e12
+"""In bf16, without sparsity, as its data sheet says."""
+KEYS = ("model", "side", "cap", "lengths")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed."""
     options = _parse(arguments)
     forked.import_all()
-    rows = [line for line in forked.read_lines(options.out, "model", "side", "cap") if "error" not in line]
-    done = {(row["model"], row["side"], row["cap"]) for row in rows}
-    samples = forked.in_child(tokenize, options.data, options.tokenizer, timeout_s=120)
+    done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
+    samples = forked.in_child(tokenize, options.data, options.tokenizer, options.lengths, timeout_s=120)
     if "error" in samples:
         print(samples["error"])
         return 1
-    for model in options.models:
-        for side in options.sides:
-            if (model, side, options.cap) in done:
-                continue
-            made = forked.in_child(run_side, side, model, samples["ids"], options.cap, timeout_s=options.timeout_s)
-            line = {"model": model, "side": side, "cap": options.cap, **made}
+    cases = [(model, side, options.cap, options.lengths) for model in options.models for side in options.sides]
+    if options.plans_only:
+        for case in cases:
+            if case[1] in PLANNED:
+                make_plan(*case[:2], samples["ids"], options)
+        return 0
+    for case in cases:
+        if case not in done:
+            made = forked.in_child(run_side, *case[:2], samples["ids"], options, timeout_s=options.timeout_s)
+            line = {**dict(zip(KEYS, case, strict=True)), **made}
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in forked.read_lines(options.out, "model", "side", "cap")))
+    return int(any("error" in line for line in forked.read_lines(options.out, *KEYS)))
 
 
-def tokenize(data: str, tokenizer: str) -> dict[str, Any]:
-    """Ids of the texts of a CSV file, which has them in a column `text`."""
+def tokenize(data: str, tokenizer: str, lengths: str) -> dict[str, Any]:
+    """Ids of the texts of a CSV file, which has them in a column `text`; or of as many whole lengths of them all."""
     from transformers import AutoTokenizer
 
     with open(data, encoding="utf-8", newline="") as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     made = AutoTokenizer.from_pretrained(tokenizer)
     made.backend_tokenizer.no_padding()
-    return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
+    if lengths == "real":
+        return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
+    row = [token for ids in made(texts)["input_ids"] for token in ids]
+    return {"ids": [row[begin : begin + SEQ] for begin in range(0, len(row) - SEQ + 1, SEQ)]}
 
 
-def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+def make_plan(name: str, side: str, ids: list[list[int]], options: argparse.Namespace) -> Any:
+    """The plan of a side: as it was kept, or made now and kept."""
+    import vramfit
+
+    path = None
+    if options.plans is not None:
+        path = options.plans / f"{name}_{side}_{options.lengths}_{options.cap}.json"
+        if path.exists():
+            return vramfit.Plan.load(path)
+    made = vramfit.plan(
+        name,
+        batch=BATCH,
+        lengths=list(map(len, ids)),
+        gpu="h200",
+        memory=options.cap or None,
+        precision="amp-bf16",
+        optimizer="adamw-fused",
+        compile=PLANNED[side],
+        torch_version=options.torch_version,
+    )
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.save(path)
+    return made
+
+
+def run_side(name: str, side: str, ids: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
     """One side in this process: real tokens a second, peak, and what it took to begin."""
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
+    cap = options.cap or total
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     began = time.perf_counter()
-    made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
+    if side in PLANNED:
+        made = _planned(make_plan(name, side, ids, options), name, ids)
+    else:
+        made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
     stats = torch.cuda.memory_stats()
     times, tokens = made.pop("times"), made.pop("tokens")
     steady = [n / s for n, s in zip(tokens[NUM_WARM:], times[NUM_WARM:], strict=True)]
     return {
         **made,
-        "tokens_per_s": sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:]),
+        "tokens_per_s": (rate := sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:])),
+        "utilisation": rate * operations_a_token(name, list(map(len, ids))) / H200_OPERATIONS_PER_S,
         "median_tokens_per_s": median(steady),
         "tokens_per_s_with_start": sum(tokens) / (sum(times) + made.get("rehearsal_s", 0.0)),
         "total_s": time.perf_counter() - began,
@@ -94,6 +141,17 @@ def run_side(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
+
+
+def operations_a_token(name: str, lengths: list[int]) -> float:
+    """Of a training step: every weight of the layers is used three times, and every token sees its sequence."""
+    from vramfit.models.resolve import resolve
+
+    config = resolve(name).config
+    width, layers = config.hidden_size, config.num_hidden_layers
+    weights = layers * (4 * width * width + 2 * width * config.intermediate_size)
+    seen = sum(n * n for n in lengths) / sum(lengths)
+    return 6 * weights + 12 * layers * width * seen
 
 
 def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
@@ -121,6 +179,34 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         shapes = [_shape(micro_batch * SEQ // share) for share in SHARES]
         plain = packing.pack
         packing.pack = lambda batch, model: plain(batch, model, _smallest(shapes, batch))
+    return _run(stepper, ids) | predicted
+
+
+def _planned(plan: Any, name: str, ids: list[list[int]]) -> dict[str, Any]:
+    """The steps of a plan."""
+    import torch
+
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.stepper import Stepper
+
+    use_expandable_segments(torch.device("cuda"))
+    model = prepare(resolve(name), plan.workload).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    w, estimate = plan.workload, plan.estimate
+    return _run(Stepper(model, optimizer, plan=plan), ids) | {
+        "micro_batch": plan.micro_batch,
+        "settings": {k: getattr(w, k) for k in ("precision", "optimizer", "attention", "checkpointing", "compile")},
+        "predicted_allocated_bytes": estimate.peak_allocated_bytes,
+        "predicted_reserved_bytes": estimate.peak_reserved_bytes,
+        "predicted_tokens_per_s": BATCH * sum(map(len, ids)) / len(ids) / plan.step_time_s,
+    }
+
+
+def _run(stepper: Any, ids: list[list[int]]) -> dict[str, Any]:
+    import torch
+
     batches = _batches(ids)
     times, tokens = [], []
     began = time.perf_counter()
@@ -135,8 +221,7 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
         tokens.append(int(batch["attention_mask"].sum()))
-    made = {"times": times, "tokens": tokens, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
-    return made | predicted
+    return {"times": times, "tokens": tokens, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
 
 
 def _compile(model: Any) -> None:
@@ -310,7 +395,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve")
+    parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve; 0 for all")
+    parser.add_argument("--plans", type=Path, metavar="DIR", help="keep plans here, and take those that are there")
+    parser.add_argument("--plans-only", action="store_true", help="make the plans and leave; needs no GPU")
+    parser.add_argument("--torch-version", help="plan for this torch, such as 2.11; else the one here")
+    parser.add_argument("--lengths", choices=("real", "full"), default="real")
     parser.add_argument("--out", type=Path, default=Path("packed_speed.jsonl"))
     parser.add_argument("--timeout-s", type=float, default=240.0, help="of one side")
     return parser.parse_args(arguments)

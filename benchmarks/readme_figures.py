@@ -21,6 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GIB, KIB = 2**30, 2**10
+NUM_GRIDS = 8
+"""Cases of `brute_force.py`."""
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -150,7 +152,8 @@ def plans() -> str:
         "of a",
         f"grid (`benchmarks/brute_force.py`), plans reached {', '.join(f'{share:.0%}' for share in reached)} of",
         "the best",
-        f"throughput in the {len(reached)} cases that have run so far, of eight. Step times of plans were off by",
+        f"throughput in {'all' if len(reached) == NUM_GRIDS else len(reached)} of {WORDS[NUM_GRIDS]} cases. Step times of",
+        "plans were off by",
         f"{_time_error(made)} at the median, those of the grid by {_time_error(tried)}.",
     )
 

@@ -2,6 +2,7 @@
 
     python benchmarks/trainer_runs.py            # on a GPU
     python benchmarks/trainer_runs.py --quick    # a small model on an emulated GPU: does it run at all
+    python benchmarks/trainer_runs.py --models bert-base-uncased --tasks token-classification --caps 8 --sides auto
 
 Samples of random tokens, log-normal lengths (median 185, at most 512), padded to the longest of a batch, bf16 autocast,
 an effective batch of 64, under each cap. `fitted` is the script with its one line; `auto` the same with
@@ -18,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ GIB, MIB = 2**30, 2**20
 MODELS = ("bert-base-uncased", "bert-large-uncased")
 TASKS = ("sequence-classification", "token-classification")
 CAPS = tuple(int(g * GIB) for g in (6, 8, 11.17, 16, 24))
-SIDES = ("fitted", "auto", "disturbed")
+TRAINED, EVALUATED = ("fitted", "auto", "disturbed"), ("evaluated", "plain-evaluated")
+SIDES = TRAINED + EVALUATED
 BATCH, SEQ, MEDIAN, SPREAD = 64, 512, 185, 0.7
 NUM_STEPS, NUM_WARM = 24, 6
 TAKEN_FROM, TAKEN_UNTIL = 5, 10
@@ -37,13 +40,10 @@ QUICK = {"model": "bert-mini", "cap": 320 * MIB, "num_samples": 200, "num_labels
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is not there yet; 1 where a side failed that must not."""
+    """Run what is not there yet; 1 where a side that was asked for failed and must not."""
     options = _parse(arguments)
+    jobs = _jobs(options)
     forked.import_all()
-    jobs = [(m, t, c, s) for m in options.models for t in TASKS for c in options.caps for s in SIDES]
-    jobs += [
-        (options.evaluation["model"], TASKS[1], options.evaluation["cap"], s) for s in ("evaluated", "plain-evaluated")
-    ]
     done = {
         (r["model"], r["task"], r["cap"], r["side"])
         for r in forked.read_lines(options.out, "model", "task", "cap", "side")
@@ -57,7 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in forked.read_lines(options.out, "model", "task", "cap", "side")))
+    lines = forked.read_lines(options.out, "model", "task", "cap", "side")
+    failed = [(r["model"], r["task"], r["cap"], r["side"]) for r in lines if "error" in r]
+    return int(not set(failed).isdisjoint(jobs))
+
+
+def _jobs(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
+    """Model, task, cap and side of what was asked for; an evaluation has a model, a task and a cap of its own."""
+    trained, evaluated = ([s for s in sides if s in options.sides] for sides in (TRAINED, EVALUATED))
+    jobs = [(m, t, c, s) for m in options.models for t in options.tasks for c in options.caps for s in trained]
+    if TASKS[1] in options.tasks:
+        jobs += [(options.evaluation["model"], TASKS[1], options.evaluation["cap"], s) for s in evaluated]
+    return jobs
 
 
 def run_side(name: str, task: str, cap: int, side: str, evaluation: dict[str, Any], quick: bool) -> dict[str, Any]:
@@ -246,6 +257,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("trainer_runs.jsonl"))
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--tasks", type=_some(TASKS), default=list(TASKS), help=f"of {', '.join(TASKS)}")
+    parser.add_argument(
+        "--sides",
+        type=_some(SIDES),
+        default=list(SIDES),
+        help=f"of {', '.join(SIDES)}; the last two are token classification",
+    )
     parser.add_argument("--caps", type=lambda text: [int(float(c) * GIB) for c in text.split(",")], default=list(CAPS))
     parser.add_argument("--quick", action="store_true", help="a small model on an emulated GPU")
     parser.add_argument("--timeout-s", type=float, default=300.0)
@@ -253,7 +271,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options.evaluation = QUICK if options.quick else EVALUATION
     if options.quick:
         options.models, options.caps = ["bert-mini"], [320 * MIB]
+    if not _jobs(options):
+        parser.error(f"{', '.join(options.sides)} of {', '.join(options.tasks)}: there is nothing to run")
     return options
+
+
+def _some(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Reads a few of these, with commas between."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(choices)}")
+        return names
+
+    return read
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ VramfitError                 .hint: what to do about it
 ├ NoPlanFits                 the best plan, shortfall_bytes
 ├ BudgetExceeded             predicted, observed, phase
 ├ RecoveryExhausted          attempts
+├ RankFailed                 the rank, its reason
 └ MissingExtra               the pip command
 
 The message says what happened, with numbers; the hint says what to do. The command line prints both,
@@ -150,6 +151,15 @@ class RecoveryExhausted(VramfitError):
 
     def __init__(self, message: str, *, attempts: Sequence[str] = (), hint: str | None = None) -> None:
         self.attempts = tuple(attempts)
+        super().__init__(message, hint=hint)
+
+
+class RankFailed(VramfitError):
+    """Another process of the same run has stopped or is gone, so that this one cannot go on; says which, and why."""
+
+    def __init__(self, message: str, *, rank: int | None = None, reason: str = "", hint: str | None = None) -> None:
+        self.rank = rank
+        self.reason = reason
         super().__init__(message, hint=hint)
 
 

@@ -27,6 +27,7 @@ Optimizer = Literal["adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd",
 Quantize = Literal["int8", "int8-dynamic", "int4"]
 Offload = Literal["optimizer", "activations", "weights"]
 Allocator = Literal["default", "expandable"]
+Parallel = Literal["ddp", "fsdp"]
 Loop = Literal["plain", "stepper"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "quantize": get_args(Quantize),
     "offload": get_args(Offload),
     "allocator": get_args(Allocator),
+    "parallel": get_args(Parallel),
     "loop": get_args(Loop),
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
@@ -100,11 +102,15 @@ class Workload:
     offload: Offload | None = None
     """What lives in host memory until it is needed."""
     compile: bool = False
-    """`torch.compile` on the model."""
+    """`torch.compile` on the model's layers."""
     allocator: Allocator = "default"
     """`expandable` stands for `expandable_segments:True`."""
     num_gpus: int = 1
-    """GPUs that share the step."""
+    """GPUs that share the step: each passes its part of the batch, in micro-batches of its own."""
+    parallel: Parallel | None = None
+    """`ddp`: each of several GPUs has the whole model; `fsdp`: each has a part of it. None takes ddp."""
+    num_nodes: int = 1
+    """Machines that these GPUs are in, as many in each."""
     loop: Loop = "plain"
     """Whose step: the usual PyTorch loop, or vramfit's `Stepper`."""
     gpu: str | None = None
@@ -133,15 +139,16 @@ class Workload:
 
     def _split_batch(self) -> list[str]:
         """Work out accumulate and micro_batch from each other; what does not divide is a problem."""
-        given, accumulate = self.micro_batch, self.accumulate
-        if given is not None and given > self.batch:
-            return [f"micro_batch {given} is larger than batch {self.batch}"]
-        if accumulate is not None and accumulate > self.batch:
-            return [f"accumulate {accumulate} is more than the {self.batch} samples of a batch"]
-        accumulate = accumulate or (-(-self.batch // given) if given else 1)
-        micro_batch = given or -(-self.batch // accumulate)
-        if -(-self.batch // micro_batch) != accumulate:
-            return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}"]
+        given, accumulate, share = self.micro_batch, self.accumulate, self.share
+        of_each = f", of which each of {self.num_gpus} GPUs has {share}" if self.num_gpus > 1 else ""
+        if given is not None and given > share:
+            return [f"micro_batch {given} is larger than batch {self.batch}{of_each}"]
+        if accumulate is not None and accumulate > share:
+            return [f"accumulate {accumulate} is more than the {self.batch} samples of a batch{of_each}"]
+        accumulate = accumulate or (-(-share // given) if given else 1)
+        micro_batch = given or -(-share // accumulate)
+        if -(-share // micro_batch) != accumulate:
+            return [f"micro_batch {micro_batch} × accumulate {accumulate} is not batch {self.batch}{of_each}"]
         if self.loop == "plain" and micro_batch * accumulate != self.batch:
             return [
                 f"batch {self.batch} does not divide into {accumulate} equal micro-batches "
@@ -167,6 +174,11 @@ class Workload:
     def with_batch(self, batch: int) -> "Workload":
         """The same job at another effective batch, with the same number of micro-batches."""
         return replace(self, batch=batch, accumulate=self.accumulate, micro_batch=None)
+
+    @property
+    def share(self) -> int:
+        """Samples of a batch that one GPU passes; of the GPU that has most."""
+        return -(-self.batch // self.num_gpus)
 
     @property
     def trains(self) -> bool:
@@ -196,7 +208,7 @@ def _wrong_choices(w: Workload) -> list[str]:
     problems = []
     for name, allowed in CHOICES.items():
         value = getattr(w, name)
-        optional = name in ("attention", "quantize", "offload")
+        optional = name in ("attention", "quantize", "offload", "parallel")
         if value in allowed or (value is None and optional):
             continue
         problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} ({_meant(name, value, allowed)})")
@@ -237,7 +249,7 @@ def _wrong_freeze(freeze: object) -> list[str]:
 
 def _wrong_counts(w: Workload) -> list[str]:
     problems = []
-    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus"):
+    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes"):
         value = getattr(w, name)
         optional = name in ("accumulate", "micro_batch", "num_labels", "lora")
         if not (_is_count(value) or (value is None and optional)):
@@ -282,7 +294,13 @@ def _contradictions(w: Workload) -> list[str]:
             "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and dropout",
         ),
         (w.offload == "weights" and w.compile, "offload weights and compile do not go together: layers come and go"),
+        (
+            w.compile and w.offload not in (None, "weights"),
+            f"compile and offload {w.offload} do not go together: what hooks do is not compiled",
+        ),
+        (w.compile and w.quantize is not None, f"compile and quantize {w.quantize} do not go together yet"),
         *_offload_contradictions(w),
+        *_ranks_contradictions(w),
         (
             w.quantize is not None and w.trains and w.lora is None and not freezes_layers,
             f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora",
@@ -326,6 +344,32 @@ def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
         ),
         (by_layers and w.lora is not None, "offload weights and lora do not go together: take offload optimizer"),
         (by_layers and w.quantize is not None, f"offload weights and quantize {w.quantize} do not go together"),
+    ]
+
+
+def _ranks_contradictions(w: Workload) -> list[tuple[bool, str]]:
+    """What does not go with several GPUs."""
+    several = w.num_gpus > 1
+    shards = several and w.parallel == "fsdp"
+    return [
+        (several and not w.trains, f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"),
+        (
+            several and w.trains and w.loop != "stepper",
+            f"num_gpus {w.num_gpus} is for loop 'stepper': a plain loop's mean is not that of the whole batch",
+        ),
+        (several and w.num_gpus > w.batch, f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"),
+        (several and w.offload is not None, f"offload {w.offload} is for one GPU: take parallel fsdp"),
+        (several and w.compile, "compile is for one GPU yet"),
+        (
+            shards and w.optimizer in ("adamw-8bit", "adafactor"),
+            f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused",
+        ),
+        (
+            w.num_gpus % w.num_nodes != 0,
+            f"num_gpus {w.num_gpus} are in {w.num_nodes} machines: not as many in each (num_gpus counts all of them)",
+        ),
+        (shards and w.lora is not None, "lora learns little, and fsdp has little to cut: take parallel ddp"),
+        (shards and w.quantize is not None, f"quantize {w.quantize} weights cannot be cut: take parallel ddp"),
     ]
 
 

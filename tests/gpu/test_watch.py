@@ -1,9 +1,8 @@
 """The watch on a real GPU: agreement with torch's own counters, phases, habits by line, overhead, out of memory."""
 
-import gc
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,17 +28,6 @@ def line_of(marker: str) -> str:
     found = [number for number, line in enumerate(lines, start=1) if line.endswith(f"# {marker}")]
     assert len(found) == 1, marker
     return f"{HERE.name}:{found[0]}"
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def make_model() -> torch.nn.Module:

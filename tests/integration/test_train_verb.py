@@ -83,6 +83,19 @@ def test_predictions_are_those_of_plain_transformers_in_the_order_of_the_input(f
         assert row["probability"] == pytest.approx(float(probabilities.max()), abs=1e-5)
 
 
+def test_packed_predictions_are_the_padded_ones(folder: Path, trained: Done) -> None:
+    padded, packed = (
+        run("predict", str(folder / "out"), str(folder / "train.csv"), "--device", "cpu", "--attention", attention)
+        for attention in ("sdpa", "packed")
+    )
+    assert padded.code == packed.code == 0, packed.err
+    pairs = [tuple(map(json.loads, pair)) for pair in zip(*(d.out.splitlines() for d in (padded, packed)), strict=True)]
+    assert [mine["row"] for mine, _ in pairs] == [its["row"] for _, its in pairs]
+    assert all(abs(mine["probability"] - its["probability"]) < 1e-5 for mine, its in pairs)
+    wrong = run("predict", str(folder / "out"), str(folder / "dev.csv"), "--attention", "pakced")
+    assert (wrong.code, "nearest: packed" in wrong.err) == (2, True)
+
+
 def test_predictions_are_not_made_for_a_place_that_cannot_be_written(folder: Path, trained: Done) -> None:
     data = folder / "dev.csv"
     content = data.read_text()

@@ -22,6 +22,10 @@ Batch = Annotated[
 ]
 Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Cut sequences at so many tokens.")]
 PrecisionName = Annotated[str, typer.Option("--precision", metavar="NAME", help="Arithmetic.")]
+AttentionName = Annotated[
+    str | None,
+    typer.Option("--attention", metavar="NAME", help="sdpa, eager or packed; else packed where a GPU has its kernel."),
+]
 Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="What PyTorch may reserve.")]
 GPUName = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Choose the batch for this GPU.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cuda, cuda:N, cpu or emulated.")]
@@ -40,6 +44,7 @@ def run(
     batch: Batch = None,
     seq: Seq = None,
     precision: PrecisionName = "fp32",
+    attention: AttentionName = None,
     memory: Memory = None,
     gpu: GPUName = None,
     device: Device = None,
@@ -70,7 +75,8 @@ def run(
     say_what_was_cut(samples)
     with console(stderr=True).status("Evaluating …") as status:
         kind: Any = precision
-        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind)
+        chosen = trained.attention(place, precision, attention)
+        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
         inference.run(
             samples,
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
@@ -91,21 +97,27 @@ def check_precision(precision: str) -> None:
         raise WorkloadError([f"precision {precision!r} is not one of {', '.join(CHOICES['precision'])}"])
 
 
-def say_what_was_cut(samples: Any) -> None:
-    """Rows left out and samples cut, on stderr."""
+def say_what_was_cut(*parts: Any) -> None:
+    """Rows left out and samples cut, on stderr.
+
+    Args:
+        parts: the samples, as one or in parts; each part knows all bad rows.
+    """
     err = console(stderr=True)
-    if samples.bad_rows:
-        first = samples.bad_rows[0]
+    bad_rows = parts[0].bad_rows
+    if bad_rows:
         err.print(
-            f"{len(samples.bad_rows):,} rows cannot be used; the first is row {first.row}: {first.what}",
+            f"{len(bad_rows):,} rows cannot be used; the first is row {bad_rows[0].row}: {bad_rows[0].what}",
             markup=False,
             soft_wrap=True,
         )
-    if samples.num_truncated:
-        how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
+    num_truncated = sum(samples.num_truncated for samples in parts)
+    if num_truncated:
+        how = "read in overlapping windows" if parts[0].task == "question-answering" else "cut"
+        longest = max(max(samples.lengths) for samples in parts)
+        before = max(samples.longest_before_truncation for samples in parts)
         err.print(
-            f"{samples.num_truncated:,} rows are longer than {max(samples.lengths):,} tokens and were {how}; "
-            f"the longest has {samples.longest_before_truncation:,}",
+            f"{num_truncated:,} rows are longer than {longest:,} tokens and were {how}; the longest has {before:,}",
             soft_wrap=True,
         )
     sys.stderr.flush()

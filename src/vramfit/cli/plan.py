@@ -18,7 +18,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus", "num_nodes"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -33,6 +33,19 @@ def run(
     no_offload: Annotated[
         bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
     ] = False,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the layers; else only where --steps are enough for it to pay.",
+            rich_help_panel=_CHOICE,
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),
+    ] = None,
     margin: Annotated[
         str | None,
         typer.Option(
@@ -56,6 +69,10 @@ def run(
             metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
         ),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="GPUs that share each step, on all machines together.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines that they are in.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
     sagemaker: Annotated[
         bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
@@ -71,10 +88,12 @@ def run(
     if no_offload and options.offload is not None:
         raise typer.BadParameter("--offload and --no-offload contradict each other")
     keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
+    keywords |= {"compile": compile, "steps": steps}
     if no_offload:
         keywords["offload"] = False
+    keywords |= {name: n for name, n in (("num_gpus", gpus), ("num_nodes", nodes)) if n is not None}
     if sagemaker:
-        _show_instances(_instances(options.model, keywords), json=json)
+        _show_instances(plan_instances(options.model, keywords), json=json)
         return
     with console(stderr=True).status(f"Planning {options.model} …"):
         from vramfit.planner.lengths import lengths_from_data
@@ -110,7 +129,8 @@ def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
         console().print(render_no_plan(failure))
 
 
-def _instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+    """A plan for every SageMaker instance, while a line says how far it is."""
     with console(stderr=True).status(f"Planning {model} …") as status:
         from vramfit.planner.instances import fit_instances
 

@@ -2,13 +2,16 @@
 
 import json as json_format
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
 
 from vramfit.cli.evaluate import (
+    AttentionName,
     Batch,
     Device,
     GPUName,
@@ -42,6 +45,7 @@ def run(
     batch: Batch = None,
     seq: Seq = None,
     precision: PrecisionName = "fp32",
+    attention: AttentionName = None,
     memory: Memory = None,
     gpu: GPUName = None,
     device: Device = None,
@@ -70,27 +74,33 @@ def run(
             skip_bad_rows=True,
             max_rows=max_rows,
         )
-        samples = trained.read(source)
         place = Place(device, memory=memory)
-    say_what_was_cut(samples)
-    rows: list[list[dict[str, Any]]] = [[]] * len(samples)
+        chosen = trained.attention(place, precision, attention)
+        parts = trained.read_ahead(source) if chosen == "packed" else iter([trained.read(source)])
+        first = next(parts)
+    found: list[dict[str, Any]] = []
+    read: list[Any] = []
     with console(stderr=True).status("Predicting …") as status:
         kind: Any = precision
 
-        def take(output: Any, batch: Any, numbers: list[int]) -> None:
+        def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
             references = [samples.references[i] for i in numbers]
-            made = predictions(
-                output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer
+            found.extend(
+                predictions(output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer)
             )
-            for number, row in zip(numbers, made, strict=True):
-                rows[number] = [row]
 
-        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind)
-        inference.run(samples, take, lambda done, total: status.update(f"Predicting … {done:,} of {total:,}"))
-    found = [row for each in rows for row in each]
+        def pass_on() -> Iterator[Any]:
+            for samples in chain([first], parts):
+                read.append(samples)
+                yield samples
+
+        whole = None if chosen == "packed" else first
+        inference = trained.load(place, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
+        inference.run_parts(pass_on(), take, lambda done: status.update(f"Predicting … {done:,} done"))
+    say_what_was_cut(*read)
     if trained.task == "question-answering":
         found = merge_windows(found)
-    bad = [{"row": row.row, "error": row.what} for row in samples.bad_rows]
+    bad = [{"row": row.row, "error": row.what} for row in first.bad_rows]
     with ExitStack() as stack:
         file = _open(output, stack)
         for row in sorted([*found, *bad], key=lambda row: row["row"]):

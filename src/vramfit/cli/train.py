@@ -1,12 +1,14 @@
 """`vramfit train`: fine-tune a model on a file, inside a memory budget."""
 
+import os
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
 from vramfit.units import format_bytes
@@ -69,6 +71,20 @@ def run(
         str | None, _option("optimizer or weights wait in host memory; else planned.", _HOW, "NAME")
     ] = None,
     host_memory: Annotated[str | None, _option("What may wait in host memory, such as 16GiB.", _WHERE, "SIZE")] = None,
+    attention: Annotated[str | None, _option("sdpa, eager or packed (no padding); else planned.", _HOW, "NAME")] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the layers; else where the run is long enough for it to pay.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        _option("With torchrun: ddp, or fsdp (each GPU has a part of the model); else planned.", _HOW, "NAME"),
+    ] = None,
     allow: Annotated[
         str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _HOW, "NAME,…")
     ] = None,
@@ -98,9 +114,17 @@ def run(
     """Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
+    With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only the first process speaks.
     Leaves with 0, 1 for an error, 3 when it does not fit, 130 when interrupted.
     """
     given = {k: v for k, v in locals().items() if k not in ("json", "text_column")}
+    with only_one_speaks():
+        _train(given, text_column=text_column, json=json)
+
+
+def _train(given: dict[str, Any], *, text_column: str | None, json: bool) -> None:
+    allow, fail_at, checkpointing = given["allow"], given["fail_at"], given["checkpointing"]
+    freeze, max_grad_norm, resume = given["freeze"], given["max_grad_norm"], given["resume"]
     given |= {
         "text_columns": parse_names(text_column),
         "allow": parse_names(allow),
@@ -115,7 +139,7 @@ def run(
     request = TrainRequest(**given)
     display = Display()
     try:
-        with stop_request(resumes=resume) as stop, console(stderr=True).status("Loading …"):
+        with stop_request(resumes=resume) as stop, loading():
             from vramfit.runtime.training.train import train
 
             stop.check()
@@ -127,6 +151,8 @@ def run(
         if stopped.hint is not None:
             err.print(f"  → go on with: {_resume_command()}", markup=False, soft_wrap=True)
         raise typer.Exit(stopped.exit_code) from None
+    if not speaks():
+        return
     if json:
         print_json(record)
         return
@@ -137,7 +163,13 @@ def run(
 
 def _resume_command() -> str:
     arguments = [a for a in sys.argv[1:] if a != "--resume"]
-    return shlex.join(["vramfit", *arguments, "--resume"])
+    command = ["torchrun", "…", "-m"] if "TORCHELASTIC_RUN_ID" in os.environ else []
+    return shlex.join([*command, "vramfit", *arguments, "--resume"]).replace("'…'", "…")
+
+
+def loading() -> AbstractContextManager[Any]:
+    """A sign of life while torch is imported."""
+    return console(stderr=True).status("Loading …") if speaks() else nullcontext()
 
 
 class Display:

@@ -66,6 +66,11 @@ class EmulatedGPU:
         self._mode.__exit__(kind, value, trace)
 
     @property
+    def capacity_bytes(self) -> int:
+        """What is there for this process: all of it, without what another one took."""
+        return max(self.memory_bytes - self._taken_bytes, 0)
+
+    @property
     def requested_bytes(self) -> int:
         """As `requested_bytes.all.current` of `torch.cuda.memory_stats`."""
         return self._allocator.requested_bytes
@@ -128,7 +133,7 @@ class EmulatedGPU:
         self._limit()
 
     def _limit(self) -> None:
-        self._allocator.set_capacity(max(self.memory_bytes - self._taken_bytes, 0))
+        self._allocator.set_capacity(self.capacity_bytes)
 
     def _meet(self, tensor: torch.Tensor) -> None:
         """Give a storage its block, if it has none yet."""
@@ -165,7 +170,7 @@ class EmulatedGPU:
     def _out_of_memory(self, num_bytes: int) -> torch.OutOfMemoryError:
         """CUDACachingAllocator.cpp (2.11) words it so."""
         self.num_failures += 1
-        free = max(self.memory_bytes - self._taken_bytes - self._allocator.reserved_bytes, 0)
+        free = max(self.capacity_bytes - self._allocator.reserved_bytes, 0)
         cached = self._allocator.reserved_bytes - self._allocator.allocated_bytes
         return torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {format_bytes(num_bytes)}. GPU 0 has a total capacity of "

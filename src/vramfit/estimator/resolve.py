@@ -30,7 +30,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     name = model if isinstance(model, str) and model else type(model).__name__
     workload = Workload.from_keywords(model=name, **given)
     resolved = resolve(model, task=workload.task, num_labels=workload.num_labels, trust_remote_code=trust)
-    problems = _not_yet(workload) + _beyond_the_model(workload, resolved)
+    problems = _beyond_the_model(workload, resolved)
     target = _target(workload, problems)
     if target is None or problems:
         raise WorkloadError(problems)
@@ -76,11 +76,3 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
         has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
         problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
     return problems
-
-
-def _not_yet(workload: Workload) -> list[str]:
-    """Keywords that are understood but not predicted yet."""
-    asked = {
-        "num_gpus above 1": workload.num_gpus > 1,
-    }
-    return [f"{name} is not predicted yet" for name, wanted in asked.items() if wanted]

@@ -9,7 +9,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import TRACED_MICRO_BATCHES, order_of, trace
+from vramfit.trace.run import num_traced, order_of, trace
 from vramfit.trace.template import StreamTemplate, Turn
 from vramfit.workload import Workload
 
@@ -29,6 +29,8 @@ class TracedWorkload:
     profile: CudaProfile
     num_resident: int = 0
     """Layers that stay on the device where weights are offloaded."""
+    num_sequences: int | None = None
+    """That a packed row may hold; None: as many as a step has."""
 
     @property
     def options(self) -> AllocatorOptions:
@@ -59,20 +61,21 @@ class TracedWorkload:
         if self.resolved.module is not None:  # a module may change between two calls
             return self._trace(batch)
         key = (self.resolved.config.to_json_string(), self.profile, batch, self._traced_alike(), self.num_resident)
-        template = _kept.pop(key, None)
+        packed = (self.num_sequences, self.workload.accumulate) if self.workload.attention == "packed" else ()
+        template = _kept.pop((*key, *packed), None)
         if template is None:
             template = self._trace(batch)
-        _kept[key] = template
+        _kept[(*key, *packed)] = template
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
         return template
 
     def _traced_alike(self) -> Workload:
         """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
-        num_micro = min(self.workload.accumulate or 1, TRACED_MICRO_BATCHES)
+        num_micro = num_traced(self.workload)
         return replace(
             self.workload,
-            batch=num_micro,
+            batch=num_micro * self.workload.num_gpus,
             accumulate=num_micro,
             micro_batch=None,
             precision="fp32" if self.workload.precision == "tf32" else self.workload.precision,
@@ -80,7 +83,15 @@ class TracedWorkload:
             gpu=None,
             memory=None,
             host_memory=None,
+            num_nodes=1,
         )
 
     def _trace(self, batch: int | None) -> StreamTemplate:
-        return trace(self.resolved, self.workload, self.profile, batch=batch, num_resident=self.num_resident)
+        return trace(
+            self.resolved,
+            self.workload,
+            self.profile,
+            batch=batch,
+            num_resident=self.num_resident,
+            num_sequences=self.num_sequences,
+        )

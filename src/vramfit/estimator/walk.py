@@ -14,6 +14,14 @@ from vramfit.records.estimate import CATEGORIES, Category, TensorGroup, Timeline
 from vramfit.records.stream import Origin, Stream
 
 NUM_TIMELINE_POINTS = 96
+OF_RANKS: dict[str, Category] = {
+    "ddp_bucket": "gradients",
+    "reduce_scatter": "gradients",
+    "sharded_gradient": "gradients",
+    "all_gather": "weights",
+    "gathered": "weights",
+}
+"""What one rank of several holds whatever the part: buckets of gradients, layers that were gathered."""
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -139,6 +147,8 @@ class _Categories:
 
     def _find(self, request: int) -> Category:
         origin = self._stream.origins[self._stream.request_origins[request]]
+        if origin.operator in OF_RANKS:
+            return OF_RANKS[origin.operator]
         if origin.part == "load":
             return "weights"
         if origin.part == "inputs":

@@ -179,6 +179,35 @@ class Watch(ContextDecorator):
             num_ooms=reading.num_ooms,
         )
 
+    def capture(
+        self,
+        error: BaseException,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> OutOfMemoryReport | None:
+        """What is alive now, for a program that deals with an out-of-memory error itself; `record` keeps it too.
+
+        To be called inside `except`, where all that the error's frames hold is alive. None where the look failed.
+
+        Args:
+            model, optimizer: whose tensors are weights and state, where they have not run inside the watch yet.
+        """
+        if model is not None:
+            self._models.add(model)
+        if optimizer is not None:
+            self._optimizers.add(optimizer)
+        del self._reports[MAX_REPORTS - 1 :]
+        num_before = len(self._reports)
+
+        def look() -> None:
+            frames, root = frames_of(error.__traceback__), self._model() if self._model is not None else model
+            operator = self._ledger.last.operator if self._ledger is not None else ""
+            self._capture(error, operator, module_of(frames, root), source_of(frames))
+
+        self._guarded(look)
+        return self._reports[-1] if len(self._reports) > num_before else None
+
     # what the phases tell
 
     def on_phase(self, old: WatchPhase, new: WatchPhase) -> None:

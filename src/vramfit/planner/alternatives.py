@@ -14,8 +14,8 @@ def alternatives_of(bench: Bench, search: Search, chosen: Choice, limit_bytes: i
     """Other settings, fastest first; what does not fit stands behind what does."""
     found = {(c.recipe, c.micro_batch): c for c in [*search.largest(), *search.tried]}
     plainest = _plainest(search)
-    if bench.batch in search.sizes and plainest is not None:
-        found.setdefault((plainest, bench.batch), search.predict(plainest, bench.batch))
+    if bench.share in search.sizes and plainest is not None:
+        found.setdefault((plainest, bench.share), search.predict(plainest, bench.share))
     found.pop((chosen.recipe, chosen.micro_batch), None)
     made = [_alternative(bench, choice, limit_bytes) for choice in found.values()]
     return tuple(sorted(made, key=lambda a: (not a.fits, a.step_time_s))[:MAX_SHOWN])
@@ -28,12 +28,13 @@ def _plainest(search: Search) -> Recipe | None:
 
 
 def _alternative(bench: Bench, choice: Choice, limit_bytes: int) -> Alternative:
+    packed = choice.recipe.attention == "packed"
     return Alternative(
         settings=words_of(bench, choice),
         kind=strongest(bench.workload(choice.recipe, choice.micro_batch)),
         micro_batch=choice.micro_batch,
         accumulate=bench.passes(choice.micro_batch),
-        step_time_s=choice.step_time_s,
+        step_time_s=bench.full_time(choice.recipe, choice.micro_batch) if packed else choice.step_time_s,
         safe_reserved_bytes=choice.safe_reserved_bytes,
         fits=choice.safe_reserved_bytes <= limit_bytes,
     )
@@ -42,7 +43,9 @@ def _alternative(bench: Bench, choice: Choice, limit_bytes: int) -> Alternative:
 def words_of(bench: Bench, choice: Choice) -> str:
     """Settings in short: what differs from plain training first, then how the batch is split."""
     recipe = choice.recipe
-    phrases = [recipe.precision, recipe.optimizer]
+    phrases = [recipe.precision, recipe.optimizer, *(["packed"] if recipe.attention == "packed" else [])]
+    if recipe.compile:
+        phrases.append("compiled")
     if recipe.checkpointing is not None:
         layers = bench.num_layers if recipe.checkpointing == "full" else recipe.checkpointing
         phrases.append(f"{layers} of {bench.num_layers} layers checkpointed")

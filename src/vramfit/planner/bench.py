@@ -9,16 +9,17 @@ from vramfit.errors import WorkloadError
 from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.target import Target
+from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
+from vramfit.models.tasks import supported_attention
 from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
-from vramfit.records.estimate import Estimate
+from vramfit.records.estimate import Basis, Estimate
 from vramfit.workload import Workload
 
 PROBED_PASSES = 2
@@ -62,6 +63,8 @@ class Bench:
         self.fixed: Mapping[str, Any] = keywords
         self.timed_gpu = self.target.gpu or _typical()
         self.num_predicted = 0
+        self.full_samples: int | None = None
+        """Samples of full length that have as many tokens as a batch has on real lengths: what packed rows hold."""
         self._layers: int | None = None
         self._shapes: dict[Recipe, Shapes] = {}
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
@@ -79,6 +82,11 @@ class Bench:
         return self.base.batch
 
     @property
+    def share(self) -> int:
+        """Samples of it that one GPU passes."""
+        return self.base.share
+
+    @property
     def num_layers(self) -> int:
         """Layers that can be checkpointed."""
         if self._layers is None:
@@ -90,19 +98,36 @@ class Bench:
         """Whether the model's class supports it."""
         return bool(getattr(self._base.resolved.model_class, "supports_gradient_checkpointing", False))
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether sequences may lie end to end: a family that has it, and no module that would have to be changed."""
+        resolved = self._base.resolved
+        return resolved.module is None and "packed" in supported_attention(resolved.model_class)
+
+    def basis(self, *, packs: bool, compiles: bool) -> Basis:
+        """Whether such predictions were compared with measurements."""
+        attention = "packed" if packs else self.base.attention
+        return target_of(replace(self.base, attention=attention, compile=compiles)).basis
+
     def passes(self, micro_batch: int) -> int:
         """Forward passes of a step."""
-        return -(-self.batch // micro_batch)
+        return -(-self.share // micro_batch)
+
+    def timed_batch(self, recipe: Recipe) -> int:
+        """Samples of full length that go through a GPU in a step."""
+        return self.full_samples or self.share if recipe.attention == "packed" else self.share
 
     def floor_bytes(self, recipe: Recipe) -> int:
         """What is held at least, whatever the split and the checkpointing: known without a trace."""
         precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
         shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None, offload=None)
+        shaped = replace(shaped, compile=False)
         if shaped not in self._shapes:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
         if recipe.offload is not None:
             return self._shapes[shaped].weight_bytes if recipe.offload == "optimizer" else 0
-        return self._shapes[shaped].floor_bytes(recipe.optimizer)
+        num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
+        return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
 
     def fits_host(self, recipe: Recipe) -> bool:
         """Whether what waits in host memory is within what was given for it."""
@@ -117,11 +142,11 @@ class Bench:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
         key = (recipe, micro_batch)
         if key not in self._peeks:
-            several = self.batch > 1
+            several = self.share > 1
             traced = self.traced(recipe, PROBED_PASSES if several else 1)
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
-            seconds = self.seconds(template, self.workload(recipe, micro_batch), micro_batch)
+            seconds = self._seconds(template, recipe, micro_batch, self.timed_batch(recipe))
             peaks = peaks_of_parts(stream)
             self._peeks[key] = Peek(max(peaks.values()), seconds, peaks["optimizer"])
             self.num_predicted += 1
@@ -143,14 +168,24 @@ class Bench:
 
     def weight_bytes(self, recipe: Recipe) -> int:
         """What the weights ask for, which no recipe's gradients exceed."""
-        stream = self.traced(recipe, PROBED_PASSES if self.batch > 1 else 1).stream(ANY_BATCH, num_steady=1)
+        stream = self.traced(recipe, PROBED_PASSES if self.share > 1 else 1).stream(ANY_BATCH, num_steady=1)
         end = next(index for index, part in stream.parts if part != "load")
         return sum(event for event in stream.events[:end] if event > 0)
 
     def step_time(self, recipe: Recipe, micro_batch: int) -> float:
-        """Seconds of a step by the very trace that it has."""
+        """Seconds of a step by the very trace that it has, of packed rows on real lengths."""
         traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
-        return self.seconds(traced.template(micro_batch), self.workload(recipe, micro_batch), micro_batch)
+        return self._seconds(traced.template(micro_batch), recipe, micro_batch, self.timed_batch(recipe))
+
+    def full_time(self, recipe: Recipe, micro_batch: int) -> float:
+        """Seconds of a step whose samples are all of full length."""
+        traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
+        return self._seconds(traced.template(micro_batch), recipe, micro_batch, self.share)
+
+    def _seconds(self, template: Any, recipe: Recipe, micro_batch: int, batch: int) -> float:
+        split: dict[str, Any] = {"batch": batch * self.base.num_gpus, "micro_batch": min(micro_batch, batch)}
+        split["accumulate"] = None
+        return self.seconds(template, replace(self.base, **recipe.keywords(), **split), micro_batch)
 
     def estimate(self, recipe: Recipe, micro_batch: int) -> Estimate:
         """The whole prediction, inside the budget."""
@@ -171,10 +206,10 @@ class Bench:
         """A job of so many micro-batches; their size is filled in later."""
         key = (recipe, num_passes)
         if key not in self._traced:
-            workload = replace(
-                self.base, **recipe.keywords(), batch=num_passes, accumulate=num_passes, micro_batch=None
-            )
-            self._traced[key] = replace(self._base, workload=workload)
+            batch = num_passes * self.base.num_gpus
+            workload = replace(self.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
+            most = self.batch if recipe.attention == "packed" else None  # short ones may all go into one row
+            self._traced[key] = replace(self._base, workload=workload, num_sequences=most)
         return self._traced[key]
 
     def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:

@@ -17,6 +17,7 @@ WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
 }
+FEW = "{} compared with few measurements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,17 @@ class Margin:
     reason: str
 
 
-def tight_margin_of(budget_bytes: int, basis: str) -> Margin:
+def _why(basis: str, workload: Workload) -> str:
+    if basis == "derived" and workload.compile:
+        return FEW.format("compiled layers were")
+    return FEW.format("packed attention was") if basis == "derived" and workload.attention == "packed" else WORDS[basis]
+
+
+def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin:
     """The least that is left where the usual margin leaves no plan: what predictions may be off."""
     num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
     why = f"only {format_bytes(num_bytes)} stay free, since no settings leave more: {BASIS_SHARE[basis]:.0%} since "
-    return Margin(num_bytes, f"{why}{WORDS[basis]}, and nothing for batches of varied lengths")
+    return Margin(num_bytes, f"{why}{_why(basis, workload)}, and nothing for batches of varied lengths")
 
 
 def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:
@@ -48,7 +55,7 @@ def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | 
         return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
     basis_share = BASIS_SHARE[basis]
     num_bytes = int(basis_share * budget_bytes)
-    why = f"{basis_share:.0%} since {WORDS[basis]}"
+    why = f"{basis_share:.0%} since {_why(basis, workload)}"
     if varied:
         share = LENGTHS_SHARE[workload.allocator]
         for_lengths = max(int(share * budget_bytes), LEAST_FOR_LENGTHS)

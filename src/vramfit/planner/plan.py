@@ -1,5 +1,6 @@
 """`plan`: the fastest settings that fit a job into a GPU, certified by prediction."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,22 @@ from vramfit.planner.reasons import reasons_of
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
-from vramfit.planner.space import Recipe, Training, recipes, trainings, waitings
-from vramfit.planner.varied import quicker, time_on_lengths
-from vramfit.records.estimate import Estimate
+from vramfit.planner.space import NOTHING, Recipe, Training, Waiting, recipes, trainings, waitings
+from vramfit.planner.varied import full_samples, padding_share, quicker, time_on_lengths
+from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
+from vramfit.techniques.catalogue import TRITON_CAPABILITY
 
+WORTH_PACKING = 0.04
+"""Of the tokens of padded passes, how many have to be padding for sequences to be laid end to end: at full length,
+packed passes are predicted to take up to 4 % longer."""
+COMPILE_S = 30.0
+"""What compiling is taken to take before the first step, training and evaluation together: for training, BERT-base took
+11 s and BERT-large 14 s on the machine of an H200."""
+LEAST_COMPILED_S = 10 * COMPILE_S
+"""Shorter runs are not worth it: compiled steps are a sixth faster at best."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
+SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +53,15 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     Args:
         model: as for `estimate`.
         lengths: real lengths of the samples in tokens, a list or a file with one a line: the plan is certified for the
-            longest and timed on all of them.
+            longest and timed on all of them. Where they vary, sequences are laid end to end (attention `packed`) if
+            model, precision and GPU can.
         **keywords: fields of `Workload`; what is given is kept, the rest is chosen. `gpu` or `memory` is needed.
             allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
             exact: True for the same maths only: fp32, no 8-bit optimizer.
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
+            compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
+                are given and so many that it pays.
+            num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 
     Raises:
@@ -56,16 +71,27 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     >>> plan("bert-tiny", batch=32, seq=128, gpu="t4").accumulate
     1
     """
+    if keywords.get("num_gpus", 1) != 1:
+        from vramfit.planner.ranks import plan_for_ranks
+
+        return plan_for_ranks(model, lengths, keywords)
+    return plan_for_one(model, lengths, keywords)
+
+
+def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
+    """The plan of a job whose GPUs share the model in a given way."""
     request = Request.of(keywords)
     with collection_paused():
         sampled = None if lengths is None else lengths_of(lengths)
         if sampled is not None:
             request, sampled = _at_longest(model, request, sampled)
         bench = Bench(model, request)
+        if sampled is not None:
+            bench.full_samples = full_samples(bench, sampled)
         found = find(bench, sampled)
         if found is None:
             raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
-        return _make(bench, found, sampled)
+        return _make(bench, _compiled(bench, found, sampled) or found, sampled)
 
 
 def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request, Lengths]:
@@ -82,27 +108,97 @@ def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request
     return replace(request, fixed={**fixed, "seq": cut.longest}), cut
 
 
-def _margins(bench: Bench, sampled: Lengths | None) -> list[Margin]:
+def _margins(bench: Bench, sampled: Lengths | None, *, packs: bool = False, compiles: bool = False) -> list[Margin]:
     """The usual margin, and a tight one where the usual one is the planner's own."""
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
-    basis = bench.target.basis
-    workload = replace(bench.base, allocator=allocator)
+    basis = bench.basis(packs=packs, compiles=compiles)
+    attention = "packed" if packs else bench.base.attention
+    workload = replace(bench.base, allocator=allocator, attention=attention, compile=compiles)
     usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
-    tight = tight_margin_of(bench.budget_bytes, basis)
+    tight = tight_margin_of(bench.budget_bytes, basis, workload)
     return [usual] if bench.request.margin is not None or tight.num_bytes >= usual.num_bytes else [usual, tight]
 
 
 def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full."""
-    capability = bench.target.profile.compute_capability
     for training in trainings(bench.request, bench.num_layers):
         for waiting in waitings(bench.request, training, able=bench.can_checkpoint):
-            made = recipes(bench.request, training, bench.base, capability, waiting)
-            for margin in _margins(bench, sampled):
-                found = _find_within(bench, made, training, margin, sampled)
-                if found is not None:
-                    return found
+            packed = _find_packed(bench, training, waiting, sampled)
+            if packed is not None and not _waits_for_host(packed.estimate):
+                return packed
+            found = _find_with(bench, training, waiting, sampled, packs=False)
+            if found is not None or packed is not None:
+                return _quicker_of(bench, packed, found, sampled)
+    return None
+
+
+def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
+    """The fastest choice without padding, where lengths are known and there would be enough of it."""
+    if sampled is None or not sampled.varies or "attention" in bench.request.fixed:
+        return None
+    if waiting.offload is not None or not bench.can_pack or bench.base.num_gpus > 1:
+        return None
+    if padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
+        return None
+    found = _find_with(bench, training, waiting, sampled, packs=True)
+    if found is None or padding_share(bench, found.choice.micro_batch, sampled) < WORTH_PACKING:
+        return None
+    return found
+
+
+def _waits_for_host(estimate: Estimate) -> bool:
+    """Whether the device is done before the host: then fewer tokens save no time."""
+    times = estimate.time_breakdown
+    return sum(times.values()) - times.get(HOST, 0.0) < times.get(HOST, 0.0)
+
+
+def _quicker_of(bench: Bench, packed: Found | None, padded: Found | None, sampled: Lengths | None) -> Found | None:
+    if packed is None or padded is None or sampled is None:
+        return packed or padded
+    times = [time_on_lengths(bench, f.choice, sampled) * f.choice.recipe.price for f in (packed, padded)]
+    return packed if times[0] <= times[1] else padded
+
+
+def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
+    """The same with compiled layers, where a run is long enough for that; None where it is not."""
+    request, recipe = bench.request, plain.choice.recipe
+    capability = bench.target.profile.compute_capability
+    before_s = (request.steps or 0) * _seconds(bench, plain, sampled)
+    if "compile" in request.fixed or request.exact or before_s < LEAST_COMPILED_S:
+        return None
+    if capability < TRITON_CAPABILITY or recipe.offload is not None or recipe.quantize is not None:
+        return None
+    if bench.base.num_gpus > 1:
+        return None
+    packs = recipe.attention == "packed"
+    found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiles=True)
+    if found is None:
+        return None
+    after_s = (request.steps or 0) * _seconds(bench, found, sampled) + COMPILE_S
+    return found if after_s < before_s else None
+
+
+def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:
+    return found.choice.step_time_s if sampled is None else time_on_lengths(bench, found.choice, sampled)
+
+
+def _find_with(
+    bench: Bench,
+    training: Training,
+    waiting: Waiting,
+    sampled: Lengths | None,
+    *,
+    packs: bool,
+    compiles: bool | None = None,
+) -> Found | None:
+    compiles = bench.base.compile if compiles is None else compiles
+    capability = bench.target.profile.compute_capability
+    made = recipes(bench.request, training, bench.base, capability, waiting, packs=packs, compiles=compiles)
+    for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
+        found = _find_within(bench, made, training, margin, sampled)
+        if found is not None:
+            return found
     return None
 
 
@@ -129,11 +225,14 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
     others = alternatives_of(bench, search, choice, limit_bytes)
-    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available, SAVING]
+    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
+    notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:
         seconds = time_on_lengths(bench, choice, sampled)
+    if choice.recipe.compile:
+        notes.append(f"compiling takes about {COMPILE_S:.0f} s before the first step, which step times leave out")
     return Plan(
         workload=estimate.workload,
         estimate=estimate,
@@ -142,7 +241,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         budget_bytes=bench.budget_bytes,
         margin_bytes=found.margin.num_bytes,
         margin_reason=found.margin.reason,
-        reasons=reasons_of(bench, search, choice, found.training, estimate),
+        reasons=reasons_of(bench, search, choice, found.training, estimate, sampled),
         alternatives=others,
         num_predicted=bench.num_predicted,
         lengths=None if sampled is None else sampled.summary(),

@@ -6,8 +6,10 @@ from typing import Any
 
 from vramfit.planner.alternatives import without_checkpointing
 from vramfit.planner.bench import Bench
+from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe, Training
+from vramfit.planner.varied import padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
 from vramfit.techniques.catalogue import Technique, find
@@ -17,7 +19,7 @@ from vramfit.workload import Workload
 ASKED = "asked for"
 KEYWORDS = (
     *("precision", "checkpointing", "optimizer", "attention", "allocator"),
-    *("freeze", "lora", "quantize", "offload"),
+    *("freeze", "lora", "quantize", "offload", "compile"),
 )
 BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
 MASTERS = "hardly any: masters in fp32 keep every update"
@@ -26,14 +28,21 @@ COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
 
 
 def reasons_of(
-    bench: Bench, search: Search, chosen: Choice, training: Training, estimate: Estimate
+    bench: Bench,
+    search: Search,
+    chosen: Choice,
+    training: Training,
+    estimate: Estimate,
+    lengths: Lengths | None = None,
 ) -> tuple[Reason, ...]:
     """A reason for each setting that is not the plainest, in the order of the step."""
     workload = bench.workload(chosen.recipe, chosen.micro_batch)
     whys = dict(_whys(bench, search, chosen, training))
+    if chosen.recipe.attention == "packed":
+        whys["attention"] = _why_packed(bench, chosen, lengths)
     if chosen.recipe.offload is not None:
         whys["offload"] = _why_offload(bench, chosen, estimate)
-    made = [_split_reason(bench, search, chosen)]
+    made = [_split_reason(bench, search, chosen, lengths)]
     for keyword in KEYWORDS:
         value = getattr(workload, keyword)
         technique = find(keyword, value)
@@ -48,6 +57,17 @@ def reasons_of(
             )
         )
     return tuple(made)
+
+
+def _why_packed(bench: Bench, chosen: Choice, lengths: Lengths | None) -> str:
+    """What laying sequences end to end saves."""
+    if lengths is None:
+        return "sequences lie end to end, so that padding takes nothing"
+    share = padding_share(bench, chosen.micro_batch, lengths)
+    why = f"sequences lie end to end; {share:.0%} of padded passes would be padding"
+    if bench.base.task == "question-answering":
+        why += "; an answer is sought among a text's own tokens, and no more among its padding"
+    return why
 
 
 def _cost_in_bf16(recipe: Recipe) -> str:
@@ -71,8 +91,8 @@ def _why_offload(bench: Bench, chosen: Choice, estimate: Estimate) -> str:
     return (
         f"nothing fits that stays on the GPU, where weights, gradients and {chosen.recipe.optimizer}'s state alone "
         f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory, and of the "
-        f"{chosen.step_time_s:.2g} s of a step copies take {times.get(COPIES, 0.0):.2g} s and what is computed there "
-        f"{times.get(HOST_STEP, 0.0):.2g} s"
+        f"{chosen.step_time_s:.2g} s of a step copies of layers and gradients take "
+        f"{times.get(COPIES, 0.0):.2g} s and the optimizer {times.get(HOST_STEP, 0.0):.2g} s"
     )
 
 
@@ -106,6 +126,8 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         yield "optimizer", "AdamW in one pass over weights and moments, on the cores of the host"
     elif recipe.optimizer == "adamw-fused":
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
+    if recipe.compile:
+        yield "compile", _why_compiled(bench, chosen)
     yield "attention", "scores are computed in tiles and never written out"
     yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
     if recipe.offload is not None and recipe.precision == "bf16":
@@ -132,6 +154,13 @@ def _compare(bench: Bench, chosen: Choice, other: Recipe) -> str:
     return f"{faster} and {size} for the same samples"
 
 
+def _why_compiled(bench: Bench, chosen: Choice) -> str:
+    """Time and memory beside the same layers as they are."""
+    this, that = (bench.peek(replace(chosen.recipe, compile=c), chosen.micro_batch) for c in (True, False))
+    less, faster = that.requested_bytes - this.requested_bytes, that.step_time_s / this.step_time_s - 1
+    return f"fused kernels keep {format_bytes(max(less, 0))} less, and steps are {faster:.0%} faster by what they read"
+
+
 def _state_saved(search: Search, recipe: Recipe) -> int | None:
     family = next((f for f in search.families if f.recipe == replace(recipe, checkpointing=None)), None)
     if family is None or family.sibling is None:
@@ -152,7 +181,22 @@ def _why_checkpointing(search: Search, chosen: Choice) -> str:
     )
 
 
-def _split_reason(bench: Bench, search: Search, chosen: Choice) -> Reason:
+def _why_rows(bench: Bench, chosen: Choice, lengths: Lengths) -> str:
+    """How the tokens of a batch go into packed rows."""
+    room, mean = chosen.micro_batch * bench.base.seq, bench.batch * sum(lengths.values) / len(lengths.values)
+    passes = -(-bench.timed_batch(chosen.recipe) // chosen.micro_batch)
+    several = "one pass" if passes == 1 else f"{passes} passes"
+    return (
+        f"a pass holds {room:,} tokens, and {bench.batch} samples have {mean:,.0f} on average: {several} for most "
+        "batches, with gradients summed where there are several"
+    )
+
+
+def _split_reason(bench: Bench, search: Search, chosen: Choice, lengths: Lengths | None) -> Reason:
+    if chosen.recipe.attention == "packed" and lengths is not None:
+        asked = {"micro_batch", "accumulate"} & bench.request.asked
+        why = ASKED if asked else _why_rows(bench, chosen, lengths)
+        return Reason(setting=f"micro_batch {chosen.micro_batch}", kind="free", why=why)
     workload: Workload = bench.workload(chosen.recipe, chosen.micro_batch)
     passes = workload.accumulate or 1
     setting = f"micro_batch {chosen.micro_batch} × {passes}" if passes > 1 else f"micro_batch {chosen.micro_batch}"
@@ -164,7 +208,7 @@ def _split_reason(bench: Bench, search: Search, chosen: Choice) -> Reason:
 
 
 def _why_not_larger(bench: Bench, search: Search, chosen: Choice) -> str:
-    larger = max(m for m in search.sizes if m > chosen.micro_batch) if chosen.micro_batch < bench.batch else None
+    larger = max(m for m in search.sizes if m > chosen.micro_batch) if chosen.micro_batch < bench.share else None
     larger = min((m for m in search.sizes if m > chosen.micro_batch), default=larger)
     same = f"gradients of {bench.batch} samples are summed, so that nothing changes"
     if larger is None:

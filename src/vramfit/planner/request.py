@@ -19,7 +19,7 @@ ALLOWABLE: Mapping[str, str] = {
 """What a plan uses only where it is allowed → what it means."""
 SETTINGS = (
     *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize", "offload"),
-    *("allocator", "micro_batch", "accumulate"),
+    *("compile", "allocator", "micro_batch", "accumulate"),
 )
 """Keywords that the planner chooses where the user does not."""
 NOT_PLANNED = {
@@ -27,7 +27,7 @@ NOT_PLANNED = {
     "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
 }
 """Keyword → the one value it has in a plan, and why."""
-OWN = ("allow", "exact", "margin", "trust_remote_code")
+OWN = ("allow", "exact", "margin", "steps", "trust_remote_code")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,8 @@ class Request:
     margin: float | int | None = None
     """A share of the budget below 1, or bytes; None takes the planner's own."""
     trust_remote_code: bool = False
+    steps: int | None = None
+    """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
     offloads: bool = True
     """Whether what is not needed at the moment may wait in host memory."""
 
@@ -76,11 +78,24 @@ class Request:
         margin = _margin(given.pop("margin", None), problems)
         exact = given.pop("exact", False) is True
         trust = bool(given.pop("trust_remote_code", False))
+        steps = given.pop("steps", None)
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            problems.append(f"steps {steps!r} is not a whole number from 1")
+        if exact and given.get("compile") is True:
+            problems.append("exact and compile do not go together: fused kernels round otherwise")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
             problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
         if problems:
             raise WorkloadError(problems)
-        return Request(fixed=given, allow=allow, exact=exact, margin=margin, trust_remote_code=trust, offloads=offloads)
+        return Request(
+            fixed=given,
+            allow=allow,
+            exact=exact,
+            margin=margin,
+            trust_remote_code=trust,
+            steps=steps,
+            offloads=offloads,
+        )
 
 
 def _allowed(value: str | Iterable[str], problems: list[str]) -> frozenset[str]:

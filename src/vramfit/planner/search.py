@@ -61,14 +61,15 @@ class Search:
 
     Args:
         bench: predicts.
-        recipes: without checkpointing, unless it is fixed; the first optimizer's first.
+        recipes: without checkpointing, unless it is fixed; the first optimizer's first. All or none are packed.
         limit_bytes: what may be reserved.
     """
 
     def __init__(self, bench: Bench, recipes: Sequence[Recipe], limit_bytes: int) -> None:
         self.bench = bench
         self.limit_bytes = limit_bytes
-        self.sizes = micro_batches(bench.request, bench.batch)
+        batch = bench.timed_batch(recipes[0]) if recipes else bench.share
+        self.sizes = micro_batches(bench.request, batch)
         self.tried: list[Choice] = []
         self.families: list[_Family] = []
         self.not_available: list[str] = []

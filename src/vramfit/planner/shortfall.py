@@ -14,6 +14,7 @@ from vramfit.planner.request import Request
 from vramfit.planner.space import (
     Recipe,
     Training,
+    Waiting,
     learns_in_layers,
     micro_batches,
     recipes,
@@ -73,9 +74,9 @@ def _enough_host_bytes(bench: Bench, limit_bytes: int) -> int | None:
     if request.offloads and bench.base.host_memory is None:
         return None
     free = replace(request, offloads=True)
-    capability, size = bench.target.profile.compute_capability, _smallest_size(bench)
+    size = _smallest_size(bench)
     for waiting in waitings(free, training, able=bench.can_checkpoint):
-        for recipe in recipes(free, training, bench.base, capability, waiting) if waiting.offload else ():
+        for recipe in _recipes(bench, free, training, waiting) if waiting.offload else ():
             settled = _all_layers(bench, recipe)
             if bench.floor_bytes(recipe) <= limit_bytes and bench.safe_bytes(settled, size) <= limit_bytes:
                 return bench.host_bytes(settled)
@@ -97,9 +98,13 @@ def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
 
 def _all_recipes(bench: Bench, training: Training) -> list[Recipe]:
     """Whatever waits in host memory."""
-    capability = bench.target.profile.compute_capability
     chosen = waitings(bench.request, training, able=bench.can_checkpoint)
-    return [r for waiting in chosen for r in recipes(bench.request, training, bench.base, capability, waiting)]
+    return [r for waiting in chosen for r in _recipes(bench, bench.request, training, waiting)]
+
+
+def _recipes(bench: Bench, request: Request, training: Training, waiting: Waiting) -> list[Recipe]:
+    capability = bench.target.profile.compute_capability
+    return recipes(request, training, bench.base, capability, waiting, compiles=bench.base.compile)
 
 
 def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
@@ -110,7 +115,7 @@ def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
 
 
 def _smallest_size(bench: Bench) -> int:
-    return micro_batches(bench.request, bench.batch)[-1]
+    return micro_batches(bench.request, bench.share)[-1]
 
 
 def _class_of(precision: str) -> str:

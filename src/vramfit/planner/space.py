@@ -30,6 +30,7 @@ class Recipe:
     attention: str | None = None
     allocator: str = "expandable"
     offload: str | None = None
+    compile: bool = False
 
     def keywords(self) -> dict[str, Any]:
         """As keywords of `Workload`."""
@@ -111,8 +112,16 @@ def recipes(
     base: Workload,
     capability: tuple[int, int],
     waiting: Waiting = NOTHING,
+    *,
+    packs: bool = False,
+    compiles: bool = False,
 ) -> list[Recipe]:
-    """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first."""
+    """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
+
+    Args:
+        packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
+        compiles: with compiled layers.
+    """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
@@ -120,11 +129,12 @@ def recipes(
     kept: dict[str, Any] = {
         name: given[name] for name in ("checkpointing", "freeze", "lora", "quantize", "allocator") if name in given
     }
-    kept["offload"] = offload
+    kept |= {"offload": offload, "compile": compiles}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
+    attention = "packed" if packs else base.attention
     made = [
-        Recipe(precision=precision, optimizer=optimizer, attention=base.attention, **kept)
+        Recipe(precision=precision, optimizer=optimizer, attention=attention, **kept)
         for optimizer in optimizers
         for precision in precisions
     ]

@@ -12,6 +12,7 @@ from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.techniques.padding import padded_width
+from vramfit.workload import Workload
 
 NUM_BATCHES = 64
 SEED = 0
@@ -20,6 +21,8 @@ MAX_COMPARED = 3
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the full length: where passes are traced; between them, time goes in straight lines."""
 MIN_TRACED = 8
+MOST = 0.95
+"""Of the batches: so many are to need no more passes than they are timed with."""
 TIMED_PASSES = 4
 
 
@@ -40,6 +43,22 @@ def group(lengths: Sequence[int], max_tokens: int) -> Iterator[tuple[int, int]]:
         yield num, longest
 
 
+def fill(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Tokens of the packed rows of one effective batch, as `runtime.splitting` fills them.
+
+    >>> fill([10, 512, 500, 20], 1024)
+    [1022, 20]
+    """
+    rows: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((i for i, tokens in enumerate(rows) if tokens + length <= max_tokens), None)
+        if place is None:
+            rows.append(length)
+        else:
+            rows[place] += length
+    return rows
+
+
 class PassTimes:
     """Seconds of one pass of a recipe, by samples and tokens."""
 
@@ -49,6 +68,12 @@ class PassTimes:
         full = bench.base.seq
         self._seqs = sorted({min(max(int(share * full), MIN_TRACED), full) for share in SHARES})
         self._timed = cache(self._time)
+
+    def row_seconds(self, num_tokens: int, length: int) -> float:
+        """Of one more packed row of sequences of this length, on average over tokens."""
+        num = max(num_tokens / length, 1.0)
+        below, above = (self._timed(n, length)[0] for n in (int(num), int(num) + 1))
+        return below + (num - int(num)) * (above - below)
 
     def seconds(self, num: int, tokens: int) -> float:
         """Of one more pass in a step."""
@@ -70,25 +95,55 @@ class PassTimes:
         traced = replace(traced, workload=replace(traced.workload, seq=seq))
         template = traced.template(ANY_BATCH)
         one, several = (
-            self._bench.seconds(template, replace(traced.workload, batch=n * num, accumulate=n, micro_batch=None), num)
-            for n in (1, 1 + TIMED_PASSES)
+            self._bench.seconds(template, self._passes(traced.workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
 
+    @staticmethod
+    def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
+        """So many passes of so many samples on each GPU."""
+        return replace(workload, batch=num_passes * num * workload.num_gpus, accumulate=num_passes, micro_batch=None)
+
 
 def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     """Mean seconds of a step over batches drawn from the lengths; the same batches for every choice."""
-    times = PassTimes(bench, choice.recipe)
-    draw = Random(SEED)
+    times, most = PassTimes(bench, choice.recipe), choice.micro_batch * bench.base.seq
+    typical = max(round(sum(n * n for n in lengths.values) / sum(lengths.values)), MIN_TRACED)
     found = []
-    for _ in range(NUM_BATCHES):
-        batch = draw.choices(lengths.values, k=bench.batch)
-        if bench.base.task == "question-answering":  # its softmax runs over padding too: nothing is cut
-            batch = [max(batch)] * len(batch)
-        passes = group(batch, choice.micro_batch * bench.base.seq)
-        found.append(times.rest(choice.micro_batch) + sum(times.seconds(num, tokens) for num, tokens in passes))
+    for batch in _batches(bench, lengths):
+        if choice.recipe.attention == "packed":
+            passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in fill(batch, most))
+        else:
+            passes_s = sum(times.seconds(num, tokens) for num, tokens in group(_as_padded(bench, batch), most))
+        found.append(times.rest(choice.micro_batch) + passes_s)
     return mean(found)
+
+
+def full_samples(bench: Bench, lengths: Lengths) -> int:
+    """Samples of full length that have as many tokens as most batches of these lengths."""
+    tokens = sorted(sum(batch) for batch in _batches(bench, lengths))
+    return min(-(-tokens[int(MOST * len(tokens))] // bench.base.seq), bench.batch)
+
+
+def padding_share(bench: Bench, micro_batch: int, lengths: Lengths) -> float:
+    """Of the tokens of padded passes, how many are padding."""
+    num_real = num_tokens = 0
+    for batch in _batches(bench, lengths):
+        num_real += sum(batch)
+        num_tokens += sum(n * each for n, each in group(_as_padded(bench, batch), micro_batch * bench.base.seq))
+    return 1 - num_real / num_tokens
+
+
+def _batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
+    draw = Random(SEED)
+    for _ in range(NUM_BATCHES):
+        yield draw.choices(lengths.values, k=bench.share)
+
+
+def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
+    """For question answering nothing is cut: its softmax runs over padding too."""
+    return [max(batch)] * len(batch) if bench.base.task == "question-answering" else batch
 
 
 def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
@@ -103,8 +158,8 @@ def _grown(bench: Bench, search: Search, choice: Choice) -> Choice:
     """The largest micro-batch with as many passes at full length: short samples then need fewer."""
     if {"micro_batch", "accumulate"} & bench.request.asked:
         return choice
-    size = choice.micro_batch
-    while size < bench.batch and bench.passes(size + 1) == bench.passes(choice.micro_batch):
+    size, batch = choice.micro_batch, bench.timed_batch(choice.recipe)
+    while size < batch and -(-batch // (size + 1)) == -(-batch // choice.micro_batch):
         size += 1
     for grown in range(size, choice.micro_batch, -1):
         if bench.peek(choice.recipe, grown).requested_bytes > search.limit_bytes:

@@ -26,8 +26,9 @@ CATEGORIES: tuple[Category, ...] = (
 )
 PHASES = ("load", "first_step", "steady_step")
 """Phases of an estimate, in order; an inference's first and steady steps are its first and later batches."""
-COPIES, HOST_STEP = "transfers", "step in host memory"
-"""In `Estimate.time_breakdown`: copies between host and device, and what an offloaded optimizer computes."""
+COPIES, HOST, HOST_STEP = "transfers", "host", "step from host memory"
+"""In `Estimate.time_breakdown`: copies between host and device; the host's time, which goes beside the device's; what
+an offloaded optimizer computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -144,9 +144,14 @@ class Plan:
         torchao. Expandable segments are set by the environment (`PYTORCH_ALLOC_CONF=expandable_segments:True`).
 
         Raises:
-            VramfitError: a plan that uses host memory, which the Trainer has no keyword for.
+            VramfitError: a plan that uses host memory or packed sequences, which the Trainer has no keyword for.
         """
         w = self.workload
+        if w.attention == "packed":
+            raise VramfitError(
+                "the Trainer has nothing like attention packed: it would pad, and need more memory",
+                hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
+            )
         if w.offload is not None:
             raise VramfitError(
                 f"the Trainer has nothing like offload {w.offload}",

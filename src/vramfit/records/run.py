@@ -75,8 +75,10 @@ class RunRecord:
     predicted_step_time_s: float | None = None
     step_time_s: float | None = None
     """Mean seconds of an optimizer step."""
+    compile_s: float = 0.0
+    """Seconds of compiling before the first step."""
     time_s: float
-    """Seconds of training and evaluation, of all sessions together where it was resumed."""
+    """Seconds of compiling, training and evaluation, of all sessions together where it was resumed."""
     num_tokens: int
     """Tokens learned from, padding left out."""
     tokens_per_s: float

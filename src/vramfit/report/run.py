@@ -65,6 +65,8 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     yield "data", f"{r.num_samples:,} samples{cut}{left_out}"
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
     yield "steps", f"{r.num_steps:,} in {r.num_epochs:g} epochs, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
+    if r.compile_s:
+        yield "compiling", f"{_seconds(r.compile_s)} before the first step, counted in"
     if r.device.startswith("cuda") and r.predicted_step_time_s is not None and r.step_time_s is not None:
         yield "a step", f"{_seconds(r.step_time_s)}; predicted {_seconds(r.predicted_step_time_s)}"
     if r.measured_reserved_bytes is not None:

@@ -1,18 +1,23 @@
-"""Forward passes over a data set: batches by tokens, the longest first, halved and done again where memory runs out."""
+"""Forward passes over a data set: batches by tokens, the longest first, halved and done again where memory runs out.
+
+On a GPU the host never waits for the batch it has just sent: it reads what came of the one before, and makes the next.
+"""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.distributed.ranks import Unanimous, Votes
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.place import Place
 from vramfit.step.heads import model_inputs
-from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.techniques import packing
 from vramfit.techniques import precision as precisions
@@ -20,13 +25,30 @@ from vramfit.workload import Precision
 
 MAX_SAMPLES = 1024
 """Of one batch, however short they are."""
+NUM_FLYING = 1
+"""Batches whose output is not looked at yet when the next one is sent."""
 MAX_HOST_BYTES = 64 * 2**20
 """Outputs up to this size are looked at on the host; larger ones, a logit for every word of the vocabulary, stay on
 the device."""
 
 OnOutput = Callable[[Any, Batch, list[int]], None]
 """Takes the output for a batch, the batch beside it, and the numbers of its samples."""
+OnPartOutput = Callable[[Samples, Any, Batch, list[int]], None]
+"""The same with the part that the samples are of."""
 OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A batch that went through the model; its output may still be on the way to the host."""
+
+    samples: Samples
+    rows: list[int]
+    batch: Batch
+    output: Any = None
+    """None where it was looked at on the device."""
+    packed: dict[str, Any] | None = None
+    arrival: torch.cuda.Event | None = None
 
 
 class Inference:
@@ -35,11 +57,23 @@ class Inference:
     Args:
         model: on its device; it is put into evaluation mode for the time, and its generators are left as they were.
         place: where it runs.
-        max_tokens: tokens of a batch at most, padding included; one sample at the least.
+        max_tokens: tokens of a batch at most, padding included; one sample at the least. Of a model that takes packed
+            batches, real tokens.
         precision: as in training: `amp-*` runs under autocast.
+        votes: of the processes that each have a part of the model, and pass every batch together; None for one.
     """
 
-    def __init__(self, model: torch.nn.Module, place: Place, *, max_tokens: int, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        place: Place,
+        *,
+        max_tokens: int,
+        precision: Precision = "fp32",
+        votes: Votes | None = None,
+    ) -> None:
+        self._votes: Votes = Unanimous() if votes is None else votes
+        self._is_shared = votes is not None
         self.model = model
         self.max_tokens = max_tokens
         self.num_recoveries = 0
@@ -47,7 +81,8 @@ class Inference:
         self._place = place
         self._dtype = precisions.autocast_dtype(precision)
         words = getattr(model, "get_output_embeddings", lambda: None)()
-        self._packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
+        self.packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
+        """Whether sequences lie end to end, so that padding takes nothing."""
 
     def run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress = lambda done, total: None) -> None:
         """Pass all samples through the model, longest first.
@@ -59,66 +94,122 @@ class Inference:
         Raises:
             RecoveryExhausted: a single sample does not fit.
         """
+        self.run_parts(
+            [samples],
+            lambda _, output, batch, rows: on_output(output, batch, rows),
+            lambda done: on_progress(done, len(samples)),
+        )
+
+    def run_parts(
+        self, parts: Iterable[Samples], on_output: OnPartOutput, on_progress: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Pass samples through the model that come part by part, such as those that are still being tokenized.
+
+        Args:
+            on_output: called with the part too.
+            on_progress: called with samples done.
+
+        Raises:
+            RecoveryExhausted: a single sample does not fit.
+        """
         was_training, generators = self.model.training, RandomState.now()
         self.model.eval()
+        done = 0
         try:
-            self._run(samples, on_output, on_progress)
+            for passed in self._passes(parts, on_output):
+                _land(passed, on_output)
+                done += len(passed.rows)
+                on_progress(done)
         finally:
             self.model.train(was_training)
             generators.restore()
 
-    def _run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress) -> None:
-        waiting = deque(self._groups(samples))
-        done, failure = 0, ""
-        while waiting:
-            group = waiting.popleft()
-            failure = self._try(samples, group, on_output)
-            if not failure:
-                done += len(group)
-                on_progress(done, len(samples))
-                continue
-            free_memory()
-            self.num_recoveries += 1
-            if len(group) == 1:
-                raise RecoveryExhausted(
-                    f"one sample of {samples.lengths[group[0]]} tokens does not fit: {failure}",
-                    attempts=[failure],
-                    hint="free the GPU, give more memory, or cut the sequences: --seq",
-                )
-            self.max_tokens = max(self.max_tokens // 2, 1)
-            left = [*group, *(i for other in waiting for i in other)]
-            waiting = deque(self._groups(samples, left))
+    def _passes(self, parts: Iterable[Samples], on_output: OnPartOutput) -> Iterator[_Passed]:
+        """Batches that went through, each given only when the next one is on its way."""
+        flying: deque[_Passed] = deque()
+        for samples in parts:
+            waiting = deque(self._groups(samples))
+            while waiting:
+                group = waiting.popleft()
+                passed = self._try(samples, group, on_output)
+                if isinstance(passed, str):
+                    left = [*group, *(i for other in waiting for i in other)]
+                    waiting = deque(self._smaller_groups(samples, group, left, passed))
+                    continue
+                flying.append(passed)
+                if len(flying) > NUM_FLYING:
+                    yield flying.popleft()
+        yield from flying
 
-    def _bring(self, batch: Batch) -> Batch:
-        packed = packing.pack(batch, self.model) if self._packs else batch
-        return each_tensor(packed, lambda value: value.to(self._place.device))
+    def _smaller_groups(self, samples: Samples, group: list[int], left: list[int], failure: str) -> list[list[int]]:
+        """What is left to do, in half the tokens a batch."""
+        free_memory()
+        self.num_recoveries += 1
+        if len(group) == 1:
+            raise RecoveryExhausted(
+                f"one sample of {samples.lengths[group[0]]} tokens does not fit: {failure}",
+                attempts=[failure],
+                hint="free the GPU, give more memory, or cut the sequences: --seq",
+            )
+        self.max_tokens = max(self.max_tokens // 2, 1)
+        return self._groups(samples, left)
 
     def _groups(self, samples: Samples, chosen: Sequence[int] | None = None) -> list[list[int]]:
-        lengths = samples.lengths if self._packs else samples.widths
-        return group_by_length(lengths, self.max_tokens, chosen=chosen, packs=self._packs)
+        if not self.packs:
+            return group_by_length(samples.widths, self.max_tokens, chosen=chosen)
+        rows = range(len(samples)) if chosen is None else chosen
+        most = even_tokens([samples.lengths[i] for i in rows], self.max_tokens)
+        return group_by_length(samples.lengths, most, chosen=rows, packs=True)
 
-    def _try(self, samples: Samples, group: list[int], on_output: OnOutput) -> str:
-        """One batch; gives what was said where memory ran out, and nothing where it did not."""
+    def _try(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed | str:
+        """One batch; gives what was said where memory ran out."""
         on_host = samples.collate(group)
+        packed = packing.pack(on_host, self.model) if self.packs else None
+        inputs = model_inputs(on_host if packed is None else packed)
         autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
+        passed = _Passed(samples, group, on_host)
         try:
             with self._place.active(), torch.no_grad():
-                batch = self._bring(on_host)
+                batch = each_tensor(inputs, self._bring)
                 with autocast:
-                    output = self.model(**model_inputs(batch))
-                output = packing.unpack(output, batch) if self._packs else output
-                small = _num_bytes(output) <= MAX_HOST_BYTES
-                if small:
-                    output = type(output)(**{k: v.cpu() for k, v in output.items() if isinstance(v, torch.Tensor)})
+                    output = self.model(**batch)
+                if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
+                    passed = self._send(output, replace(passed, packed=packed))
                 else:
-                    on_output(output, each_tensor(on_host, lambda value: value.to(self._place.device)), group)
+                    output = output if packed is None else packing.unpack(output, batch)
+                    on_output(samples, output, each_tensor(on_host, self._bring), group)
+            self._votes.agree()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            self._votes.report(error)
             return str(error).splitlines()[0]
-        if small:  # on the host nothing runs out half-way
-            on_output(output, on_host, group)
-        return ""
+        return passed
+
+    def _bring(self, value: torch.Tensor) -> torch.Tensor:
+        return bring(value, self._place.device)
+
+    def _send(self, output: Any, passed: _Passed) -> _Passed:
+        """The output on its way to the host, where nothing runs out half-way."""
+        tensors = {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+        if self._place.device.type != "cuda":
+            return replace(passed, output=type(output)(**{name: value.cpu() for name, value in tensors.items()}))
+        made = {name: torch.empty_like(value, device="cpu", pin_memory=True) for name, value in tensors.items()}
+        for name, value in tensors.items():
+            made[name].copy_(value, non_blocking=True)
+        arrival = torch.cuda.Event()
+        arrival.record(torch.cuda.current_stream(self._place.device))
+        return replace(passed, output=type(output)(**made), arrival=arrival)
+
+
+def _land(passed: _Passed, on_output: OnPartOutput) -> None:
+    """Hand an output over once it is there."""
+    if passed.output is None:
+        return
+    if passed.arrival is not None:
+        passed.arrival.synchronize()
+    output = passed.output if passed.packed is None else packing.unpack(passed.output, passed.packed)
+    on_output(passed.samples, output, passed.batch, passed.rows)
 
 
 def _num_bytes(output: Any) -> int:
@@ -149,3 +240,14 @@ def group_by_length(
         else:
             group.append(i)
     return groups
+
+
+def even_tokens(lengths: Sequence[int], max_tokens: int) -> int:
+    """Tokens of a packed row at which all rows are about as full: a last one with a few tokens takes as long as many.
+
+    >>> even_tokens([10] * 11, 100)
+    65
+    """
+    total = sum(lengths)
+    num_rows = max(-(-total // max_tokens), 1)
+    return min(max_tokens, total // num_rows + max(lengths))

@@ -10,7 +10,7 @@ from vramfit.techniques.packing import PER_TOKEN, is_per_token
 from vramfit.techniques.padding import padded_width
 
 
-def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:
+def split(batch: Batch, max_tokens: int, *, packs: bool = False, num_at_least: int = 1) -> list[Batch]:
     """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
 
     Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
@@ -18,15 +18,26 @@ def split(batch: Batch, max_tokens: int, *, packs: bool = False) -> list[Batch]:
 
     Args:
         packs: the sequences will lie end to end, so that only their own tokens count.
+        num_at_least: micro-batches wanted, as far as there are samples: the fullest ones are halved.
     """
-    lengths = _lengths(batch, packs=packs)
+    lengths = lengths_of(batch, packs=packs)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if packs:
-        filled = _fill(order, lengths, max_tokens)
-        return [batch] if len(filled) == 1 else [_take(batch, rows, width_of(batch)) for rows in filled]
-    if len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
+        filled = _halved(_fill(order, lengths, max_tokens), num_at_least)
+        return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
+    if num_at_least <= 1 and len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
-    return [_take(batch, rows, lengths[rows[0]]) for rows in _group(order, lengths, max_tokens)]
+    grouped = _halved(list(_group(order, lengths, max_tokens)), num_at_least)
+    return [take_rows(batch, rows, lengths[rows[0]]) for rows in grouped]
+
+
+def _halved(groups: list[list[int]], num_at_least: int) -> list[list[int]]:
+    """At least so many groups, as far as there are samples."""
+    while len(groups) < num_at_least and max(map(len, groups)) > 1:
+        fullest = max(range(len(groups)), key=lambda n: len(groups[n]))
+        rows = groups[fullest]
+        groups[fullest : fullest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return groups
 
 
 def _group(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
@@ -55,7 +66,8 @@ def _fill(order: list[int], lengths: list[int], max_tokens: int) -> list[list[in
     return filled
 
 
-def _take(batch: Batch, rows: list[int], length: int) -> Batch:
+def take_rows(batch: Batch, rows: list[int], length: int) -> Batch:
+    """Some samples of a batch, cut to a length."""
     width = width_of(batch)
     index = torch.tensor(rows, device=next(iter(batch.values())).device)
     taken = {}
@@ -71,7 +83,7 @@ def width_of(batch: Batch) -> int:
     return int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
 
 
-def _lengths(batch: Batch, *, packs: bool = False) -> list[int]:
+def lengths_of(batch: Batch, *, packs: bool = False) -> list[int]:
     """Columns a sample gets: up to the last token that is attended to or has a label, and a few for a common width.
 
     All of them where nothing is masked, and for question answering, whose softmax runs over padding too unless there

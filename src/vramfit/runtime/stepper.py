@@ -5,6 +5,8 @@ back, and the window is done again: first as it was, then in smaller micro-batch
 step itself is taken whole.
 """
 
+import warnings
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
@@ -15,18 +17,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.distributed.ranks import Alone, Ranks
+from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import across_samples, check_loss, warn_of_names
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split, width_of
+from vramfit.runtime.splitting import lengths_of, split, take_rows, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
-from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
-from vramfit.step.window import accumulate, clip
-from vramfit.techniques import checkpointing, layer_inputs, offloading, packing
+from vramfit.step.window import accumulate
+from vramfit.techniques import checkpointing, compiling, layer_inputs, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.units import parse_bytes
@@ -46,7 +50,9 @@ class Stepper:
     Args:
         model: any module that takes a batch's tensors as keywords and gives logits.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given.
+        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
+            attention packed, the model is made to take packed batches; where it says compile, its layers are compiled
+            when they first run.
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
@@ -61,6 +67,8 @@ class Stepper:
             gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
         host_memory: what that may take of the host's memory.
         scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
+        ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
+            whole batch and takes its part; `micro_batch` is what one of them passes at once.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
@@ -84,6 +92,7 @@ class Stepper:
         offload: Offload | None = None,
         host_memory: str | int | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if plan is not None:
             offload = offload or plan.workload.offload
@@ -92,15 +101,25 @@ class Stepper:
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
+            if plan.workload.attention == "packed":
+                packing.apply(model, plan.workload.task)
+            if plan.workload.compile and not compiling.is_applied(model):
+                _compile(model)
         precision = precision or "fp32"
         _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
+        if ranks is not None and offload is not None:
+            raise WorkloadError([f"offload {offload} is for one GPU: with several, shard the model (Shards)"])
         assert micro_batch is not None
         self.model = model
         self.optimizer = optimizer
+        self.ranks: Ranks = ranks if ranks is not None else Alone()
+        """The processes that share the batches."""
         self.num_recoveries = 0
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
+        self.on_out_of_memory: Callable[[BaseException], None] | None = None
+        """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
         self._packs = packing.is_applied(model)
@@ -133,13 +152,14 @@ class Stepper:
 
         Raises:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
+            RankFailed: another process of the run has stopped.
         """
         self._size.grow()
         loss = self._gradients(batch)
         with uninterrupted():
-            self._commit()
+            self._commit_together()
         self._size.quiet()
-        return float(loss)  # only now: until here the host need not wait for the device
+        return self.ranks.accord.sum(float(loss))  # only now: until here the host need not wait for the device
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
@@ -152,7 +172,7 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch, finishes=False)
         self._size.quiet()
-        return loss
+        return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(float(loss)))
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -167,7 +187,7 @@ class Stepper:
         most = int(next(iter(batch.values())).shape[0])
         start = RandomState.now()
         for _ in range(NUM_REHEARSALS):
-            num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch)
+            num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
             self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
             self._forget()
         start.restore()
@@ -218,28 +238,42 @@ class Stepper:
 
     def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
         """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
+        accord = self.ranks.accord
         try:
-            loss = self._window(batch)
+            loss = self._window(batch, finishes=finishes)
             with self._where_optimizer_is():
                 if self.host is not None:
                     self.host.gather()
+                accord.agree()
+                self.ranks.synchronise()
                 if finishes and self._scaler is not None:
-                    self._scaler.unscale_(self.optimizer)
-                clip(self._parameters, self._max_grad_norm if finishes else None)
+                    self.ranks.unscale(self._scaler, self.optimizer)
+                self._clip(self._max_grad_norm if finishes else None)
                 secure_state(self.optimizer)
+            accord.agree()
         except BaseException as error:
             if not is_out_of_memory(error):
                 self._forget()
+                accord.give_up(error)
                 raise
+            accord.report(error)
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
+            if self.on_out_of_memory is not None:
+                self.on_out_of_memory(error)
             return None
         return loss
+
+    def _clip(self, max_grad_norm: float | None) -> None:
+        if self.host is not None:
+            self.host.clip(max_grad_norm)
+        else:
+            self.ranks.clip(self._parameters, max_grad_norm)
 
     def _where_optimizer_is(self) -> AbstractContextManager[Any]:
         """What happens in host memory is no business of an emulated GPU."""
         return nullcontext() if self.host is None else _disable_current_modes()
 
-    def _window(self, batch: Batch) -> torch.Tensor:
+    def _window(self, batch: Batch, *, finishes: bool) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
         if self._packs:
             batch = packing.without_padding(batch)
@@ -247,16 +281,40 @@ class Stepper:
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
+        parts, num_own = self._parts(batch, loss)
+        if self.host is not None:
+            self.host.begin(is_only_pass=finishes and len(parts) == 1)
+        self.ranks.begin()
+        if not parts:
+            return torch.zeros((), device=self._device)
         return accumulate(
             self.model,
-            [b for b in split(batch, self.micro_batch * self._seq, packs=self._packs) if any(loss.counts(b))],
+            parts,
             loss,
             totals,
             bring=self._bring,
             autocast=self._autocast,
             scale=self._scale,
+            on_part=lambda part, index: self.ranks.before_pass(index, len(parts)),
             on_output=self._see,
+            num_counted=num_own,
         )
+
+    def _parts(self, batch: Batch, loss: HeadLoss) -> tuple[list[Batch], int]:
+        """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
+        assert self._seq is not None
+        max_tokens = self.micro_batch * self._seq
+        if self.ranks.size == 1:
+            parts = [b for b in split(batch, max_tokens, packs=self._packs) if any(loss.counts(b))]
+            return parts, len(parts)
+        lengths = lengths_of(batch, packs=self._packs)
+        self.ranks.accord.agree_on(_fingerprint(batch), "batch")
+        rows = share_out(lengths, self.ranks.size)[self.ranks.rank]
+        own = take_rows(batch, rows, width_of(batch)) if rows else None
+        num_passes = self.ranks.num_passes(0 if own is None else len(split(own, max_tokens, packs=self._packs)))
+        parts = [] if own is None else split(own, max_tokens, packs=self._packs, num_at_least=num_passes)
+        company = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
+        return [*parts, *company], len(parts)
 
     def _scale(self, loss: torch.Tensor) -> torch.Tensor:
         if self._scaler is None:
@@ -270,13 +328,22 @@ class Stepper:
     def _bring(self, batch: Batch) -> Batch:
         if self._packs:
             batch = packing.pack(batch, self.model)
-        return each_tensor(batch, lambda value: value.to(self._device, non_blocking=True))
+        return each_tensor(batch, lambda value: bring(value, self._device))
 
     def _see(self, output: Any, batch: Batch) -> None:
         """Once: whether a loss of the user's is a sum over samples."""
         if self._loss_to_check is not None:
             check_loss(self._loss_to_check, output, batch)
             self._loss_to_check = None
+
+    def _commit_together(self) -> None:
+        """The step of all ranks; where it fails on one, all stop."""
+        try:
+            self._commit()
+        except BaseException as error:
+            self.ranks.accord.give_up(error)
+            raise
+        self.ranks.accord.agree()
 
     def _commit(self) -> None:
         """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""
@@ -311,6 +378,7 @@ class Stepper:
 
     def _forget(self) -> None:
         """As if the window had not begun."""
+        self.ranks.forget()
         self._drop_gradients()
         if self._scaler is not None:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
@@ -318,10 +386,12 @@ class Stepper:
                 self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """With the optimizer in host memory, memory is short: no casts of weights are kept beside the weights."""
+        """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
         if self._autocast_dtype is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None)
+        return torch.autocast(
+            self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None and not self.ranks.is_sharded
+        )
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -342,6 +412,24 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _compile(model: torch.nn.Module) -> None:
+    """As the plan says, where it can be done."""
+    reason = compiling.why_not(next(model.parameters()).device)
+    if reason is None:
+        compiling.apply(model)
+    else:
+        warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)
+
+
+def _fingerprint(batch: Batch) -> int:
+    """A number by which ranks see that they have the same batch."""
+    seen = 0
+    for value in batch.values():
+        content: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        seen = zlib.crc32(content, seen)
+    return seen
 
 
 def _check(

@@ -8,7 +8,7 @@ from typing import IO
 import torch
 
 from vramfit.emulator.gpu import EmulatedGPU, active_gpu
-from vramfit.errors import WorkloadError
+from vramfit.errors import VramfitError, WorkloadError
 from vramfit.monitor.outlets import JsonLines, Outlet, Prometheus
 from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
 from vramfit.monitor.watch import Watch
@@ -69,7 +69,7 @@ def watch(
         interval_s=interval_s,
         outlets=outlets,
         on_sample=on_sample,
-        is_out_of_memory=is_out_of_memory,
+        is_out_of_memory=lambda error: is_out_of_memory(error) and not isinstance(error, VramfitError),  # explained
         advise=advise if plan_on_failure else None,
         show_findings=show_findings,
         stream=stream,
@@ -108,7 +108,7 @@ class EmulatedMemory:
         return resident_bytes()
 
     def budget_bytes(self) -> int | None:
-        return self.gpu.memory_bytes
+        return self.gpu.capacity_bytes
 
     def note(self) -> str | None:
         return "an emulated GPU: process memory is the host's"

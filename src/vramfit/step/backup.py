@@ -7,6 +7,8 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from vramfit.step.own_parts import local
+
 
 class Backup:
     """What a step changes, as it was before; made in full or not at all."""
@@ -15,7 +17,8 @@ class Backup:
         self._optimizer = optimizer
         self._parameters = portion
         self._states = [dict(optimizer.state[p]) if p in optimizer.state else None for p in portion]
-        self._kept = _Copies([*portion, *_tensors(self._states)])
+        with torch.no_grad():
+            self._kept = _Copies([local(tensor) for tensor in (*portion, *_tensors(self._states))])
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
     def restore(self) -> None:
@@ -23,7 +26,7 @@ class Backup:
         copies = iter(self._kept.tensors())
         with torch.no_grad():
             for parameter in self._parameters:
-                parameter.copy_(next(copies))
+                local(parameter).copy_(next(copies))
             for parameter, state in zip(self._parameters, self._states, strict=True):
                 self._restore_state(parameter, _with(state, copies))
         for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -38,7 +41,7 @@ class Backup:
             del now[name]
         for name, value in before.items():
             if isinstance(value, torch.Tensor):
-                now[name].copy_(value)
+                local(now[name]).copy_(value)
             else:
                 now[name] = value
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RecoveryExhausted
 from vramfit.step.backup import Backup
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.own_parts import local
 from vramfit.techniques.host_step import HostStep
 
 PORTION_BYTES = 32 * 2**20
@@ -88,8 +89,12 @@ def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lam
 def take_host_step(optimizer: torch.optim.Optimizer, host: HostStep) -> None:
     """One step of an optimizer that lives in host memory: no memory of the device can run out in it.
 
-    In portions, so that the weights of one are on their way to the device while the next is stepped.
+    On the device where it streams; else in portions, so that the weights of one are on their way to the device while
+    the next is stepped.
     """
+    if host.streams:
+        host.step(optimizer)
+        return
     if not goes_in_portions(optimizer):
         optimizer.step()
         host.write()
@@ -150,10 +155,10 @@ def _step_on_host(optimizer: torch.optim.Optimizer, parameter: torch.nn.Paramete
     assert parameter.grad is not None
     state = optimizer.state[parameter]
     with _disable_current_modes(), torch.no_grad():
-        twin = torch.nn.Parameter(parameter.detach().cpu().clone())
-        twin.grad = parameter.grad.detach().cpu()
+        twin = torch.nn.Parameter(local(parameter).detach().cpu().clone())
+        twin.grad = local(parameter.grad).detach().cpu()
         optimizer.state[twin] = {
-            name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            name: local(value).detach().cpu().clone() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()
         }
         try:
@@ -161,10 +166,10 @@ def _step_on_host(optimizer: torch.optim.Optimizer, parameter: torch.nn.Paramete
                 optimizer.step()
         finally:
             stepped = optimizer.state.pop(twin)
-        parameter.copy_(twin)
+        local(parameter).copy_(twin)
         for name, value in stepped.items():
             if isinstance(value, torch.Tensor):
-                state[name].copy_(value)
+                local(state[name]).copy_(value)
             else:
                 state[name] = value
 

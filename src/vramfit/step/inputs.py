@@ -18,6 +18,16 @@ def each_tensor(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
+def bring(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device; a GPU takes it while the host goes on.
+
+    Memory that is not pinned would be copied only when everything sent before is done.
+    """
+    if device.type == "cuda" and value.device.type == "cpu":
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
+
+
 def make_batch(
     model: torch.nn.Module, task: Task, mode: str, mask: str, batch: int, seq: int, device: torch.device | str
 ) -> Batch:

@@ -27,6 +27,7 @@ def accumulate(
     scale: Callable[[torch.Tensor], torch.Tensor] = lambda value: value,
     on_part: OnPart = lambda part, index: None,
     on_output: Callable[[Any, Batch], None] = lambda output, batch: None,
+    num_counted: int | None = None,
 ) -> torch.Tensor:
     """Forward and backward over the micro-batches; gradients of the mean loss of all of them are left.
 
@@ -36,6 +37,8 @@ def accumulate(
         totals: the counts of the whole effective batch, one for each term of the loss.
         scale: of a GradScaler.
         on_output: sees what the model gave for each micro-batch.
+        num_counted: micro-batches that count, the first ones; later ones are only passed through the model, where it
+            runs on several processes that wait for each other. None counts all.
 
     Returns:
         The loss of the effective batch, detached.
@@ -49,6 +52,8 @@ def accumulate(
             on_output(output, batch)
             terms = [s / n for s, n in zip(loss.sums(output, batch), totals, strict=True) if n]
             value = torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+            if num_counted is not None and index >= num_counted:
+                value = value * 0
         del output, terms
         on_part("backward", index)
         scale(value).backward()

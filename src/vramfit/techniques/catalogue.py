@@ -95,9 +95,9 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         keyword="compile",
         values=("True",),
-        kind="free",
-        does="fused kernels keep fewer intermediate results",
-        costs="none: minutes before the first step",
+        kind="numeric",
+        does="fused kernels keep fewer intermediate results, and read and write less",
+        costs="hardly any: fused kernels round less often",
     ),
     Technique(
         keyword="precision",

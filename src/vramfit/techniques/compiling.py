@@ -1,10 +1,15 @@
 """Compiling: the layers of the encoder as fused kernels, for any number of tokens."""
 
+import os
+import shutil
 from typing import Any
 
 import torch
 
 from vramfit.models.anatomy import encoder_layers
+from vramfit.techniques.catalogue import TRITON_CAPABILITY
+
+CPU_COMPILERS = ("g++", "clang++", "c++")
 
 
 def apply(model: torch.nn.Module, *, backend: Any = "inductor") -> None:
@@ -18,3 +23,34 @@ def apply(model: torch.nn.Module, *, backend: Any = "inductor") -> None:
     """
     for layer in encoder_layers(model):
         layer.compile(dynamic=True, backend=backend)
+
+
+def undo(model: torch.nn.Module) -> None:
+    """Let the layers run as they were."""
+    for layer in encoder_layers(model):
+        layer._compiled_call_impl = None
+
+
+def is_applied(model: torch.nn.Module) -> bool:
+    """Whether a model's layers are compiled, or will be when they first run."""
+    return any(layer._compiled_call_impl is not None for layer in encoder_layers(model))
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why nothing can be compiled for a device here; None where it can."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton_package
+
+        if not has_triton_package():
+            return "Triton is not installed"
+        major, minor = torch.cuda.get_device_capability(device)
+        return None if (major, minor) >= TRITON_CAPABILITY else f"Triton does not compile for sm_{major}{minor}"
+    found = os.environ.get("CXX") or any(map(shutil.which, CPU_COMPILERS))
+    return None if found else "there is no C++ compiler here"
+
+
+def has_failed(error: BaseException) -> bool:
+    """Whether an error says that compiling failed, and not what was compiled."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)

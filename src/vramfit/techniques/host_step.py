@@ -2,7 +2,8 @@
 
 Each parameter that learns has a home on the host: a master in fp32, which the optimizer steps, a place where gradients
 land, and their sum over the micro-batches of a window, in fp32. The device holds weights and, of the gradients, the
-one that is being made.
+one that is being made. Adam's step is computed on a GPU, to which its state comes piece by piece (`streamed_step`);
+that of other optimizers on the host.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,15 +12,17 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.techniques.gradient_slots import GradientSlots
 from vramfit.techniques.offloading import layer_slots_of
-from vramfit.techniques.pinned import held_bytes
+from vramfit.techniques.pinned import HostArena
+from vramfit.techniques.streamed_step import DECOUPLED, MOMENTS, Stepped, StreamedStep, is_streamable
 from vramfit.units import format_bytes
 
 MASTER = torch.float32
@@ -58,6 +61,7 @@ class HostStep:
         optimizer: over its parameters. State that it has is taken along; what it is given as parameters changes, so
             its schedulers and its settings stay.
         host_memory: bytes that this may take of the host.
+        streams: compute the step on the device; None where it is a GPU and the optimizer is Adam.
 
     Raises:
         BudgetExceeded: it would take more than `host_memory`.
@@ -65,7 +69,12 @@ class HostStep:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, host_memory: int | None = None
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        host_memory: int | None = None,
+        streams: bool | None = None,
     ) -> None:
         self._layers = layer_slots_of(model)
         learned = [p for group in optimizer.param_groups for p in group["params"]]
@@ -73,22 +82,32 @@ class HostStep:
         self.device = computed[0].device
         self.traces = self.device.type == "meta"
         _check(model, learned, computed, optimizer)
+        streams = self.device.type != "cpu" if streams is None else streams
+        self.streams = streams and is_streamable(optimizer)
+        """Whether the step is computed on the device."""
         pairs = list(zip(learned, computed, strict=True))
-        self.host_bytes = sum(_home_bytes(p, c, optimizer) for p, c in pairs)
+        sizes = [n for p, c in pairs for n in _home_sizes(p, c, streams=self.streams)]
+        self.host_bytes = HostArena.measure(sizes, self.device)
         """What it takes of the host's memory, optimizer state and offloaded layers included."""
+        self.host_bytes += 0 if self.streams else sum(_state_bytes(p, optimizer) for p in learned)
         self.num_weights = sum(p.numel() for p in learned)
         """Weights that are stepped there."""
         self.host_bytes += 0 if self._layers is None else self._layers.host_bytes
         self._check_budget(host_memory)
         self._outlet = GradientSlots(self.device, max(p.nbytes for p in computed))
+        self._stream = StreamedStep(self._outlet.slots) if self.streams else None
+        self._arena = HostArena(sum(sizes), self.device)
+        self._factor: float | None = None
+        self._is_only_pass = False
         self.homes = self._make_homes(learned, computed)
         before = _of_models.get(model)
         if before is not None:
             before.end()  # gradients leave by one way only
         _of_models[model] = self
-        self._hooks = [self._listen(home) for home in self.homes]
+        self._hooks = [self._listen(index) for index in range(len(self.homes))]
         if not self.traces:
             _rehouse(optimizer, self.homes)
+            self._make_moments(optimizer)
         self._adder = Adder() if self.device.type == "cuda" else None
 
     @property
@@ -101,12 +120,74 @@ class HostStep:
         for hook in self._hooks:
             hook.remove()
 
+    def begin(self, *, is_only_pass: bool) -> None:
+        """A window begins: the gradients of an only pass need not be added up where the device steps them."""
+        self._is_only_pass = is_only_pass and self.streams
+        self._factor = None
+
     def gather(self) -> None:
-        """Wait until all gradients of the window have arrived; masters have their sums then."""
+        """Wait until all gradients of the window have arrived; masters have their sums then, if there is a sum."""
         if self._adder is not None:
             self._adder.wait()
         for home in self.homes:
-            home.master.grad = home.total if home.num_received and not self.traces else None
+            has_sum = home.num_received and not self.traces and not self._stays_narrow(home)
+            home.master.grad = home.total if has_sum else None
+
+    def clip(self, max_grad_norm: float | None) -> None:
+        """By the norm of all gradients, as torch does it; where the device steps, it multiplies too."""
+        if max_grad_norm is None or not self.streams:
+            if max_grad_norm is not None:
+                clip_grad_norm_([home.master for home in self.homes], max_grad_norm)
+            return
+        norms = [torch.linalg.vector_norm(self._gradient(h), dtype=MASTER) for h in self.homes if h.num_received]
+        factor = max_grad_norm / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)
+        self._factor = float(torch.clamp(factor, max=1.0))
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adam's step on the device, for all that waits here; weights are what they should be when it returns."""
+        assert self._stream is not None
+        self._make_moments(optimizer)
+        homes = {id(home.master): home for home in self.homes if home.num_received}
+        groups = []
+        for group in optimizer.param_groups:
+            settings = {**group, DECOUPLED: group.get(DECOUPLED, isinstance(optimizer, torch.optim.AdamW))}
+            by_count: dict[int, list[Stepped]] = {}
+            for master in group["params"]:
+                if id(master) in homes:
+                    state = optimizer.state[master]
+                    state["step"] += 1
+                    by_count.setdefault(int(state["step"]), []).append(self._stepped(homes[id(master)], state))
+            groups += [(settings, count, stepped) for count, stepped in by_count.items()]
+        with torch.no_grad():
+            self._stream.take(groups, self._factor)
+        if self._layers is not None:
+            self._layers.forget()
+
+    def _stepped(self, home: Home, state: dict[str, torch.Tensor]) -> Stepped:
+        first, second = (state[name] for name in MOMENTS)
+        weight = home.weight.detach() if home.has_own_master else None
+        return Stepped(home.master.detach(), self._gradient(home), (first, second), weight)
+
+    def _gradient(self, home: Home) -> torch.Tensor:
+        return home.landing if self._stays_narrow(home) else home.total
+
+    def _stays_narrow(self, home: Home) -> bool:
+        """Whether the only gradient of a window is left as it landed."""
+        return self._is_only_pass and home.landing.dtype != MASTER and home.num_received == 1
+
+    def _make_moments(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where the device steps: moments that it can read, made now; those that are there already move."""
+        if not self.streams:
+            return
+        pins = self.device.type == "cuda"
+        for home in self.homes:
+            state = optimizer.state[home.master]
+            state.setdefault("step", torch.tensor(0.0))
+            for name in MOMENTS:
+                there = state.get(name)
+                if there is None or (pins and not there.is_pinned()):
+                    made = self._arena.empty_like(home.master, MASTER)
+                    state[name] = made.zero_() if there is None else made.copy_(there)
 
     def drop(self) -> None:
         """As if nothing had been received."""
@@ -149,9 +230,17 @@ class HostStep:
                 hint="give more host_memory, freeze a part of the model, or take less of it to the host",
             )
 
-    def _listen(self, home: Home) -> Any:
-        register: Any = home.computed.register_post_accumulate_grad_hook
-        return register(partial(self._take, home))
+    def _listen(self, index: int) -> Any:
+        """Weakly: a parameter that held this would hold itself, where no garbage collector sees it."""
+        itself = ref(self)
+
+        def take(computed: torch.Tensor) -> None:
+            host = itself()
+            if host is not None:
+                host._take(host.homes[index], computed)
+
+        register: Any = self.homes[index].computed.register_post_accumulate_grad_hook
+        return register(take)
 
     def _make_homes(self, learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter]) -> list[Home]:
         try:
@@ -171,12 +260,10 @@ class HostStep:
         make: Callable[..., torch.Tensor] = partial(torch.empty_strided, weight.shape, weight.stride())
         if self.traces:
             return Home(weight, computed, weight, make(dtype=weight.dtype), make(dtype=weight.dtype))
-        on_gpu = self.device.type == "cuda"
-        landing = make(dtype=weight.dtype, pin_memory=on_gpu)
-        total = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER)
+        landing, total = (self._arena.empty_like(weight, dtype) for dtype in (weight.dtype, MASTER))
         if _is_stepped_in_place(weight, computed):
             return Home(weight, computed, weight, landing, total)
-        master = make(dtype=MASTER, pin_memory=on_gpu and weight.dtype == MASTER).copy_(weight.detach())
+        master = self._arena.empty_like(weight, MASTER).copy_(weight.detach())
         return Home(weight, computed, torch.nn.Parameter(master), landing, total)
 
     def _take(self, home: Home, computed: torch.Tensor) -> None:
@@ -184,12 +271,15 @@ class HostStep:
         assert computed.grad is not None
         if home.waits and self._adder is not None:
             self._adder.wait()
+        if self._stays_narrow(home):  # the same weight once more
+            _begin(home)
         first = home.num_received == 0
         lands_at_once = first and home.total.dtype == computed.grad.dtype
         arrived = self._outlet.send(computed.grad, home.total if lands_at_once else home.landing)
         computed.grad = None
         home.num_received += 1
-        add = _nothing if lands_at_once or self.traces else partial(_begin if first else _add, home)
+        has_sum = not (lands_at_once or self.traces or (first and self._is_only_pass))
+        add = partial(_begin if first else _add, home) if has_sum else _nothing
         if self._adder is None:
             with _disable_current_modes():
                 add()
@@ -285,13 +375,10 @@ def _is_stepped_in_place(weight: torch.nn.Parameter, computed: torch.nn.Paramete
     return weight is not computed and weight.dtype == MASTER
 
 
-def _home_bytes(weight: torch.nn.Parameter, computed: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
-    """Landing, sum and master, and what the optimizer keeps."""
-    wide_bytes = MASTER.itemsize * weight.numel()
-    if weight.dtype == MASTER:  # gradients land in their sum, and masters leave as they are: both are pinned
-        wide_bytes = held_bytes(wide_bytes, computed.device)
-    num_wide = 1 if _is_stepped_in_place(weight, computed) else 2
-    return held_bytes(weight.nbytes, computed.device) + num_wide * wide_bytes + _state_bytes(weight, optimizer)
+def _home_sizes(weight: torch.nn.Parameter, computed: torch.nn.Parameter, *, streams: bool) -> list[int]:
+    """Bytes of landing, sum and master, and of moments that are made here."""
+    num_wide = (1 if _is_stepped_in_place(weight, computed) else 2) + len(MOMENTS) * streams
+    return [weight.nbytes, *[MASTER.itemsize * weight.numel()] * num_wide]
 
 
 def _state_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:

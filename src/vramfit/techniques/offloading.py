@@ -85,7 +85,7 @@ def apply(
         trains: the layers learn; all of them must be checkpointed. Their parameters stay the objects that they are.
     """
     layers = encoder_layers(model)[num_resident:]
-    made = LayerSlots(layers, torch.device(device), trains=trains) if layers else None
+    made = LayerSlots(layers, _whole(torch.device(device)), trains=trains) if layers else None
     if made is None or not trains:
         return made
     if any(getattr(layer, "gradient_checkpointing", False) for layer in layers):
@@ -93,6 +93,14 @@ def apply(
     if made.device.type != "meta":
         _bring_others(model, made)
     return made
+
+
+def _whole(device: torch.device) -> torch.device:
+    """With its number: streams ask for it."""
+    number: int | None = device.index
+    if device.type != "cuda" or number is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _bring_others(model: torch.nn.Module, layers: "LayerSlots") -> None:

@@ -9,6 +9,8 @@ IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
 FLASH_TYPES = (torch.float16, torch.bfloat16)
 FLASH_CAPABILITY = (8, 0)
+PACKED_PRECISIONS = ("amp-bf16", "amp-fp16", "bf16", "fp16")
+"""In which products, and so attention's inputs, are of these types."""
 
 
 def register() -> None:
@@ -69,6 +71,13 @@ def has_flash(query: torch.Tensor) -> bool:
     if query.dtype not in FLASH_TYPES or query.device.type == "cpu":
         return False
     return query.device.type == "meta" or _is_new_enough(query.device.index)
+
+
+def has_packed_kernel(device: torch.device, precision: str) -> bool:
+    """Whether a device has the kernel for a precision of `Workload`: 16 bits, on a GPU that is new enough."""
+    if device.type != "cuda" or precision not in PACKED_PRECISIONS:
+        return False
+    return bool(_is_new_enough(device.index))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -7,7 +7,7 @@ backward that the device limits overlap as in a real run. Where the program asks
 
 from dataclasses import dataclass
 
-from vramfit.records.estimate import COPIES, HOST_STEP
+from vramfit.records.estimate import COPIES, HOST, HOST_STEP
 from vramfit.records.work import Stretch, Work, WorkItem
 from vramfit.timing.products import product_share
 from vramfit.timing.speed import DeviceSpeed, HostSpeed
@@ -15,6 +15,9 @@ from vramfit.timing.speed import DeviceSpeed, HostSpeed
 STEP_BYTES = 44
 """What a step in host memory reads and writes for each weight: fused AdamW 28, the norm and the clipping 12, and the
 weight on its way out."""
+STREAMED_BYTES, NORM_BYTES = 16, 4
+"""What comes to the device for each weight where its step is computed there; as much goes back meanwhile. And what the
+host reads for the norm."""
 SUM_BYTES = 12
 """The same for a gradient that is added to a sum."""
 GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": COPIES}
@@ -33,7 +36,7 @@ class StepTime:
 
     def breakdown(self) -> dict[str, float]:
         """What device and host are busy with; they work side by side, so this adds up to more than the step."""
-        return {**self.device_s, "host": self.host_s}
+        return {**self.device_s, HOST: self.host_s}
 
 
 def step_seconds(work: Work, speed: DeviceSpeed) -> float:
@@ -60,13 +63,22 @@ def time_step(work: Work, speed: DeviceSpeed) -> StepTime:
     return StepTime(seconds=max(host_end, device_end), host_s=host_s, device_s=device_s)
 
 
-def with_host_step(step: StepTime, num_weights: int, num_passes: int, speed: DeviceSpeed) -> StepTime:
+def with_host_step(
+    step: StepTime, num_weights: int, num_passes: int, speed: DeviceSpeed, *, streams: bool = False
+) -> StepTime:
     """The time of a step whose optimizer is in host memory.
 
     Gradients of later passes are added there while the device goes on; the step comes when all of them are there.
+
+    Args:
+        streams: it is computed on the device, to which everything comes piece by piece.
     """
     sums_s = num_weights * SUM_BYTES * (num_passes - 1) / speed.host_bytes_per_s
-    step_s = num_weights * STEP_BYTES / speed.host_bytes_per_s
+    if streams:
+        streamed_s = num_weights * STREAMED_BYTES / speed.transfer_bytes_per_s
+        step_s = streamed_s + num_weights * NORM_BYTES / speed.host_bytes_per_s
+    else:
+        step_s = num_weights * STEP_BYTES / speed.host_bytes_per_s
     return StepTime(
         seconds=max(step.seconds, sums_s) + step_s,
         host_s=step.host_s,

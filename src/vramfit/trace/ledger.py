@@ -76,6 +76,14 @@ class Ledger:
         key = storage._cdata
         self._on_host[key] = weakref.ref(storage, lambda _: self._on_host.pop(key, None))
 
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """The block of a tensor that lives on is given back: what it holds from now on is on paper only."""
+        key = tensor.untyped_storage()._cdata
+        if key in self._live:
+            id_, _ = self._live.pop(key)
+            self._entries.append(Release(id_))
+        self.keep_on_host(tensor)
+
     def hand_over(self, giver: torch.Tensor, taker: torch.Tensor) -> None:
         """`taker` is `giver` changed in place: one block, though meta made two storages."""
         id_, _ = self._live.pop(giver.untyped_storage()._cdata)

@@ -17,13 +17,14 @@ from vramfit.step.commit import secure_state, take_step
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
 from vramfit.step.plain import forward_step, train_step
-from vramfit.step.window import accumulate, clip
+from vramfit.step.window import accumulate
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.places import Places
+from vramfit.trace.ranks import RankOnPaper, rank_on_paper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer
@@ -50,12 +51,14 @@ def trace(
     *,
     batch: int | None = None,
     num_resident: int = 0,
+    num_sequences: int | None = None,
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
     Args:
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
         num_resident: layers that stay on the device where weights are offloaded.
+        num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
 
     Raises:
         TraceError: the model's forward depends on data.
@@ -69,7 +72,7 @@ def trace(
         tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
     ):
         session.tracer.begin("inputs", "inputs")
-        inputs = _inputs(model, workload, batch or PROBE_BATCH)
+        inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
@@ -81,11 +84,13 @@ def trace(
     return session.tracer.template
 
 
-def _inputs(model: torch.nn.Module, w: Workload, batch: int) -> Batch:
+def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None) -> Batch:
     if w.attention != "packed":
         return make_batch(model, w.task, w.mode, w.mask, batch, w.seq, "meta")
-    num_tokens, longest = (sum(w.lengths), max(w.lengths)) if w.lengths is not None else (batch * w.seq, w.seq)
-    return make_packed_batch(model, w.task, w.mode, num_tokens, batch, longest, "meta")
+    if w.lengths is not None:
+        return make_packed_batch(model, w.task, w.mode, sum(w.lengths), batch, max(w.lengths), "meta")
+    most = num_sequences or batch * (w.accumulate or 1)
+    return make_packed_batch(model, w.task, w.mode, batch * w.seq, most, w.seq, "meta")
 
 
 @contextmanager
@@ -128,7 +133,8 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
-    keeps_copies = workload.offload not in HOST_STEPS or not workload.trains
+    is_short = workload.offload in HOST_STEPS or (workload.num_gpus > 1 and workload.parallel == "fsdp")
+    keeps_copies = not (is_short and workload.trains)
     autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)
     context = autocast_context(autocast)
     with ExitStack() as stack:
@@ -185,18 +191,25 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
 
 def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     """The step of `Stepper`: summed losses, clipped once, committed whole."""
-    optimizer = optimizers.make(workload.optimizer, model.parameters())
+    several = workload.num_gpus > 1
+    if several:
+        session.tracer.begin("inputs", "load")
+    rank = rank_on_paper(session.tracer, model, workload)
+    optimizer = optimizers.make(workload.optimizer, rank.learned)
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
-    learned = [p for group in optimizer.param_groups for p in group["params"]]
     host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
-    for step, num_micro in _steps(workload.accumulate):
+    for step, num_micro in _whole_steps(workload) if shards(workload) else _steps(workload.accumulate):
 
-        def on_part(part: str, index: int, step: str = step) -> None:
+        def on_part(part: str, index: int, step: str = step, num_micro: int = num_micro) -> None:
             session.tracer.begin(f"{step}.micro{index}", part)
+            rank.before_pass(index, num_micro)
 
+        if several:
+            on_part("forward", 0)
+            rank.begin()
         scale = scaler.scale if scaler is not None else lambda value: value
         if scaler is not None and host is not None:
             scale = _by_a_number
@@ -215,11 +228,12 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             host.write()
             host.drop()
         else:
-            _step_on_device(optimizer, learned, scaler, workload.max_grad_norm)
+            _step_on_device(optimizer, rank, scaler, workload.max_grad_norm)
         del mean  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
-    _repeat_first(session.tracer.template)
+    if not shards(workload):
+        _repeat_first(session.tracer.template)
 
 
 def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
@@ -228,11 +242,11 @@ def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
 
 
 def _step_on_device(
-    optimizer: torch.optim.Optimizer, learned: list[torch.nn.Parameter], scaler: Any, max_grad_norm: float | None
+    optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None
 ) -> None:
     if scaler is not None:
         scaler.unscale_(optimizer)
-    clip(learned, max_grad_norm)
+    rank.clip(max_grad_norm)
     secure_state(optimizer)
     take_step(optimizer)
     if scaler is not None:
@@ -246,13 +260,30 @@ def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.opt
     host = HostStep(model, optimizer)
     template = session.tracer.template
     template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
+    template.streams_step = host.streams
     return host
+
+
+def shards(workload: Workload) -> bool:
+    """Whether each of several GPUs has a part of the model."""
+    return workload.num_gpus > 1 and workload.parallel == "fsdp"
+
+
+def num_traced(workload: Workload) -> int:
+    """Micro-batches of a step that are unlike each other: with shards, the last one scatters the gradients."""
+    return min(workload.accumulate or 1, TRACED_MICRO_BATCHES + shards(workload))
 
 
 def _steps(accumulate: int) -> Iterator[tuple[str, int]]:
     """The steps that are traced, and their micro-batches: the second of them is traced in the first step only."""
     for step in STEPS:
         yield step, min(accumulate, TRACED_MICRO_BATCHES) if step == STEPS[0] else 1
+
+
+def _whole_steps(workload: Workload) -> Iterator[tuple[str, int]]:
+    """With shards, what the first micro-batch of a step leaves behind ends in the last one: all are traced."""
+    for step in STEPS:
+        yield step, num_traced(workload)
 
 
 def _repeat_first(template: StreamTemplate) -> None:
@@ -297,8 +328,12 @@ def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Tur
     """The micro-batches of a step after its first."""
     num_further = (workload.accumulate or 1) - 1
     turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
+    if turns and shards(workload):
+        turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
     if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
-        last = max(workload.batch - num_further * micro_batch, FEWEST_SAMPLES)
+        last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
+        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
+            last += num_further
         if last < micro_batch:
-            turns[-1] = (f"{step}.micro1", None, last)
+            turns[-1] = (turns[-1][0], None, last)
     return turns

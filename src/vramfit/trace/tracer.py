@@ -71,6 +71,10 @@ class Tracer(TorchDispatchMode):
             size = (tensor.untyped_storage().nbytes(),)
             self._ledger.request(tensor, size, Origin(operator, module, self.part))
 
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Give back the block of a tensor that goes on without one."""
+        self._ledger.let_go(tensor)
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled in a trace: torch's guard against that would cost a tenth of it."""

@@ -79,9 +79,11 @@ def test_a_failure_can_be_asked_for() -> None:
 def test_another_process_takes_and_gives_back() -> None:
     with EmulatedGPU(memory="64MiB") as gpu:
         gpu.take("40MiB")
+        assert gpu.capacity_bytes == 24 * MIB
         with pytest.raises(torch.OutOfMemoryError):
             torch.zeros(8 * MIB)
         gpu.release()
+        assert gpu.capacity_bytes == 64 * MIB
         x = torch.zeros(8 * MIB)
         assert gpu.allocated_bytes == x.nbytes
 

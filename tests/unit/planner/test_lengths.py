@@ -11,7 +11,7 @@ from vramfit.errors import VramfitError
 from vramfit.planner import lengths as lengths_module
 from vramfit.planner.lengths import lengths_from_data, lengths_of
 from vramfit.planner.plan import plan
-from vramfit.planner.varied import group
+from vramfit.planner.varied import fill, group
 from vramfit.runtime.splitting import split
 
 WORDS = ("a", "few", "words", "of", "text", "to", "count")
@@ -96,6 +96,16 @@ def test_passes_are_those_of_the_stepper() -> None:
         batch = {"input_ids": mask.clone(), "attention_mask": mask}
         made = [tuple(part["input_ids"].shape) for part in split(batch, limit)]
         assert list(group(counts, limit)) == made
+
+
+def test_packed_rows_are_those_of_the_stepper() -> None:
+    draw = Random(11)
+    for _ in range(50):
+        counts = [draw.randint(1, 64) for _ in range(draw.randint(1, 20))]
+        limit = draw.randint(64, 300)
+        mask = (torch.arange(max(counts))[None] < torch.tensor(counts)[:, None]).long()
+        made = split({"input_ids": mask.clone(), "attention_mask": mask}, limit, packs=True)
+        assert sorted(fill(counts, limit)) == sorted(int(part["attention_mask"].sum()) for part in made)
 
 
 def test_a_plan_is_certified_at_the_longest_and_timed_on_all() -> None:

@@ -1,6 +1,7 @@
 """Forward passes over a data set: every sample once, in any memory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
 from tests.unit.runtime.training.small_runs import write_classes, write_model
 
-from vramfit.errors import RecoveryExhausted
+from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.runtime.data import samples as samples_module
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.inference import Inference, group_by_length
+from vramfit.runtime.inference import Inference, even_tokens, group_by_length
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.trained import open_model
 from vramfit.techniques import packing
@@ -68,3 +70,64 @@ def test_packed_batches_hold_more_and_answer_the_same(opened: Any) -> None:
     torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5)
     lengths = [9, 1, 1, 1, 1, 1]
     assert len(group_by_length(lengths, 14, packs=True)) < len(group_by_length(lengths, 14))
+
+
+def test_a_part_is_read_while_another_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples_module, "PART_ROWS", 7)
+    write_model(tmp_path / "m")
+    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    data = write_classes(tmp_path / "d.csv", num_rows=30)
+    source = DataSource(path=str(data), task="sequence-classification", needs_labels=False)
+    whole, parts = trained.read(source), list(trained.read_ahead(source))
+    assert [len(part) for part in parts] == [7, 7, 7, 7, 2]
+    assert [r for part in parts for r in part.references] == whole.references
+    assert [n for part in parts for n in part.lengths] == list(whole.lengths)
+
+
+def test_parts_give_what_the_whole_gives(opened: Any) -> None:
+    plain, _ = logits_of(opened, Place("cpu"), 64)
+    model, samples = opened
+    packing.apply(model, "sequence-classification")
+    found: list[torch.Tensor] = []
+
+    def take(part: Any, output: Any, batch: Any, rows: list[int]) -> None:
+        assert part is samples
+        found.append(output.logits[torch.tensor(rows).argsort()])
+
+    Inference(model, Place("cpu"), max_tokens=10_000).run_parts([samples, samples], take)
+    assert len(found) == 2
+    for made in found:
+        torch.testing.assert_close(made, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_packed_rows_are_about_as_full_as_each_other() -> None:
+    lengths = [30, 20, 10] * 20
+    groups = group_by_length(lengths, even_tokens(lengths, 500), packs=True)
+    tokens = [sum(lengths[i] for i in group) for group in groups]
+    assert len(groups) == 3
+    assert min(tokens) > 0.8 * max(tokens)
+    assert max(tokens) <= 500
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "asked", "chosen"),
+    [
+        ("cuda", "bf16", None, "packed"),
+        ("cuda", "amp-fp16", None, "packed"),
+        ("cuda", "bf16", "sdpa", "sdpa"),
+        ("cuda", "fp32", None, None),
+        ("cpu", "bf16", None, None),
+        ("cpu", "fp32", "packed", "packed"),
+    ],
+)
+def test_packed_is_taken_where_its_kernel_is(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, precision: str, asked: Any, chosen: Any
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    place: Any = SimpleNamespace(device=torch.device(device))
+    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    assert trained.attention(place, precision, asked) == chosen
+    words = open_model(str(tmp_path / "m"), task="masked-lm")
+    assert words.attention(place, precision) is None
+    with pytest.raises(WorkloadError, match="every word"):
+        words.attention(place, precision, "packed")

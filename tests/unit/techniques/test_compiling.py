@@ -9,7 +9,7 @@ from tests.unit.runtime.small_models import LENGTH, make_batch, make_model
 
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import compiling, packing
+from vramfit.techniques import compiling, lora, packing
 
 TASK = "sequence-classification"
 
@@ -32,17 +32,22 @@ def fresh() -> Any:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("family", "packed"), [("bert", False), ("bert", True), ("modernbert", True)])
-def test_compiled_layers_train_the_same(family: str, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "packed", "rank"),
+    [("bert", False, None), ("bert", True, None), ("modernbert", True, None), ("bert", False, 4)],
+)
+def test_compiled_layers_train_the_same(family: str, packed: bool, rank: int | None) -> None:
     plain = make_model(family, TASK)
     if packed:
         packing.apply(plain, TASK)
+    lora.apply(plain, rank)
     model = copy.deepcopy(plain)
     backend = Counted()
     compiling.apply(model, backend=backend)
     losses = []
     for made in (plain, model):
-        stepper = Stepper(made, torch.optim.SGD(made.parameters(), lr=0.1), micro_batch=4, seq=LENGTH)
+        learned = [p for p in made.parameters() if p.requires_grad]
+        stepper = Stepper(made, torch.optim.SGD(learned, lr=0.1), micro_batch=4, seq=LENGTH)
         losses.append([stepper.step(make_batch(TASK, seed=seed)) for seed in range(3)])
     assert backend.num_graphs > 0
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)

@@ -1,6 +1,8 @@
 """An optimizer in host memory: the same training, and as little on the device as was predicted."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -359,3 +361,18 @@ def test_a_layers_input_takes_nothing_of_the_device_while_it_waits() -> None:
             loss.backward()
     one_bytes = 64 * 16 * 64 * 4
     assert peaks[False] - peaks[True] == 12 * one_bytes
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+def test_nothing_is_held_when_the_model_goes(offload: Any) -> None:
+    """Hooks of parameters are out of the garbage collector's sight."""
+    model = make_model("bert", TASK)
+    checkpointing.apply(model, "full")
+    if offload == "weights":
+        offloading.apply(model, 0, "cpu", trains=True)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=6, offload=offload)
+    stepper.step(make_batch(TASK))
+    parameters = [weakref.ref(p) for p in model.parameters()]
+    del model, stepper
+    gc.collect()
+    assert not [p for p in parameters if p() is not None]

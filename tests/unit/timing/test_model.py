@@ -7,7 +7,9 @@ import pytest
 
 from vramfit.records.work import Stretch, Work, WorkItem, WorkSegment
 from vramfit.timing.model import (
+    NORM_BYTES,
     STEP_BYTES,
+    STREAMED_BYTES,
     SUM_BYTES,
     host_seconds,
     kernel_seconds,
@@ -158,4 +160,11 @@ def test_a_step_in_host_memory_comes_after_the_last_gradient_and_sums_beside_the
     assert few.seconds == pytest.approx(one.seconds)  # adding them up hides behind the second that the passes take
     many = with_host_step(plain, num_weights=10**7, num_passes=101, speed=speed)
     assert many.seconds == pytest.approx(10**7 * (100 * SUM_BYTES + STEP_BYTES) / 1e9)
-    assert many.breakdown()["step in host memory"] == pytest.approx(many.seconds)
+    assert many.breakdown()["step from host memory"] == pytest.approx(many.seconds)
+
+
+def test_a_streamed_step_takes_as_long_as_its_bytes_take_on_the_link() -> None:
+    speed = replace(SPEED, host_bytes_per_s=1e9, transfer_bytes_per_s=2e9)
+    plain = time_step(work(stretch(item(num_bytes=10**9))), speed)
+    streamed = with_host_step(plain, num_weights=10**7, num_passes=1, speed=speed, streams=True)
+    assert streamed.seconds == pytest.approx(plain.seconds + 10**7 * (STREAMED_BYTES / 2e9 + NORM_BYTES / 1e9))

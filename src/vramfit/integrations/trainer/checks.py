@@ -9,6 +9,7 @@ from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.heads import bare_model, follows_count, is_overridden, origin_of, task_of
 from vramfit.integrations.trainer.job import effective_batch, frozen_part
 from vramfit.integrations.trainer.rows import Rows, rows_of
+from vramfit.integrations.trainer.sentences import is_across, is_mean, sentence_losses, way_out
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples
@@ -61,6 +62,10 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
     if steps == 1:
         yield Finding(check=name, severity="ok", what="One pass a step: the loss is the head's own")
         return
+    losses = sentence_losses(trainer)
+    if losses:
+        yield from _sentence_losses(trainer, losses)
+        return
     if origin_of(trainer) == "own":
         yield Finding(
             check=name,
@@ -106,6 +111,29 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
         )
     else:
         yield Finding(check=name, severity="ok", what=f"The loss is right over {steps} equal accumulation steps")
+
+
+def _sentence_losses(trainer: Any, losses: dict[str, Any]) -> Iterator[Finding]:
+    """Its trainer divides by the accumulation steps: right for a mean over samples, and for nothing else."""
+    check_name, steps = "trainer.loss_scale", trainer.args.gradient_accumulation_steps
+    samples = trainer.args.per_device_train_batch_size
+    for dataset, loss in losses.items():
+        name = type(loss).__name__
+        mean = not is_across(loss) and is_mean(trainer, dataset, loss)
+        if mean is None:
+            yield Finding(check=check_name, severity="info", what=f"{name} could not be tried on parts of a batch")
+        elif mean:
+            what = f"{name} is a mean over samples: right over {steps} equal accumulation steps"
+            yield Finding(check=check_name, severity="ok", what=what)
+        else:
+            yield Finding(
+                check=check_name,
+                severity="warning",
+                what=f"{name} compares the samples of a pass with each other: {steps} passes of {samples} are not a "
+                f"step of {effective_batch(trainer)}",
+                why="a sample is held against those of its own pass only, and the step is another, and shorter",
+                fix=way_out(loss),
+            )
 
 
 def _on_device(trainer: Any, batch: Batch) -> Batch:

@@ -17,6 +17,7 @@ from vramfit.integrations.trainer.heads import (
     summed_loss,
 )
 from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
+from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.settings import put_plan
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
@@ -60,7 +61,7 @@ def fit_trainer(
         plan: one that was made before; then nothing is chosen, and what chooses (all of the above) is left out.
         loss_fn, count_fn: for a loss of your own, as for `Stepper`: a sum over samples, and what to divide it by.
             Without them a Trainer with its own `compute_loss` gets whole batches, never split.
-        show: print what was changed, to stderr.
+        show: print what was changed, and after training what the watch found, to stderr.
 
     Raises:
         WorkloadError: what cannot be kept right, everything by name; nothing was changed.
@@ -83,10 +84,9 @@ def fit_trainer(
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
     loss = (loss_fn, count_fn) if loss_fn is not None else loss_pair(trainer)
-    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss)
+    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss, monitor=_monitor(trainer, show))
     trainer.__class__ = type(f"Fitted{names[0]}", (FittedTrainer, type(trainer)), {})
     fitting = Fitting(trainer=names[0], model=names[1], plan=plan, changes=changes, notes=_notes(trainer, job))
-    # the place to start live monitoring of the run's memory from
     if show:
         _show(fitting)
     return fitting
@@ -184,6 +184,16 @@ def _compare_losses(trainer: Any, job: Job) -> None:
             ],
             hint="give fit_trainer that loss as loss_fn (a sum over samples) and count_fn (how many they are)",
         )
+
+
+def _monitor(trainer: Any, show: bool) -> MonitorCallback:
+    """The one that the Trainer has, or a silent one."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, MonitorCallback):
+            return callback
+    monitor = MonitorCallback(logs=False, show=show)
+    trainer.add_callback(monitor)
+    return monitor
 
 
 def _notes(trainer: Any, job: Job) -> tuple[str, ...]:

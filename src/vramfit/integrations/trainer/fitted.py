@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.heads import LossPair, Origin
+from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.records.plan import Plan
+from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.techniques.application import apply_techniques
-from vramfit.units import format_bytes
 
 
 @dataclass(slots=True)
@@ -30,9 +32,17 @@ class Fit:
     plan: Plan
     origin: Origin
     loss: LossPair | None
+    monitor: MonitorCallback
     stepper: Stepper | None = None
+    report: OutOfMemoryReport | None = None
+    """What was alive when memory ran out in a pass that cannot be made smaller."""
     num_recoveries: int = 0
     """Of steps and evaluation batches that were done again, without the stepper's."""
+
+    @property
+    def record(self) -> WatchRecord | None:
+        """What the watch saw, of the training that goes on or the last one; None before the first."""
+        return self.monitor.record
 
 
 class FittedTrainer:
@@ -51,18 +61,20 @@ class FittedTrainer:
         try:
             return super().train(*given, **keywords)  # type: ignore[misc]
         except BaseException as error:
-            if not is_out_of_memory(error):
+            if not _is_unexplained(error):
                 raise
-            raise _outside_a_step(self, error) from error
+            raise failure.outside_a_step(self, error) from error
+        finally:
+            self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
 
     def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; what piles up between its batches is explained."""
         try:
             return super().evaluation_loop(*given, **keywords)  # type: ignore[misc]
         except BaseException as error:
-            if not is_out_of_memory(error):
+            if not _is_unexplained(error):
                 raise
-            raise _between_batches(self, error) from error
+            raise failure.between_batches(self, error) from error
 
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
@@ -80,16 +92,20 @@ class FittedTrainer:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         batch = samples_of(self._prepare_inputs(inputs))
+        stepper = self._stepper()
+        stepper.on_out_of_memory = self._see_last
         try:
             with _forward_as_written(self.model):
-                return self._stepper().gradients(batch)  # type: ignore[no-any-return]
+                return stepper.gradients(batch)  # type: ignore[no-any-return]
         except RecoveryExhausted as error:
-            raise _given_up(self.vramfit.plan, self.state.global_step, error) from None
+            raise failure.given_up(self, error, self.vramfit.report) from None
+        finally:
+            stepper.on_out_of_memory = None  # or it would keep a Trainer that is dropped, and its model, alive
 
     def _stepper(self: Any) -> Stepper:
         """For the model and the optimizer of this call of `train`."""
         fit: Fit = self.vramfit
-        optimizer = _bare(self.optimizer)
+        optimizer = failure.bare_optimizer(self)
         if fit.stepper is None or fit.stepper.optimizer is not optimizer or fit.stepper.model is not self.model:
             w = fit.plan.workload
             fit.num_recoveries = self.num_recoveries
@@ -105,6 +121,11 @@ class FittedTrainer:
             )
         return fit.stepper
 
+    def _see_last(self: Any, error: BaseException) -> None:
+        """Look at what is alive where passes cannot be made smaller; before that, nothing is lost yet."""
+        if self.vramfit.stepper.micro_batch == 1:
+            self.vramfit.report = failure.see(self, error)
+
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """A step whose loss only the Trainer's class knows: never split, done again as it was."""
         start = RandomState.now()
@@ -116,16 +137,12 @@ class FittedTrainer:
                 if not is_out_of_memory(error):
                     raise
                 attempts.append(str(error).splitlines()[0])
+                report = failure.see(self, error) if len(attempts) > SAME_SIZE_RETRIES else None
             self.model.zero_grad(set_to_none=True)
             free_memory()
             start.restore()
             self.vramfit.num_recoveries += 1
-        raise RecoveryExhausted(
-            f"step {self.state.global_step + 1} found no memory in {len(attempts)} tries, and cannot be split: "
-            f"{type(self).__name__} computes a loss of its own, which need not be a mean over samples",
-            attempts=attempts,
-            hint="give fit_trainer the loss as loss_fn (a sum over samples) and count_fn (how many they are)",
-        )
+        raise failure.unsplit(self, attempts, report)
 
     def prediction_step(
         self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
@@ -136,24 +153,22 @@ class FittedTrainer:
         except BaseException as error:
             if not is_out_of_memory(error):
                 raise
-            message = str(error).splitlines()[0]
+            batch = samples_of(inputs)
+            num_samples = len(next(iter(batch.values())))
+            if num_samples < 2:
+                message, report = str(error).splitlines()[0], failure.see(self, error, "evaluation")
         free_memory()
+        if num_samples < 2:
+            raise failure.one_sample([message], report)
         self.vramfit.num_recoveries += 1
-        return self._predict_halves(model, inputs, prediction_loss_only, ignore_keys, message)  # type: ignore[no-any-return]
+        return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)  # type: ignore[no-any-return]
 
     def _predict_halves(
-        self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any, message: str
+        self: Any, model: Any, batch: Batch, prediction_loss_only: bool, ignore_keys: Any
     ) -> tuple[Any, Any, Any]:
         from transformers.trainer_pt_utils import nested_concat
 
-        batch = samples_of(inputs)
         num_samples = len(next(iter(batch.values())))
-        if num_samples < 2:
-            raise RecoveryExhausted(
-                "one sample of an evaluation does not fit beside the training state",
-                attempts=[message],
-                hint="free the GPU, or shorten the sequences of eval_dataset",
-            )
         halves = [_rows(batch, 0, num_samples // 2), _rows(batch, num_samples // 2, num_samples)]
         parts = [self.prediction_step(model, half, prediction_loss_only, ignore_keys) for half in halves]
         shares = [self._count(half) for half in halves]
@@ -173,25 +188,8 @@ class FittedTrainer:
         return len(next(iter(batch.values())))
 
 
-def _outside_a_step(trainer: Any, error: BaseException) -> RecoveryExhausted:
-    optimizer = type(_bare(trainer.optimizer)).__name__
-    return RecoveryExhausted(
-        f"memory ran out after {trainer.state.global_step} steps, outside their passes: clipping, the step of "
-        f"{optimizer} and callbacks are the Trainer's own, and what they have half done cannot be done again",
-        attempts=[str(error).splitlines()[0]],
-        hint='set optim="adamw_torch_fused", whose step takes no memory; '
-        "trainer.train(resume_from_checkpoint=True) goes on from the last checkpoint",
-    )
-
-
-def _between_batches(trainer: Any, error: BaseException) -> RecoveryExhausted:
-    args = trainer.args
-    return RecoveryExhausted(
-        f"memory ran out between the batches of an evaluation, while logits of up to {args.eval_accumulation_steps} of "
-        "them were kept on the GPU",
-        attempts=[str(error).splitlines()[0]],
-        hint="set eval_accumulation_steps=1, and preprocess_logits_for_metrics to keep only what the metrics need",
-    )
+def _is_unexplained(error: BaseException) -> bool:
+    return is_out_of_memory(error) and not isinstance(error, failure.TrainerOutOfMemory)
 
 
 def _check_size(trainer: Any, inputs: Any) -> None:
@@ -237,15 +235,6 @@ def _rows(batch: Batch, first: int, last: int) -> Batch:
     return {name: value[first:last] for name, value in batch.items()}
 
 
-def _bare(optimizer: Any) -> Any:
-    """Beneath what accelerate puts around it."""
-    from accelerate.optimizer import AcceleratedOptimizer
-
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
 @contextmanager
 def _forward_as_written(model: Any) -> Iterator[None]:
     """Without accelerate's autocast around it, which turns logits into fp32 copies: the stepper brings its own."""
@@ -259,21 +248,3 @@ def _forward_as_written(model: Any) -> Iterator[None]:
         yield
     finally:
         model.forward = wrapped
-
-
-def _given_up(plan: Plan, num_steps: int, error: RecoveryExhausted) -> RecoveryExhausted:
-    """With what was planned, and the settings that take least."""
-    fitting = [a for a in plan.alternatives if a.fits and a.allowed]
-    least = min(fitting, key=lambda a: a.safe_reserved_bytes, default=None)
-    hint = error.hint or ""
-    if least is not None:
-        hint = (
-            f"of what was predicted, {least.settings} in passes of {least.micro_batch} takes least, "
-            f"{format_bytes(least.safe_reserved_bytes)}: fit_trainer finds it where memory= says what is really free"
-        )
-    return RecoveryExhausted(
-        f"step {num_steps + 1}: {error}; {format_bytes(plan.estimate.safe_reserved_bytes)} of "
-        f"{format_bytes(plan.budget_bytes)} were planned for it",
-        attempts=error.attempts,
-        hint=hint,
-    )

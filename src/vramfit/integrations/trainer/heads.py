@@ -84,7 +84,7 @@ def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
     Raises:
         WorkloadError: it gives none.
     """
-    with _still(model):
+    with still(model):
         output = model(**batch, **keywords)
     if isinstance(output, dict) and output.get("loss") is None:
         raise WorkloadError(
@@ -97,13 +97,13 @@ def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
 def summed_loss(model: Any, batch: Batch) -> float:
     """The mean that vramfit makes of the same batch out of sums and counts."""
     loss = head_loss(model, batch)
-    with _still(model):
+    with still(model):
         sums = loss.sums(model(**model_inputs(batch)), batch)
     return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)
 
 
 @contextmanager
-def _still(model: Any) -> Iterator[None]:
+def still(model: Any) -> Iterator[None]:
     """For a moment nothing learns and nothing is dropped."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -10,6 +10,7 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden, origin_of, task_of
 from vramfit.integrations.trainer.rows import Rows, rows_of
+from vramfit.integrations.trainer.sentences import is_across, sentence_losses, way_out
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task
 from vramfit.planner.lengths import Lengths
@@ -20,6 +21,11 @@ LONGEST = 512
 """Tokens of a sequence where neither the data nor the model says."""
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused", "sgd": "sgd"}
 """`optim` → the optimizer as it is predicted; AdamW may become another implementation of itself."""
+SMALLER_PASSES = (
+    "smaller per_device_train_batch_size and more gradient_accumulation_steps keep the step, where check(trainer) "
+    "calls the loss a mean over samples; MonitorCallback shows the memory"
+)
+LOOK = "vramfit.integrations.trainer.check(trainer) looks without changing anything"
 ALLOWED = ("freeze", "bf16")
 """What fit_trainer may be allowed to change in what is learned."""
 
@@ -63,12 +69,15 @@ def job_of(trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: 
             f"micro_batch {micro_batch}: {type(trainer).__name__} computes a loss of its own, which cannot be split "
             "without loss_fn and count_fn"
         )
-    if task is None:
+    losses = sentence_losses(trainer)
+    across = [loss for loss in losses.values() if is_across(loss)]
+    problems += [f"{type(loss).__name__} compares the samples of a batch, and no split keeps that" for loss in across]
+    if losses:
+        problems.append(f"{type(bare_model(trainer)).__name__} of sentence-transformers: its memory is not predicted")
+    elif task is None:
         problems.append(f"{type(bare_model(trainer)).__name__} is no head of transformers that vramfit knows")
     if problems:
-        raise WorkloadError(
-            problems, hint="vramfit.integrations.trainer.check(trainer) looks without changing anything"
-        )
+        raise WorkloadError(problems, hint=next(map(way_out, across), SMALLER_PASSES if losses else LOOK))
     assert task is not None
     rows, evaluation = rows_of(trainer, trainer.train_dataset), rows_of(trainer, trainer.eval_dataset)
     limits = [n for n in (max_positions(bare_model(trainer)), seq) if n]

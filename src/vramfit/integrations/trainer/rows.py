@@ -50,7 +50,7 @@ def rows_of(trainer: Any, dataset: Any) -> Rows:
 
 
 def _look(trainer: Any, dataset: Any) -> Rows:
-    if isinstance(dataset, Mapping) and not hasattr(dataset, "column_names"):  # several evaluation sets
+    if isinstance(dataset, dict):  # several sets
         dataset = max(dataset.values(), key=lambda one: len(one) if hasattr(one, "__len__") else 0, default=None)
     if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return Rows(num_samples=None, lengths=(), complete=False, batch={})

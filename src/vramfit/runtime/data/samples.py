@@ -1,7 +1,10 @@
 """`Samples`: a data set, tokenized once and kept compactly on the host; batches are made from it."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +20,9 @@ from vramfit.step.inputs import Batch
 from vramfit.techniques.padding import padded_width
 from vramfit.workload import Task
 
-__all__ = ["BadRow", "Samples", "read_samples"]
+__all__ = ["BadRow", "Samples", "read_ahead", "read_samples"]
+PART_ROWS = 256
+"""Rows of a part that is read ahead: a tokenizer needs about as long for them as a large GPU."""
 
 
 class Samples:
@@ -160,20 +165,64 @@ def read_samples(
         MissingExtra: a `datasets` folder, and `datasets` is not installed.
         WorkloadError: a length without room for text, or a tokenizer that cannot do the task.
     """
-    learns_masks = source.task == "masked-lm" and source.needs_labels
-    masking = Masking.of(tokenizer, seed, mask_probability) if learns_masks else None
     examples = read_examples(source, label_names)
-    check_room(tokenizer, max_length, pair=len(texts_of(examples.references[0])) > 1)
-    return Samples(
-        task=source.task,
-        label_names=examples.label_names,
-        bad_rows=examples.bad_rows,
-        encoded=_encode(source, examples, tokenizer, max_length, stride),
-        max_length=max_length,
-        pad_id=tokenizer.pad_token_id or 0,
-        masking=masking,
-        token_types="token_type_ids" in tokenizer.model_input_names if token_types is None else token_types,
-    )
+    reading = _Reading(source, tokenizer, max_length, stride, seed, mask_probability, token_types)
+    return reading.samples(examples)
+
+
+def read_ahead(
+    source: DataSource, tokenizer: Any, *, max_length: int, label_names: Sequence[str] | None = None
+) -> Iterator[Samples]:
+    """The samples of a source in parts of a few hundred rows, each tokenized while the one before it is in use.
+
+    For texts whose order does not matter to each other; questions with windows are read by `read_samples`.
+
+    Raises:
+        DataError, WorkloadError: as `read_samples`; what is wrong with rows is known before the first part is there.
+    """
+    examples = read_examples(source, label_names)
+    reading = _Reading(source, tokenizer, max_length, 0, 0, 0.0, None)
+    parts = [
+        Examples(examples.references[begin : begin + PART_ROWS], examples.label_names, examples.bad_rows)
+        for begin in range(0, len(examples.references), PART_ROWS)
+    ]
+    with ThreadPoolExecutor(1) as thread:
+        reads = deque([thread.submit(reading.samples, parts[0])])
+        for part in [*parts[1:], None]:
+            made = reads.popleft().result()
+            if part is not None:
+                reads.append(thread.submit(reading.samples, part))
+            yield made
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How examples become samples."""
+
+    source: DataSource
+    tokenizer: Any
+    max_length: int
+    stride: int
+    seed: int
+    mask_probability: float
+    token_types: bool | None
+
+    def samples(self, examples: Examples) -> Samples:
+        source, tokenizer = self.source, self.tokenizer
+        learns_masks = source.task == "masked-lm" and source.needs_labels
+        masking = Masking.of(tokenizer, self.seed, self.mask_probability) if learns_masks else None
+        check_room(tokenizer, self.max_length, pair=len(texts_of(examples.references[0])) > 1)
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        return Samples(
+            task=source.task,
+            label_names=examples.label_names,
+            bad_rows=examples.bad_rows,
+            encoded=_encode(source, examples, tokenizer, self.max_length, self.stride),
+            max_length=self.max_length,
+            pad_id=tokenizer.pad_token_id or 0,
+            masking=masking,
+            token_types=takes_types if self.token_types is None else self.token_types,
+        )
 
 
 def _encode(source: DataSource, examples: Examples, tokenizer: Any, max_length: int, stride: int) -> Iterable[Encoded]:

@@ -1,6 +1,7 @@
 """Whether a run still learns: losses that are no numbers, and fp16 steps that are skipped again and again."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -41,7 +42,7 @@ class Watch:
             )
         return None
 
-    def check_weights(self, step: int, parameters: list[torch.nn.Parameter]) -> None:
+    def check_weights(self, step: int, parameters: Sequence[torch.Tensor]) -> None:
         """Before a checkpoint is written.
 
         Raises:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from vramfit.records.run import Status
 from vramfit.runtime.data.metrics import make_metrics
 from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import Stepper
@@ -23,6 +24,7 @@ from vramfit.runtime.training.progress import Progress
 from vramfit.runtime.training.recording import Recorder
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.schedule import Schedule
+from vramfit.runtime.training.seeding import seed_everything
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -31,9 +33,11 @@ from vramfit.runtime.training.state import (
     restore_learned,
     restore_optimizer,
     restore_random,
+    whole,
 )
 from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
+from vramfit.step.own_parts import local
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,8 +57,14 @@ class Parts:
     inference: Inference
     place: Place
     store: CheckpointStore
-    identity: dict[str, Any]
+    us: Company = field(default_factory=Company)
+    """The processes that share the run."""
+    identity: dict[str, Any] = field(default_factory=dict)
     """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
+
+
+class _EvaluationStopped(Exception):
+    """A signal came while an evaluation went on."""
 
 
 class Loop:
@@ -71,17 +81,30 @@ class Loop:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Be where a checkpoint was written."""
-        p, state = self._parts, checkpoint.state()
-        restore_learned(p.model, checkpoint.tensors("weights"))
-        restore_optimizer(
-            p.model, p.optimizer, checkpoint.tensors("optimizer"), state["optimizer"], host=p.stepper.host
-        )
+        p, us = self._parts, self._parts.us
+        state = us.first(checkpoint.state)
+        restore_learned(p.model, us.first_tensors(lambda: checkpoint.tensors("weights")))
+        moments = us.first_tensors(lambda: checkpoint.tensors("optimizer"))
+        restore_optimizer(p.model, p.optimizer, moments, state["optimizer"], host=p.stepper.host)
         p.schedule.load_state_dict(state["schedule"])
         p.stepper.load_state_dict(state["stepper"])
         self.watch.load_state_dict(state["watch"])
         self.progress = Progress.from_state(state["progress"])
-        restore_random(checkpoint.tensors("random"), state["random"])
+        self._restore_generators(checkpoint, state)
         self._saved_step = checkpoint.step
+
+    def _restore_generators(self, checkpoint: Checkpoint, state: dict[str, Any]) -> None:
+        """Where they were, on every rank that was there; on others, begun anew."""
+        us, others = self._parts.us, state.get("other_ranks", [])
+        for rank in range(us.size):
+            values = state["random"] if rank == 0 else others[rank - 1] if rank <= len(others) else None
+            found = None if values is None else us.first_tensors(lambda r=rank: checkpoint.tensors(_generators(r)))  # type: ignore[misc]
+            if us.rank != rank:
+                continue
+            if found is None or values is None:
+                seed_everything(self._parts.request.seed + checkpoint.step * us.size + rank)
+            else:
+                restore_random(found, values)
 
     def run(self) -> Status:
         """Train to the end, or until an evaluation says that more is no use.
@@ -96,6 +119,8 @@ class Loop:
         progress.num_sessions += 1
         batches = p.order.epoch(progress.epoch)
         epoch = progress.epoch
+        if progress.step and not progress.is_evaluated:
+            self._evaluate_where_due()  # a signal came before it was done
         while progress.step < p.num_steps and not self._is_enough():
             if progress.epoch != epoch:
                 epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
@@ -157,27 +182,47 @@ class Loop:
 
     def _after_step(self, *, is_end_of_epoch: bool) -> None:
         p, step = self._parts, self.progress.step
-        every = p.request.eval_every
-        due = step >= p.num_steps or (step % every == 0 if every is not None else is_end_of_epoch)
-        if p.evaluation is not None and due:
-            self._evaluate(p.evaluation)
+        due = self._evaluate_where_due()
         saves = p.request.save_every
         if (step % saves == 0) if saves is not None else (due or is_end_of_epoch):
             self._save()
-        if self._stop.number is not None and step < p.num_steps:
+        (number,) = p.us.accord.agree(self._stop.number or 0)
+        if number and step < p.num_steps:
+            self._stop.number = number
             self._save()
             raise self._stop.error(step)
+
+    def _evaluate_where_due(self) -> bool:
+        """Evaluate, if it is time to; says whether it is. A signal that comes meanwhile does not wait for the end."""
+        p, step = self._parts, self.progress.step
+        every = p.request.eval_every
+        due = step >= p.num_steps or (step % every == 0 if every is not None else self.progress.index == 0)
+        if p.evaluation is not None and due:
+            try:
+                self._evaluate(p.evaluation)
+            except _EvaluationStopped:
+                self._save()
+                raise self._stop.error(step) from None
+        return due
+
+    def _tell_evaluating(self, done: int, total: int) -> None:
+        alone = self._parts.us.size == 1  # several processes stop together, between steps
+        if alone and self._stop.number is not None and self.progress.step < self._parts.num_steps:
+            raise _EvaluationStopped
+        self._on_event(Evaluating(num_done=done, num_samples=total))
 
     def _evaluate(self, samples: Samples) -> None:
         """Metrics of the weights as they are; the best ones are saved at once."""
         started = time.perf_counter()
-        metrics = make_metrics(samples)
-        self._parts.inference.run(
-            samples,
-            lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
-            lambda done, total: self._on_event(Evaluating(num_done=done, num_samples=total)),
-        )
-        result = metrics.result()
+        metrics, us = make_metrics(samples), self._parts.us
+        if us.leads or us.shards:  # a model in shards is passed through by all together
+            self._parts.inference.run(
+                samples,
+                lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
+                self._tell_evaluating,
+            )
+        self._parts.stepper.ranks.rest()
+        result = us.first(metrics.result)
         time_s = time.perf_counter() - started
         progress = self.progress
         progress.time_s += time_s
@@ -197,9 +242,11 @@ class Loop:
         p, progress = self._parts, self.progress
         if self._saved_step == progress.step:
             return
-        self.watch.check_weights(progress.step, [q for group in p.optimizer.param_groups for q in group["params"]])
+        learned = [local(q.detach()) for group in p.optimizer.param_groups for q in group["params"]]
+        self.watch.check_weights(progress.step, learned)
+        p.us.accord.agree()
         tensors, scalars = optimizer_state(p.model, p.optimizer, p.stepper.host)
-        generators = RandomState.now()
+        generators = p.us.gather(RandomState.now())
         state = {
             **p.identity,
             "optimizer": scalars,
@@ -207,12 +254,20 @@ class Loop:
             "stepper": p.stepper.state_dict(),
             "watch": self.watch.state_dict(),
             "progress": progress.state_dict(),
-            "random": random_values(generators),
+            "random": random_values(generators[0]),
+            "other_ranks": [random_values(g) for g in generators[1:]],
         }
-        files = {"weights": learned_tensors(p.model), "optimizer": tensors, "random": random_tensors(generators)}
-        saved = p.store.save(progress.step, files, state, best=progress.best_step)
+        weights = {name: whole(tensor) for name, tensor in learned_tensors(p.model).items()}
+        files = {"weights": weights, "optimizer": tensors}
+        files |= {_generators(rank): random_tensors(g) for rank, g in enumerate(generators)}
+        saved = p.us.first(lambda: p.store.save(progress.step, files, state, best=progress.best_step))
         self._saved_step = progress.step
         self._on_event(Saved(folder=saved.folder, step=progress.step))
+
+
+def _generators(rank: int) -> str:
+    """The file of a rank's random generators."""
+    return "random" if rank == 0 else f"random-{rank}"
 
 
 def _has_labels(batch: Batch) -> bool:

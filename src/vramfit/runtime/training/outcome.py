@@ -21,20 +21,24 @@ SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
-    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload")}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload", "compile")}
+    if workload.num_gpus > 1:
+        given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def settings_in_words(workload: Workload) -> str:
     """One line for the start of a run."""
     w = workload
-    split = f" in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
+    ranks = f" on {w.num_gpus} processes ({w.parallel or 'ddp'})" if w.num_gpus > 1 else ""
+    split = f"{ranks} in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
     rest = settings_of(w)
     words = [
         f"{name} {value}"
         for name, value in rest.items()
         if name in ("checkpointing", "freeze", "lora", "quantize", "offload")
     ]
+    words += ["packed"] * (w.attention == "packed") + ["compiled"] * w.compile
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
 
 
@@ -47,7 +51,7 @@ def make_record(
     training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
     return RunRecord(
         model=request.model,
-        model_class=type(parts.model).__name__,
+        model_class=type(parts.model).__name__.removeprefix("FSDP" if parts.us.shards else ""),
         task=request.task,
         data=request.data,
         eval_data=request.eval_data,
@@ -77,9 +81,10 @@ def make_record(
         measured_allocated_bytes=place.allocated_bytes,
         predicted_step_time_s=plan.step_time_s if plan is not None and place.emulated is None else None,
         step_time_s=training_s / progress.step if progress.step else None,
-        time_s=progress.time_s,
+        compile_s=progress.compile_s,
+        time_s=progress.time_s + progress.compile_s,
         num_tokens=progress.num_tokens,
-        tokens_per_s=progress.num_tokens / max(training_s, 1e-9),
+        tokens_per_s=progress.num_tokens / max(training_s + progress.compile_s, 1e-9),
         num_sessions=progress.num_sessions,
         environment=environment_of(place),
         notes=tuple(notes),

@@ -1,5 +1,6 @@
 """From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.tasks import default_attention
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
@@ -22,6 +24,7 @@ from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
@@ -33,7 +36,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -113,11 +116,14 @@ def saved_plan(request: TrainRequest) -> Plan | None:
     return plan
 
 
-def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload | None = None) -> Plan | None:
+def make_plan(
+    request: TrainRequest, data: Data, place: Place, former: Workload | None = None, num_gpus: int = 1
+) -> Plan | None:
     """A plan for the real lengths of the data; None on a CPU without a budget.
 
     Args:
         former: the settings of the run that is resumed.
+        num_gpus: processes that share the run, each with a GPU.
 
     Raises:
         NoPlanFits: nothing that is allowed fits.
@@ -131,16 +137,27 @@ def make_plan(request: TrainRequest, data: Data, place: Place, former: Workload 
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
-    keywords |= {**_batches(request, data), "seq": data.longest}
+    keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
+    if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it
+        keywords.setdefault("attention", default_attention(data.resolved.model_class))
+    if num_gpus > 1:
+        keywords["num_gpus"] = num_gpus
     return plan(
         request.model,
+        steps=num_steps(request, data),
         lengths=list(data.train.lengths),
         num_labels=_num_labels(request, data),
         allow=request.allow,
         trust_remote_code=request.trust_remote_code,
         **keywords,
     )
+
+
+def num_steps(request: TrainRequest, data: Data) -> int:
+    """Batches to learn from in all."""
+    batch = _batches(request, data)["batch"]
+    return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
 def gpu_here(place: Place) -> str | None:
@@ -160,26 +177,37 @@ def _memory(request: TrainRequest, place: Place) -> int | None:
     return free_bytes(place.device)
 
 
-def _batches(request: TrainRequest, data: Data) -> dict[str, int]:
-    """The batch, no larger than the data, and a micro-batch that was asked for, no larger than the batch."""
+def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
+    """The batch, no larger than the data, and a micro-batch that was asked for, no larger than a process's part."""
     batch = min(request.batch or DEFAULT_BATCH, len(data.train))
-    return {"batch": batch} | ({} if request.micro_batch is None else {"micro_batch": min(request.micro_batch, batch)})
+    share = -(-batch // num_gpus)
+    return {"batch": batch} | ({} if request.micro_batch is None else {"micro_batch": min(request.micro_batch, share)})
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
     return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
 
 
-def settle(request: TrainRequest, data: Data, plan: Plan | None) -> Workload:
-    """The workload as it runs: the plan's, or what was asked for with the plainest of everything else."""
+def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
+    """The workload as it runs: the plan's, or what was asked for with the plainest of everything else.
+
+    Raises:
+        WorkloadError: a plan for another number of processes, or more of them than samples in a batch.
+    """
     longest = data.longest
+    if plan is not None and plan.workload.num_gpus != num_gpus:
+        raise WorkloadError(
+            [f"the plan is for {plan.workload.num_gpus} GPUs, and {num_gpus} processes were started"],
+            hint=f"plan anew with --gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
+        )
     if plan is not None:
         return replace(plan.workload, seq=max(longest, 1)) if plan.workload.seq > longest else plan.workload
-    batches = _batches(request, data)
+    batches = _batches(request, data, num_gpus)
     keywords: dict[str, Any] = {
         "precision": "fp32",
         "optimizer": "adamw-fused",
-        "micro_batch": min(batches["batch"], WITHOUT_PLAN),
+        "micro_batch": min(-(-batches["batch"] // num_gpus), WITHOUT_PLAN),
+        "num_gpus": num_gpus,
         **request.settings(),
         **batches,
         "seq": longest,

@@ -23,6 +23,8 @@ class Progress:
     """The next batch in it."""
     num_tokens: int = 0
     time_s: float = 0.0
+    compile_s: float = 0.0
+    """Seconds of compiling before first steps, of all sessions together."""
     num_sessions: int = 0
     losses: list[float] = field(default_factory=list)
     """The last ones."""

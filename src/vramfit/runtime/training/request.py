@@ -16,7 +16,7 @@ DEFAULT_BATCH = 32
 NEED_NOT_MATCH = frozenset(
     [
         *("data", "eval_data", "output", "resume", "keep", "save_every", "device", "gpu", "memory", "plan"),
-        *("offload", "host_memory"),
+        *("offload", "host_memory", "parallel"),
         *("micro_batch", "checkpointing", "fail_at", "allow", "skip_bad_rows", "trust_remote_code"),
         *("text_columns", "label_column", "max_rows"),
     ]
@@ -76,6 +76,11 @@ class TrainRequest:
     host_memory: str | int | None = None
     """What may wait there; None takes what is available."""
     attention: str | None = None
+    """`packed` lays sequences end to end; None lets the plan choose."""
+    compile: bool | None = None
+    """Compile the layers; None does so where a plan says that it pays."""
+    parallel: str | None = None
+    """With several processes: `ddp`, each has the whole model, or `fsdp`, a part of it. None lets the plan choose."""
     allow: tuple[str, ...] = ()
     """What the plan may use besides: freeze, lora, int8, bf16, adafactor, sgd."""
     memory: str | int | None = None
@@ -123,7 +128,7 @@ class TrainRequest:
     def settings(self) -> dict[str, Any]:
         """Keywords of `Workload` that were given: what a plan keeps."""
         names = ("task", "seq", "precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora")
-        more = ("quantize", "offload", "host_memory", "attention", "max_grad_norm")
+        more = ("quantize", "offload", "host_memory", "attention", "compile", "max_grad_norm", "parallel")
         given = {name: getattr(self, name) for name in (*names, *more)}
         if self.offload == "weights" and self.checkpointing is None:
             given["checkpointing"] = "full"  # its layers come again for backward

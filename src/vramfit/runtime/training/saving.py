@@ -7,7 +7,7 @@ them is saved as it is; it has learned on the outputs of the rounded weights, wh
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,15 @@ def is_plain(model: torch.nn.Module) -> bool:
     """Whether a model's weights are as `transformers` expects them: no adapters, nothing quantized."""
     adapted = any(hasattr(module, "lora_A") for module in model.modules())
     return not adapted and not any(hasattr(p, "__tensor_flatten__") for p in model.parameters())
+
+
+def put_together(source: Any, learned: Mapping[str, torch.Tensor]) -> Any:
+    """The source's model with learned weights, gathered from all processes, put into it."""
+    own = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, tensor in learned.items():
+            own[name].copy_(tensor)
+    return source
 
 
 def merged(model: torch.nn.Module, source: torch.nn.Module) -> Any:

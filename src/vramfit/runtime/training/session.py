@@ -1,17 +1,21 @@
 """`Session`: everything that one process makes for a run: model, optimizer, stepper, and what becomes of them."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vramfit.errors import WorkloadError
 from vramfit.loader.host import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.distributed.company import Company
+from vramfit.runtime.distributed.ranks import Ranks
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
@@ -23,10 +27,12 @@ from vramfit.runtime.training.outcome import settings_in_words
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.saving import save_model
+from vramfit.runtime.training.saving import put_together, save_model
 from vramfit.runtime.training.schedule import Schedule
-from vramfit.runtime.training.state import restore_learned
+from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
+from vramfit.step.own_parts import full
+from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
@@ -49,7 +55,9 @@ class Session:
         workload: Workload,
         store: CheckpointStore,
         on_event: events.OnEvent,
+        us: Company | None = None,
     ) -> None:
+        self._us = us if us is not None else Company()
         self._request, self._data, self._place, self._workload = request, data, place, workload
         self._on_event = on_event
         self._journal: Journal | None = None
@@ -57,7 +65,11 @@ class Session:
         budget_bytes = _budget(request, place, plan)
         model, report = load_model(request, data, workload, place, budget_bytes, self._loading)
         self._fresh = report.fresh
-        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed)
+        if place.emulated is not None and self._us.size > 1 and workload.parallel == "fsdp":
+            raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
+        ranks = self._us.share(model, workload.parallel)
+        bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
+        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
@@ -72,10 +84,17 @@ class Session:
             model=model,
             optimizer=optimizer,
             schedule=schedule,
-            stepper=self._stepper(model, optimizer, schedule, budget_bytes),
-            inference=Inference(model, place, max_tokens=evaluation_batch * seq, precision=workload.precision),
+            stepper=self._stepper(model, optimizer, schedule, budget_bytes, ranks),
+            inference=Inference(
+                model,
+                place,
+                max_tokens=evaluation_batch * seq,
+                precision=workload.precision,
+                votes=self._us.accord if self._us.shards else None,
+            ),
             place=place,
             store=store,
+            us=self._us,
             identity={
                 "request": request.as_data(),
                 "data": data.train.fingerprint,
@@ -84,9 +103,32 @@ class Session:
             },
         )
         self._budget_bytes = budget_bytes
+        self.compile_s = 0.0
+        """Seconds before the first step that went into compiling and the rehearsal that had it done."""
+        self._compile()
+
+    def _compile(self) -> None:
+        """Have the layers compiled when they first run, where that can be."""
+        if not self._workload.compile:
+            return
+        emulated = self._place.emulated is not None
+        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self._place.device)
+        if reason is None:
+            compiling.apply(self.parts.model)
+        else:
+            self._warn(f"layers are not compiled: {reason}")
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        self._on_event(events.Note(text=text[:1].upper() + text[1:] + ".", warns=True))
 
     def _stepper(
-        self, model: Any, optimizer: torch.optim.Optimizer, schedule: Schedule, budget_bytes: int | None
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        budget_bytes: int | None,
+        ranks: Ranks | None,
     ) -> Stepper:
         w, smoothing = self._workload, self._request.label_smoothing
         return Stepper(
@@ -102,6 +144,7 @@ class Session:
             count_fn=num_labelled if smoothing else None,
             offload=w.offload,
             host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
+            ranks=ranks,
         )
 
     def _loading(self, done_bytes: int, total_bytes: int) -> None:
@@ -117,19 +160,34 @@ class Session:
         """Try the dearest batch there can be: the longest samples, in full micro-batches."""
         stepper = self.parts.stepper
         if checkpoint is not None:
-            stepper.load_state_dict(checkpoint.state()["stepper"])
+            stepper.load_state_dict(self._us.first(checkpoint.state)["stepper"])
         lengths = self._data.train.lengths
         longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self._workload.batch]
         batch = self._data.train.collate(longest)
-        with self._place.active():
-            stepper.rehearse(batch)
+        began = time.perf_counter()
+        try:
+            with self._place.active():
+                stepper.rehearse(batch)
+        except Exception as error:
+            if not compiling.has_failed(error):
+                raise
+            compiling.undo(self.parts.model)
+            self._warn(f"layers are not compiled: {' '.join(str(error).split())[:200]}")
+            with self._place.active():
+                stepper.rehearse(batch)
+        if compiling.is_applied(self.parts.model):
+            self.compile_s = time.perf_counter() - began
+            self._on_event(
+                events.Note(text=f"Layers are compiled; that and the rehearsal took {self.compile_s:.0f} s.")
+            )
         if stepper.micro_batch < (self._workload.micro_batch or 1) and checkpoint is None:
             self.notes.append(f"the rehearsal ran out of memory; micro-batches of {stepper.micro_batch} fit")
             self._on_event(events.Note(text=self.notes[-1].capitalize() + ".", warns=True))
 
     def start(self, loop: Loop) -> None:
         """Training is about to begin."""
-        self._journal = Journal(Path(self._request.output), from_step=loop.progress.step)
+        if self._us.leads:
+            self._journal = Journal(Path(self._request.output), from_step=loop.progress.step)
         if self._fresh and loop.progress.step == 0:
             names = ", ".join(self._fresh[:NUM_NAMED]) + (", …" if len(self._fresh) > NUM_NAMED else "")
             text = f"Not in the checkpoint, and drawn with seed {self._request.seed}: {names}."
@@ -152,17 +210,26 @@ class Session:
         """The best weights, or the last ones where nothing was evaluated, as a model."""
         model, best = self.parts.model, loop.progress.best_step
         if best is not None and best != loop.progress.step:
-            checkpoint = self.parts.store.at(best)
+            checkpoint = self._us.first(lambda: self.parts.store.at(best))
             if checkpoint is None:
                 self.notes.append(f"the best checkpoint, of step {best}, is damaged: the last weights were saved")
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
-                restore_learned(model, checkpoint.tensors("weights"))
+                restore_learned(model, self._us.first_tensors(lambda: checkpoint.tensors("weights")))
         if self._workload.quantize is not None:
             self.notes.append(
                 f"weights that were {self._workload.quantize} did not learn: saved as the source has them"
             )
-        save_model(model, self._data.tokenizer, output, load_source=self._load_source())
+        whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._us.shards else {}
+        load_source = self._load_source()
+        self._us.first(
+            lambda: save_model(
+                put_together(load_source(), whole) if whole else model,
+                self._data.tokenizer,
+                output,
+                load_source=load_source,
+            )
+        )
 
     def _load_source(self) -> Callable[[], Any]:
         request, w = self._request, self._workload

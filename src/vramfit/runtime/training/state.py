@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
 from vramfit.runtime.random_state import RandomState
+from vramfit.step.own_parts import full, put_part
 from vramfit.techniques.host_step import HostStep
 
 PART = "|"
@@ -20,6 +21,11 @@ Tensors = dict[str, torch.Tensor]
 def learned_tensors(model: torch.nn.Module) -> Tensors:
     """The parameters that learn, by name, each once; what is frozen comes from the source again."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor to be saved: one that is sharded, gathered from all processes, on the host."""
+    return full(tensor.detach()).cpu() if hasattr(tensor, "full_tensor") else tensor.detach()
 
 
 def restore_learned(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
@@ -36,7 +42,7 @@ def restore_learned(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -
         )
     with _disable_current_modes(), torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
+            put_part(tensor, saved[name])
 
 
 def _stepped(model: torch.nn.Module, host: HostStep | None) -> dict[str, torch.nn.Parameter]:
@@ -63,7 +69,7 @@ def optimizer_state(
         for key, value in state.items():
             name = f"{names[id(parameter)]}{PART}{key}"
             if isinstance(value, torch.Tensor):
-                tensors[name] = value.detach()
+                tensors[name] = whole(value)
             else:
                 scalars[name] = value
     return tensors, scalars
@@ -99,7 +105,7 @@ def restore_optimizer(
 def _put(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, tensor: torch.Tensor) -> None:
     state = optimizer.state[parameter]
     if key in state:
-        state[key].copy_(tensor)
+        put_part(state[key], tensor)
         return
     fused = any(group.get("fused") for group in optimizer.param_groups)
     on_host = tensor.dim() == 0 and not fused

@@ -1,12 +1,14 @@
 """`train`: from a file of samples to a saved model, inside a budget."""
 
+import platform
 from pathlib import Path
 
-from vramfit.errors import VramfitError
+from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.saving import replace_file
+from vramfit.runtime.distributed.company import Company, company, own_device
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.interruption import stop_request
@@ -38,9 +40,12 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     batch there can be is tried before the first one is learned from. With `resume`, the run goes on from its newest
     whole checkpoint, to the same weights bit for bit as if it had never stopped (on one kind of machine).
 
+    Started by torchrun as several processes, they share every batch; rank 0 plans, reads and writes checkpoints, and
+    speaks. A run may go on with another number of them.
+
     Args:
         request: what to do.
-        on_event: sees what happens.
+        on_event: sees what happens; that of rank 0 only.
 
     Raises:
         WorkloadError, UnknownModel, VramfitError: the request, the model or the data, before any GPU time.
@@ -48,12 +53,18 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
         Interrupted: Ctrl-C or a polite kill; a checkpoint is written, unless it came before the first step.
         Diverged: losses or weights are no numbers any more.
         RecoveryExhausted: not even one sample of full length fits.
+        RankFailed: another process of the run has stopped.
     """
+    with company(request.device) as us:
+        return _train(request, us, on_event if us.leads else lambda event: None)
+
+
+def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunRecord:
     output = Path(request.output)
     store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
     with stop_request(resumes=request.resume) as stop:
-        checkpoint = _begin(request, output, store, on_event)
-        plan = saved_plan(request)
+        checkpoint = us.first(lambda: _begin(request, output, store, on_event))
+        plan = us.first(lambda: saved_plan(request))
         data = read_data(request, plan)
         _say_what_was_cut(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
@@ -62,23 +73,26 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
             )
             on_event(events.Note(text=text))
         if checkpoint is not None:
-            _check_same(request, data, checkpoint)
-            if (output / RECORD).exists():
+            us.first(lambda: _check_same(request, data, checkpoint))
+            finished = us.first(lambda: _finished(output))
+            if finished is not None:
                 on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
-                return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
+                return finished
         place = _place(request, plan, on_event)
-        _make_folder(output)
-        plan = plan or _plan(request, data, place, output, checkpoint, on_event)
-        workload = settle(request, data, plan)
+        _check_place(place, us)
+        us.first(lambda: _make_folder(output))
+        plan = plan or us.first(lambda: _plan(request, data, place, output, checkpoint, on_event, us.size))
+        workload = settle(request, data, plan, us.size)
         seed_everything(request.seed)
         stop.check()
-        session = Session(request, data, place, plan, workload, store, on_event)
+        session = Session(request, data, place, plan, workload, store, on_event, us)
         loop = Loop(session.parts, stop, session.tell)
         session.rehearse(checkpoint)
         if checkpoint is not None:
             loop.restore(checkpoint)
         else:
-            seed_everything(request.seed)
+            seed_everything(request.seed + us.rank)  # ranks draw differently
+        loop.progress.compile_s += session.compile_s
         stop.begin_training()
         session.start(loop)
         try:
@@ -87,18 +101,36 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
             session.end()
     session.save(loop, output)
     record = make_record(session.parts, data, workload, plan, loop, status, session.notes)
-    replace_file(output / RECORD, (to_json(record) + "\n").encode())
+    us.first(lambda: replace_file(output / RECORD, (to_json(record) + "\n").encode()))
     on_event(events.Saved(folder=output, step=loop.progress.step, final=True))
     return record
 
 
 def _place(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -> Place:
     memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
-    place = Place(request.device, memory=memory, fail_at=request.fail_at)
+    place = Place(own_device(request.device), memory=memory, fail_at=request.fail_at)
     if not place.has_budget and (request.memory or request.gpu):
         text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
         on_event(events.Note(text=text, warns=True))
     return place
+
+
+def _finished(output: Path) -> RunRecord | None:
+    """The record of a run that has come to its end."""
+    if not (output / RECORD).exists():
+        return None
+    return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
+
+
+def _check_place(place: Place, us: Company) -> None:
+    """Several processes need a GPU each, or none."""
+    if us.size > 1 and place.device.type == "cuda":
+        taken = us.gather((platform.node(), place.name))
+        if len(set(taken)) < len(taken):
+            raise WorkloadError(
+                [f"{us.size} processes were started, and two of them have the same GPU: {sorted(taken)}"],
+                hint="start as many as there are GPUs: torchrun --nproc-per-node gpu",
+            )
 
 
 def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
@@ -165,18 +197,20 @@ def _plan(
     output: Path,
     checkpoint: Checkpoint | None,
     on_event: events.OnEvent,
+    num_gpus: int,
 ) -> Plan | None:
     """The plan of the run that is resumed, where it is for the same place; else a new one."""
     former: Workload | None = None
     if checkpoint is not None and (output / PLAN).exists():
         found = Plan.load(output / PLAN)
         saved = checkpoint.state()["request"]
-        if all(getattr(request, name) == saved[name] for name in ("memory", "gpu", "device", "micro_batch")):
+        same = all(getattr(request, name) == saved[name] for name in ("memory", "gpu", "device", "micro_batch"))
+        if same and found.workload.num_gpus == num_gpus:
             return found
         former = found.workload
     if place.has_budget:
         on_event(events.Note(text="Planning for the lengths of the data …"))
-    plan = make_plan(request, data, place, former)
+    plan = make_plan(request, data, place, former, num_gpus)
     if plan is not None:
         plan.save(output / PLAN)
     return plan

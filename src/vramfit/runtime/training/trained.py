@@ -1,28 +1,34 @@
 """A saved model opened to evaluate or predict with: its task, its labels, its tokenizer, a batch that fits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
+from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import resolve
-from vramfit.models.tasks import AUTO_CLASSES, supported_tasks
+from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.data.tokenizers import load_tokenizer
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here
+from vramfit.techniques import packing
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
-from vramfit.workload import TRAINED_TASKS, Precision, Task
+from vramfit.workload import CHOICES, TRAINED_TASKS, Attention, Precision, Task
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
+MAX_PACKED_TOKENS = 65_536
+"""Of a packed row: products of so many rows are as fast as they get, and the host makes the next row meanwhile."""
+NOT_PACKED: tuple[Task, ...] = ("masked-lm",)
+"""Tasks whose outputs are not laid out twice."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
 
@@ -37,6 +43,8 @@ class TrainedModel:
     tokenizer: Any
     max_length: int
     trust_remote_code: bool
+    attentions: tuple[str, ...] = ()
+    """The attention kernels that its family has."""
 
     def read(self, source: DataSource) -> Samples:
         """The samples of a file, as this model sees them.
@@ -52,27 +60,65 @@ class TrainedModel:
             stride=min(STRIDE, self.max_length // 4),
         )
 
+    def read_ahead(self, source: DataSource) -> Iterator[Samples]:
+        """The samples of a file in parts, each tokenized while the one before it is in use; questions come as one.
+
+        Raises:
+            DataError: rows, columns or files that cannot be used.
+        """
+        if self.task == "question-answering":
+            return iter([self.read(source)])
+        return read_ahead(source, self.tokenizer, max_length=self.max_length, label_names=self.label_names or None)
+
+    def attention(self, place: Place, precision: str, asked: str | None = None) -> Attention | None:
+        """What attention to take: packed where its kernel is, unless something else was asked for; None: the model's.
+
+        Raises:
+            WorkloadError: no such attention, or packed for a task whose outputs are as large as the vocabulary.
+        """
+        if asked is not None and asked not in CHOICES["attention"]:
+            near = nearest_names(asked, CHOICES["attention"], 1)[0]
+            raise WorkloadError(
+                [f"attention {asked!r} is not one of {', '.join(CHOICES['attention'])} (nearest: {near})"]
+            )
+        if asked == "packed" and self.task in NOT_PACKED:
+            raise WorkloadError(
+                [f"attention packed: {self.task} gives a logit for every word of every token; take sdpa"]
+            )
+        if asked is not None:
+            return asked  # type: ignore[return-value]
+        pays = "packed" in self.attentions and self.task not in NOT_PACKED
+        return "packed" if pays and has_packed_kernel(place.device, precision) else None
+
     def load(
         self,
         place: Place,
-        samples: Samples,
+        samples: Samples | None = None,
         *,
         memory: str | int | None = None,
         gpu: str | None = None,
         batch: int | None = None,
         precision: Precision = "fp32",
+        attention: Attention | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Inference:
         """The model on its device, with a batch that fits beside it.
+
+        Args:
+            samples: what is to go through; None where only the model says how long they may be.
+            memory: what PyTorch may reserve.
+            gpu: choose the batch for this GPU; None takes the one that is there.
+            batch: samples of full length; None takes what fits.
+            attention: as `attention` gives it.
 
         Raises:
             NoPlanFits: not even one sample of this length fits.
             CheckpointError: weights that are damaged, or that lack the head.
         """
-        longest = max(samples.lengths)
+        longest = self.max_length if samples is None else max(samples.lengths)
         budget_bytes = parse_bytes(memory, name="memory") if memory is not None else free_bytes(place.device)
         if batch is None:
-            batch = self._fitting(place, longest, budget_bytes, gpu, precision)
+            batch = self._fitting(place, longest, budget_bytes, gpu, precision, attention)
         if memory is not None:
             use_expandable_segments(place.device)
             enforce(memory, place.device)
@@ -80,6 +126,7 @@ class TrainedModel:
             self.model,
             task=self.task,
             precision=precision,
+            attention=attention,
             memory=budget_bytes if place.has_budget else None,
             device=str(place.device),
             trust_remote_code=self.trust_remote_code,
@@ -92,10 +139,18 @@ class TrainedModel:
                 tensor=report.fresh[0],
                 hint="fine-tune it first: vramfit train",
             )
+        if attention == "packed":
+            packing.apply(model, self.task)
         return Inference(model, place, max_tokens=batch * longest, precision=precision)
 
     def _fitting(
-        self, place: Place, longest: int, budget_bytes: int | None, gpu: str | None, precision: Precision
+        self,
+        place: Place,
+        longest: int,
+        budget_bytes: int | None,
+        gpu: str | None,
+        precision: Precision,
+        attention: Attention | None,
     ) -> int:
         """Samples of full length that fit, as predicted."""
         if not place.has_budget:
@@ -108,6 +163,7 @@ class TrainedModel:
             mode="infer",
             seq=longest,
             precision=precision,
+            attention=attention,
             memory=budget_bytes,
             trust_remote_code=self.trust_remote_code,
             **({"gpu": gpu} if (gpu := gpu or gpu_here(place)) else {}),
@@ -119,25 +175,32 @@ class TrainedModel:
                 budget_bytes=budget_bytes,
                 hint="give more memory, cut the sequences (--seq), or take precision bf16",
             )
-        return min(found.batch, MAX_BATCH)
+        most = max(MAX_PACKED_TOKENS // longest, 1) if attention == "packed" else MAX_BATCH
+        return min(found.batch, most)
 
 
 def open_model(
-    model: str, *, task: str | None = None, seq: int | None = None, trust_remote_code: bool = False
+    model: str,
+    *,
+    task: str | None = None,
+    seq: int | None = None,
+    trust_remote_code: bool = False,
+    or_features: bool = False,
 ) -> TrainedModel:
     """What a model's folder says of itself.
 
     Args:
         task: None takes the head that the configuration names.
         seq: cut sequences at so many tokens; None takes what the model allows.
+        or_features: an encoder without a head is welcome too, as task features.
 
     Raises:
         UnknownModel, CheckpointError: no model there, or no tokenizer.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
     config = resolve(model, task=task or "features", trust_remote_code=trust_remote_code).config
-    found = task or _task_of(config)
-    if found not in TRAINED_TASKS:
+    found = task or _task_of(config) or ("features" if or_features else None)
+    if found not in TRAINED_TASKS and not (or_features and found == "features"):
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
@@ -153,6 +216,7 @@ def open_model(
         tokenizer=tokenizer,
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
+        attentions=supported_attention(config),
     )
 
 

@@ -30,7 +30,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.divergence import Diverged
-from vramfit.runtime.training.events import Event, Loading, Note, Saved, Started, Stepped
+from vramfit.runtime.training.events import Evaluated, Event, Loading, Note, Saved, Started, Stepped
 from vramfit.runtime.training.interruption import Interrupted, Terminated
 from vramfit.runtime.training.train import train
 
@@ -80,11 +80,14 @@ def test_every_task_runs_end_to_end(tmp_path: Path, task: str, write: Any, metri
     ],
 )
 def test_packed_runs_learn_what_padded_ones_learn(tmp_path: Path, task: str, write: Any, metric: str) -> None:
-    """Without dropout the losses are the same but for rounding; in texts with answers, padding counts no more."""
+    """Without dropout the losses are the same but for rounding; in texts with answers, padding counts no more.
+
+    All samples are one batch: those of packed runs are drawn otherwise, since like lengths need not meet.
+    """
     names = {"sequence-classification": "d.csv", "masked-lm": "d.txt"}
     data = str(write(tmp_path / names.get(task, "d.jsonl")))
     write_model(tmp_path / "source", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    settings = {"task": task, "data": data, "eval_data": data, "micro_batch": 4}
+    settings = {"task": task, "data": data, "eval_data": data, "micro_batch": 4, "batch": 64, "epochs": 4}
     padded, packed = (
         run(tmp_path, output=str(tmp_path / str(attention)), attention=attention, **settings)
         for attention in (None, "packed")
@@ -150,6 +153,25 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, dev: str
     assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
     steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(tmp_path: Path, dev: str) -> None:
+    whole = run(tmp_path, output=str(tmp_path / "whole"), eval_data=dev)
+    request = request_of(tmp_path, resume=True, eval_data=dev)
+    seen: list[Event] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 6:  # the last of an epoch: an evaluation comes next
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(event)
+
+    with pytest.raises(Terminated, match="after step 6; its checkpoint is saved"):
+        train(request, on_event=stop)
+    assert not any(isinstance(event, Evaluated) for event in seen)
+    record = train(request)
+    assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
+    assert record.best_step == whole.best_step
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
 def test_a_new_head_follows_the_seed(tmp_path: Path) -> None:

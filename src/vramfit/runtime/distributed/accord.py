@@ -1,0 +1,196 @@
+"""`Accord`: ranks vote before they meet in a collective, so that none waits for one that is not coming.
+
+A vote is a handful of numbers on the host, reduced over gloo. Whoever has run out of memory votes so instead of going
+on; all others learn of it at their next vote, which is where they are or where they are bound for: nothing but a vote
+comes before a collective.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vramfit.errors import RankFailed
+from vramfit.runtime.distributed.world import COLLECTIVE_TIMEOUT_S
+
+WELL, OUT_OF_MEMORY, FAILED = 0, 1, 2
+NUM_VALUES = 6
+"""Numbers that a vote can carry beside how its rank is."""
+LAST_WORDS_S = 3.0
+"""How long survivors wait for each other, and for last words, after a connection broke."""
+RESUMING = "start again with the ranks that are left and --resume (resume=True): the last checkpoint is whole"
+
+
+class PeerOutOfMemory(torch.OutOfMemoryError):
+    """Another rank ran out of memory: this one drops its window too."""
+
+
+class Accord:
+    """The votes of one world.
+
+    Args:
+        rank: of this process.
+        size: processes in all.
+        group: what they go through; None makes a group of gloo.
+    """
+
+    def __init__(self, rank: int, size: int, group: Any = None) -> None:
+        self.rank, self.size = rank, size
+        self.num_votes = 0
+        limit = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+        self._group: Any = dist.new_group(backend="gloo", timeout=limit) if group is None else group
+        self._store = dist.distributed_c10d._get_default_store()
+        self._parted = False
+
+    def agree(self, *values: int) -> tuple[int, ...]:
+        """All ranks are well; gives the largest of each value.
+
+        Raises:
+            PeerOutOfMemory: some rank is out of memory.
+            RankFailed: some rank has stopped, or is gone.
+        """
+        return self._vote(WELL, values)
+
+    def agree_on(self, value: int, what: str) -> None:
+        """All ranks have the same value.
+
+        Raises:
+            RankFailed: they do not.
+        """
+        most, least = self.agree(value, -value)
+        if most != -least:
+            raise RankFailed(f"the ranks do not have the same {what}", hint="give every rank the same data, in order")
+
+    def report(self, error: BaseException) -> None:
+        """This rank is out of memory; comes back once all know.
+
+        Raises:
+            RankFailed: some rank has stopped meanwhile.
+        """
+        if isinstance(error, PeerOutOfMemory):
+            return  # they know
+        try:
+            self._vote(OUT_OF_MEMORY, ())
+        except PeerOutOfMemory:
+            return
+
+    def give_up(self, error: BaseException) -> None:
+        """This rank stops; the others are told why and stop too."""
+        if self._parted or isinstance(error, RankFailed):
+            return
+        self._parted = True
+        try:
+            self._store.set(f"vramfit/reason/{self.rank}", _in_words(error))
+            self._vote(FAILED, ())
+        except (RankFailed, RuntimeError, PeerOutOfMemory):
+            return
+
+    def sum(self, value: float) -> float:
+        """The sum over all ranks; to be called where `agree` has just gone well."""
+        return self._reduce(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.SUM).item()
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Which flags some rank has set; to be called where `agree` has just gone well."""
+        return self._reduce(torch.tensor(flags, dtype=torch.uint8), dist.ReduceOp.MAX).bool().tolist()
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 has, for all; anything that pickles."""
+        self.agree()
+        held = [value]
+        with _disable_current_modes():
+            self._guard(lambda: dist.broadcast_object_list(held, src=0, group=self._group))
+        return held[0]
+
+    def broadcast_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's values, in the host's memory, written into the tensor given."""
+        with _disable_current_modes():
+            self._guard(lambda: dist.broadcast(tensor, src=0, group=self._group))
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank has, by rank."""
+        self.agree()
+        held: list[Any] = [None] * self.size
+        with _disable_current_modes():
+            self._guard(lambda: dist.all_gather_object(held, value, group=self._group))
+        return held
+
+    def _vote(self, state: int, values: Sequence[int]) -> tuple[int, ...]:
+        assert len(values) <= NUM_VALUES
+        self.num_votes += 1
+        who = self.size - self.rank if state != WELL else 0  # of several, the lowest rank is named
+        ballot = [state, who, *values, *(0 for _ in range(NUM_VALUES - len(values)))]
+        made = self._reduce(torch.tensor(ballot, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
+        worst, rank = made[0], self.size - made[1]
+        if worst == FAILED:
+            raise self._failed()
+        if worst == OUT_OF_MEMORY:
+            raise PeerOutOfMemory(f"rank {rank} ran out of memory")
+        return tuple(made[2 : 2 + len(values)])
+
+    def _reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
+        """On the host, out of sight of an emulated GPU."""
+        with _disable_current_modes():
+            self._guard(lambda: dist.all_reduce(tensor, op=operation, group=self._group))
+        return tensor
+
+    def _guard(self, collective: Any) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def _failed(self) -> RankFailed:
+        """Somebody has left a reason."""
+        self._parted = True
+        for rank in range(self.size):
+            reason = self._reason(rank)
+            if reason is not None and rank != self.rank:
+                return RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
+        return RankFailed("another rank has stopped", hint=RESUMING)
+
+    def _lost(self, error: RuntimeError) -> RankFailed:
+        """A connection broke: whose, found by who still answers."""
+        self._parted = True
+        said = str(error).splitlines()[0]
+        try:
+            self._store.set(f"vramfit/alive/{self.rank}", "1")
+            silent = self._silent()
+            reasons = {rank: self._reason(rank) for rank in range(self.size) if rank != self.rank}
+        except RuntimeError:
+            return RankFailed(
+                f"rank {self.rank} lost the others, and the meeting point too: the network is cut or the machine of "
+                f"rank 0 is gone ({said})",
+                reason=said,
+                hint=RESUMING,
+            )
+        for rank, reason in reasons.items():
+            if reason is not None:
+                return RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
+        gone = silent[0] if silent else None
+        who = "another rank" if gone is None else f"rank {gone}"
+        reason = "it ended without a word: killed, out of host memory, or its machine is gone"
+        return RankFailed(f"{who} is lost: {reason}", rank=gone, reason=reason, hint=RESUMING)
+
+    def _silent(self) -> list[int]:
+        """Ranks that do not say that they are there."""
+        until = time.monotonic() + LAST_WORDS_S
+        while True:
+            names = {rank: f"vramfit/alive/{rank}" for rank in range(self.size) if rank != self.rank}
+            silent = [rank for rank, name in names.items() if not self._store.check([name])]
+            if time.monotonic() > until or not silent:
+                return silent
+            time.sleep(0.1)
+
+    def _reason(self, rank: int) -> str | None:
+        name = f"vramfit/reason/{rank}"
+        return self._store.get(name).decode() if self._store.check([name]) else None
+
+
+def _in_words(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:600]

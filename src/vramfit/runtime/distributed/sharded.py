@@ -1,0 +1,181 @@
+"""`Shards`: every rank keeps a part of each parameter; FSDP2 gathers a layer when its turn comes.
+
+Layers are gathered and gradients scattered in the middle of a pass. A vote goes before each of these collectives, so
+that a rank without memory is not waited for; all give the pass up together.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from vramfit.errors import WorkloadError
+from vramfit.models.anatomy import encoder_layers
+from vramfit.runtime.distributed.accord import Accord
+from vramfit.step.own_parts import local
+
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names they have from torch 2.13 on, and before."""
+
+
+class Shards:
+    """A model of which every rank has a part.
+
+    Args:
+        model: whole, on this rank's device, with its techniques applied; rank 0's weights are sent to all. Its
+            parameters are others afterwards: make the optimizer then.
+        accord: the votes of this world.
+
+    Raises:
+        WorkloadError: weights that cannot be cut, such as quantized ones.
+    """
+
+    is_sharded = True
+
+    def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
+        if any(hasattr(p, "__tensor_flatten__") for p in model.parameters()):
+            raise WorkloadError(["quantized weights cannot be sharded: take parallel ddp"])
+        self.accord = accord
+        self.rank, self.size = accord.rank, accord.size
+        self._model: Any = model
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+        mesh = init_device_mesh(next(model.parameters()).device.type, (self.size,))
+        for layer in encoder_layers(model):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # FSDP2 would take the mean over ranks; losses are divided by the count of the whole batch already
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_custom_all_gather(_VotedAllGather(accord))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_VotedReduceScatter(accord))  # type: ignore[arg-type]
+
+    def begin(self) -> None:
+        """Gradients are made by the first pass."""
+
+    def forget(self) -> None:
+        """Every layer is a shard again, and what was gathered or added up is dropped."""
+        begun = self._model._get_fsdp_state()._is_root is not None  # set by the first pass
+        if begun and hasattr(self._model, "reset_iter_state"):
+            self._model.reset_iter_state()
+        elif begun:
+            for module in self._model.modules():
+                if isinstance(module, FSDPModule):
+                    _settle(module)
+        for group in self._groups():
+            for part in group.fsdp_params:
+                part.unsharded_accumulated_grad = None
+                if hasattr(part, "_unsharded_param"):
+                    part._unsharded_param.grad = None
+                part.sharded_param.grad = None
+
+    def rest(self) -> None:
+        """The root keeps its parameters gathered after a forward pass: back to a shard."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def num_passes(self, own: int) -> int:
+        """All ranks make as many as the one that needs most: a pass is a meeting."""
+        return self.accord.agree(own)[0]
+
+    def before_pass(self, index: int, num_passes: int) -> None:
+        """Gradients are reduced in the last pass only."""
+        self._model.set_requires_gradient_sync(index == num_passes - 1)
+
+    def synchronise(self) -> None:
+        """The last pass has done it."""
+
+    def unscale(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """As `GradScaler.unscale_` does it, on every rank's own part; an overflow anywhere is one everywhere."""
+        state = scaler._per_optimizer_states[id(optimizer)]
+        grads = [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        device = grads[0].device
+        found = torch.zeros((), dtype=torch.float32, device=device)
+        inverse = scaler._scale.double().reciprocal().float().to(device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+        (overflowed,) = self.accord.agree(int(found))
+        found.fill_(overflowed)
+        state["found_inf_per_device"] = {device: found}
+        state["stage"] = type(state["stage"]).UNSCALED
+
+    def clip(self, parameters: Sequence[torch.nn.Parameter], max_grad_norm: float | None) -> None:
+        """By the norm over all ranks."""
+        if max_grad_norm is None:
+            return
+        grads = [local(p.grad) for p in parameters if p.grad is not None]
+        own = float(torch.nn.utils.get_total_norm(grads))
+        self.accord.agree()
+        norm = self.accord.sum(own * own) ** 0.5
+        if norm > max_grad_norm:
+            torch._foreach_mul_(grads, max_grad_norm / (norm + 1e-6))
+
+    def _groups(self) -> Iterator[Any]:
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                yield from _groups_of(module)
+
+
+def _groups_of(module: Any) -> list[Any]:
+    """The parameter groups of a sharded module; one of them before torch 2.12."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return list(groups)
+
+
+def _settle(module: Any) -> None:
+    """What `reset_iter_state` does, for releases of torch that do not have it (before 2.13)."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    state = module._get_fsdp_state()
+    state._training_state = TrainingState.IDLE
+    context = state._state_ctx
+    context.iter_forward_root = None
+    context.post_backward_final_callback_queued = False
+    for group in _groups_of(module):
+        comm = group.comm_ctx
+        comm.all_gather_state = None
+        comm.reduce_scatter_state = None
+        comm.post_forward_order.clear()
+        group._all_gather_result = None
+        group._post_reduce_event = None
+        group._all_reduce_state = None
+        group._reshard_after_forward_event = None
+        group._partial_reduce_output = None
+        group._post_forward_indices.clear()
+        group._training_state = TrainingState.IDLE
+        group._to_sharded()
+
+
+class _Voted:
+    """A collective of FSDP2 with a vote before it; its memory is asked for before the vote."""
+
+    def __init__(self, accord: Accord) -> None:
+        self._accord = accord
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _VotedAllGather(_Voted):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        self._accord.agree()
+        return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _VotedReduceScatter(_Voted):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        self._accord.agree()
+        return REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)

@@ -1,0 +1,116 @@
+"""Plans without padding: chosen where lengths vary and model, precision and GPU can; certified for any row."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import DebertaV2Config
+
+from vramfit import Stepper, estimate, load
+from vramfit.errors import VramfitError
+from vramfit.planner.plan import plan
+from vramfit.planner.varied import fill
+from vramfit.techniques import packing
+from vramfit.trace.run import order_of
+from vramfit.workload import Workload
+
+VARIED = Random(3).choices([24, 40, 64, 128, 256], k=400)
+DEBERTA = DebertaV2Config(hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
+"""Its attention is code of its own."""
+JOB: dict[str, Any] = {"batch": 512, "gpu": "l4", "memory": "6GiB", "lengths": VARIED}
+
+
+def test_varied_lengths_are_packed_and_it_is_said_why() -> None:
+    made = plan("bert-mini", **JOB)
+    assert (made.workload.attention, made.workload.precision) == ("packed", "amp-bf16")
+    said = {r.setting: r.why for r in made.reasons}
+    assert "would be padding" in said["attention packed"]
+    assert "tokens" in said[f"micro_batch {made.micro_batch}"]
+    assert made.estimate.safe_reserved_bytes <= made.budget_bytes - made.margin_bytes
+    padded = plan("bert-mini", attention="sdpa", **JOB)
+    assert made.step_time_s < padded.step_time_s
+    assert made.margin_bytes >= padded.margin_bytes
+    with pytest.raises(VramfitError, match="nothing like attention packed"):
+        made.training_arguments()
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("bert-mini", {"gpu": "t4"}),
+        ("bert-mini", {"precision": "tf32"}),
+        ("bert-mini", {"exact": True}),
+        ("bert-mini", {"lengths": [256] * 64}),
+        ("bert-mini", {"lengths": None, "seq": 256}),
+        ("bert-mini", {"attention": "sdpa"}),
+        (DEBERTA, {"memory": "2GiB", "batch": 64}),
+    ],
+)
+def test_where_nothing_is_gained_or_no_kernel_is_there_batches_stay_padded(model: Any, changes: dict[str, Any]) -> None:
+    assert plan(model, **(JOB | changes)).workload.attention != "packed"
+
+
+def test_where_the_host_is_too_slow_fewer_tokens_are_no_reason() -> None:
+    made = plan("bert-tiny", **(JOB | {"batch": 16, "gpu": "h200"}))
+    assert made.workload.attention == "sdpa"
+    assert made.step_time_s <= plan("bert-tiny", attention="packed", **(JOB | {"batch": 16, "gpu": "h200"})).step_time_s
+
+
+def test_a_pass_is_as_large_as_real_batches_need() -> None:
+    made = plan("bert-mini", **(JOB | {"memory": "16GiB"}))
+    tokens = made.micro_batch * made.workload.seq
+    mean = 512 * sum(VARIED) / len(VARIED)
+    assert mean < tokens < 1.6 * mean
+
+
+@pytest.mark.parametrize("task", ["question-answering", "token-classification", "masked-lm"])
+def test_other_heads_are_packed_too(task: str) -> None:
+    made = plan("bert-tiny", task=task, **JOB)
+    assert made.workload.attention == "packed"
+    assert made.evaluation.workload.attention == ("sdpa" if task == "masked-lm" else "packed")
+    if task == "question-answering":
+        assert any("own tokens" in r.why for r in made.reasons)
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "question-answering", "token-classification"])
+@pytest.mark.parametrize("checkpointing", [None, "full"])
+def test_no_row_of_a_step_takes_more_than_is_predicted_for_full_samples(task: Any, checkpointing: Any) -> None:
+    """A step of 64 samples in passes of 8 × 256 tokens: whatever lengths meet in a row, it is within the prediction."""
+    shared: dict[str, Any] = {"task": task, "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"}
+    shared |= {"attention": "packed", "gpu": "h200", "checkpointing": checkpointing, "allocator": "expandable"}
+    bound = estimate("bert-small", batch=64, micro_batch=8, seq=256, **shared)
+    rows = [(256,) * 8, (32,) * 64, (256, *(28,) * 63), (200,) * 10, (8,) * 64]
+    for lengths in rows:
+        assert sum(lengths) <= 8 * 256 + 4
+        row = estimate("bert-small", batch=len(lengths), lengths=lengths, seq=256, **shared)
+        assert row.peak_requested_bytes <= bound.peak_requested_bytes
+        assert row.peak_allocated_bytes <= bound.peak_allocated_bytes * 1.0005
+
+
+def test_a_stepper_follows_a_packed_plan() -> None:
+    made = plan("bert-tiny", **JOB)
+    model, _ = load("bert-tiny", random_weights=True, device="cpu")
+    stepper = Stepper(model.train(), torch.optim.AdamW(model.parameters(), lr=1e-4), plan=made)
+    assert packing.is_applied(model)
+    lengths = torch.tensor([9, 40, 3, 17])
+    mask = (torch.arange(40) < lengths[:, None]).long()
+    ids = torch.randint(1000, 30000, (4, 40))
+    loss = stepper.step({"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 1, 0])})
+    assert 0.1 < loss < 3
+
+
+def test_the_last_row_of_a_step_is_no_fuller_than_is_predicted() -> None:
+    draw, seq = Random(5), 64
+    for _ in range(2000):
+        batch = draw.randint(2, 24)
+        micro_batch = draw.randint(2, batch)
+        shortest = draw.choice((1, 40, 60, 64))
+        rows = fill([draw.randint(shortest, seq) for _ in range(batch)], micro_batch * seq)
+        workload = Workload(
+            model="m", batch=batch, micro_batch=micro_batch, seq=seq, attention="packed", loop="stepper"
+        )
+        turns = [turn for turn in order_of(workload, 0, micro_batch) if turn[0].startswith("first.micro")]
+        sizes = [turn[2] if len(turn) > 2 else micro_batch for turn in turns]
+        assert len(rows) <= len(sizes)
+        assert all(tokens <= size * seq for tokens, size in zip(rows, sizes, strict=False))

@@ -1,0 +1,111 @@
+"""Ranks as processes of this machine, forked from a server that has imported everything; none outlives its test."""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+TIMEOUT_S = 60.0
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "torchao",
+    "transformers",
+    "vramfit.runtime.stepper",
+    "tests.unit.runtime.distributed.work",
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: what it gave, or what it raised."""
+
+    value: Any = None
+    error: str = ""
+    """The name of the error's class and its message."""
+    trace: str = ""
+    after_s: float = 0.0
+    exit_code: int | None = None
+
+
+def run_ranks(
+    function: Callable[..., Any], size: int, *arguments: Any, timeout_s: float = TIMEOUT_S, **keywords: Any
+) -> list[Ended]:
+    """Call a function as every rank of a world; gives how each ended.
+
+    Raises:
+        TimeoutError: some rank hangs; all are ended.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    port = free_port()
+    pipes, processes = [], []
+    for rank in range(size):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_be, args=(theirs, rank, size, port, function, arguments, keywords))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        return _collect(pipes, processes, time.monotonic(), timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _collect(pipes: list[Connection], processes: list[Any], start: float, timeout_s: float) -> list[Ended]:
+    ended: dict[int, Ended] = {}
+    while len(ended) < len(pipes):
+        open_pipes = [p for i, p in enumerate(pipes) if i not in ended]
+        ready = wait(open_pipes, timeout=max(start + timeout_s - time.monotonic(), 0))
+        if not ready:
+            missing = [i for i in range(len(pipes)) if i not in ended]
+            raise TimeoutError(f"ranks {missing} hang; the others: {ended}")
+        for pipe in ready:
+            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            try:
+                found: Ended = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                processes[rank].join()
+                found = Ended(exit_code=processes[rank].exitcode, after_s=time.monotonic() - start)
+            ended[rank] = found
+    return [ended[rank] for rank in range(len(pipes))]
+
+
+def _be(
+    pipe: Connection, rank: int, size: int, port: int, function: Any, arguments: Any, keywords: dict[str, Any]
+) -> None:
+    start = time.monotonic()
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        value = function(*arguments, **keywords)
+        ended = Ended(value=value, after_s=time.monotonic() - start)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        ended = Ended(error=text, trace=traceback.format_exc(), after_s=time.monotonic() - start)
+    pipe.send(ended)
+    pipe.close()
+    os._exit(0)  # without waiting for anybody
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

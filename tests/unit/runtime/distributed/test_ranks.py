@@ -1,0 +1,72 @@
+"""Several processes train as one does: the same weights, memory that runs out together, and nobody waits for ever."""
+
+import pytest
+from tests.unit.runtime.distributed import work
+from tests.unit.runtime.distributed.launch import Ended, run_ranks
+
+MAX_DIFFERENCE = 1e-6
+MAX_WAIT_S = 30.0
+TASKS = ("sequence-classification", "masked-lm")
+PARALLELS = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[dict]:
+    """What one process gives, by task."""
+    return values(run_ranks(work.train_all, 1, [(None, {"task": task}) for task in TASKS]))[0]
+
+
+def values(ended: list[Ended]) -> list:
+    """What every rank gave; none may have failed."""
+    assert [e.trace or e.exit_code for e in ended if e.value is None] == []
+    return [e.value for e in ended]
+
+
+@pytest.mark.parametrize(("size", "tasks"), [(2, TASKS), (4, TASKS[:1])])
+def test_ranks_end_with_the_weights_of_one_process(alone: list[dict], size: int, tasks: tuple[str, ...]) -> None:
+    cases = [(parallel, {"task": task}) for parallel in PARALLELS for task in tasks]
+    for made in values(run_ranks(work.train_all, size, cases)):
+        for (parallel, keywords), found in zip(cases, made, strict=True):
+            right = alone[TASKS.index(keywords["task"])]
+            assert work.distance(found["weights"], right["weights"]) < MAX_DIFFERENCE, (parallel, keywords)
+            assert found["losses"] == pytest.approx(right["losses"], abs=1e-5)
+            assert found["num_recoveries"] == 0
+
+
+@pytest.mark.parametrize("parallel", PARALLELS)
+def test_memory_that_runs_out_on_one_rank_costs_nothing_and_all_shrink(alone: list[dict], parallel: str) -> None:
+    points = [(1,), (420, 460, 500), (900,)]
+    cases = [(parallel, {"fail_at": {1: at}}) for at in points]
+    first, second = values(run_ranks(work.train_all, 2, cases))
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["num_recoveries"] == theirs["num_recoveries"]
+        assert ours["micro_batch"] == theirs["micro_batch"]
+        assert work.distance(ours["weights"], alone[0]["weights"]) < MAX_DIFFERENCE
+        assert work.distance(theirs["weights"], ours["weights"]) == 0
+    assert first[0]["num_recoveries"] == 1
+    assert min(made["micro_batch"] for made in first) == 1
+
+
+def test_where_one_sample_does_not_fit_on_one_rank_all_stop_with_one_message() -> None:
+    always = tuple(range(300, 100_000))
+    for ended in run_ranks(work.train, 2, "fsdp", fail_at={1: always}, micro_batch=1):
+        assert ended.error.startswith("RecoveryExhausted: one sample of 16 tokens does not fit"), ended
+
+
+def test_an_error_on_one_rank_ends_all_with_its_reason() -> None:
+    first, second = run_ranks(work.train_until_told, 2, "ddp", "raises")
+    assert second.error == "ValueError: row 7 is no number"
+    assert first.error == "RankFailed: rank 1 has stopped: row 7 is no number"
+
+
+def test_a_killed_rank_ends_the_others_within_seconds() -> None:
+    ended = run_ranks(work.train_until_told, 3, "fsdp", "killed")
+    assert ended[1].exit_code == -9
+    for survivor in (ended[0], ended[2]):
+        assert survivor.error.startswith("RankFailed: rank 1 is lost: it ended without a word"), survivor
+        assert survivor.after_s < MAX_WAIT_S
+
+
+def test_ranks_that_are_given_different_batches_are_told_so() -> None:
+    for ended in run_ranks(work.train_until_told, 2, "ddp", "other batch"):
+        assert ended.error == "RankFailed: the ranks do not have the same batch"

@@ -1,0 +1,61 @@
+"""A run on several processes: the same model, a rank that is killed, and going on with fewer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.runtime.distributed import runs
+from tests.unit.runtime.distributed.launch import Ended, run_ranks
+from tests.unit.runtime.training.small_runs import write_classes, write_model
+
+MAX_DIFFERENCE = 1e-5
+MAX_WAIT_S = 30.0
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
+    write_model(made / "source", **NO_DROPOUT)
+    write_classes(made / "train.csv", num_rows=45)
+    write_classes(made / "dev.csv", num_rows=12, seed=5)
+    assert values(run_ranks(runs.run, 1, **asked(made, "alone")))[0]["steps"] == 6
+    return made
+
+
+def asked(folder: Path, output: str, **more: Any) -> dict[str, Any]:
+    """Six steps, the last of an epoch with 13 samples; saved after each."""
+    paths = {"model": "source", "data": "train.csv", "eval_data": "dev.csv", "output": output}
+    shape = {"device": "cpu", "batch": 16, "micro_batch": 3, "epochs": 2, "lr": 1e-3, "save_every": 1}
+    return {name: str(folder / path) for name, path in paths.items()} | shape | more
+
+
+def values(ended: list[Ended]) -> list[Any]:
+    assert [e.trace or e.exit_code for e in ended if e.value is None] == []
+    return [e.value for e in ended]
+
+
+def test_two_processes_save_the_model_of_one_and_only_the_first_speaks(folder: Path) -> None:
+    first, second = values(run_ranks(runs.run, 2, **asked(folder, "two")))
+    assert runs.difference(folder / "two", folder / "alone") < MAX_DIFFERENCE
+    assert first["settings"]["num_gpus"] == 2
+    assert any("2 processes (ddp)" in text for text in first["said"])
+    assert second["said"] == []
+
+
+def test_a_run_whose_rank_was_killed_goes_on_with_one_rank_fewer(folder: Path) -> None:
+    ended = run_ranks(runs.run, 3, killed=1, after=3, **asked(folder, "fewer", parallel="fsdp"))
+    assert ended[1].exit_code == -9
+    for survivor in (ended[0], ended[2]):
+        assert "RankFailed: rank 1 is lost" in survivor.error, survivor
+        assert survivor.after_s < MAX_WAIT_S
+    gone_on = values(run_ranks(runs.run, 2, **asked(folder, "fewer", parallel="ddp", resume=True)))
+    assert [found["steps"] for found in gone_on] == [6, 6]
+    assert gone_on[0]["sessions"] == 2
+    assert runs.difference(folder / "fewer", folder / "alone") < MAX_DIFFERENCE
+
+
+def test_an_output_that_is_taken_stops_all_with_one_reason(folder: Path) -> None:
+    first, second = run_ranks(runs.run, 2, **asked(folder, "alone"))
+    assert "holds a run already" in first.error
+    assert second.error.startswith("RankFailed: rank 0 has stopped:")

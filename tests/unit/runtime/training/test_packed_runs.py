@@ -1,0 +1,32 @@
+"""Runs without padding: planned where the kernel is, and only there."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.training.small_runs import request_of, run
+
+from vramfit.records.plan import Plan
+from vramfit.runtime.training.preparation import make_plan, read_data
+
+
+def test_an_emulated_gpu_has_no_kernel_for_it(tmp_path: Path) -> None:
+    record = run(tmp_path, device="emulated", memory="64MiB", precision="amp-bf16", max_steps=2)
+    assert record.settings["attention"] == "sdpa"
+
+
+def test_a_gpu_that_has_the_kernel_gets_a_packed_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    place: Any = SimpleNamespace(device=torch.device("cuda", 0), has_budget=True, emulated=None)
+    asked = {"memory": "64MiB", "gpu": "l4", "device": None, "precision": "amp-bf16", "optimizer": "adamw-fused"}
+    request = request_of(tmp_path, batch=48, **asked)
+    data = read_data(request, None)
+    monkeypatch.setattr("vramfit.planner.plan._waits_for_host", lambda estimate: False)  # tiny models do
+    made = make_plan(request, data, place)
+    assert isinstance(made, Plan)
+    assert made.workload.attention == "packed"
+    again = make_plan(request_of(tmp_path, batch=48, attention="sdpa", **asked), data, place)
+    assert again is not None
+    assert again.workload.attention == "sdpa"
