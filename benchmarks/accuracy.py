@@ -133,7 +133,8 @@ def capped_runs() -> list[str]:
             f"{len(planned)} plans and refusals of `benchmarks/planned_runs.py`: reserved memory of {exact} of",
             f"{len(plans)} plans was as predicted to the byte. {len(tried)} settings of",
             "`benchmarks/brute_force.py`: for the",
-            f"{len(ran)} that ran, predictions of the allocated peak were off by {_off(median(map(abs, errors)))} at the",
+            f"{len(ran)} that ran, predictions of the allocated peak were off by {_off(median(map(abs, errors)))}",
+            "at the",
             f"median, too high by {_off(max(errors))} at most, and too low by {_off(-min(errors))} at most.",
         ),
     ]

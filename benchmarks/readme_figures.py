@@ -152,10 +152,15 @@ def plans() -> str:
         "of a",
         f"grid (`benchmarks/brute_force.py`), plans reached {', '.join(f'{share:.0%}' for share in reached)} of",
         "the best",
-        f"throughput in {'all' if len(reached) == NUM_GRIDS else len(reached)} of {WORDS[NUM_GRIDS]} cases. Step times of",
+        f"throughput in {_of_all(len(reached))} cases. Step",
+        "times of",
         "plans were off by",
         f"{_time_error(made)} at the median, those of the grid by {_time_error(tried)}.",
     )
+
+
+def _of_all(count: int) -> str:
+    return f"all {WORDS[NUM_GRIDS]}" if count == NUM_GRIDS else f"{count} of {WORDS[NUM_GRIDS]}"
 
 
 def _reached(lines: list[dict[str, Any]]) -> list[float]:
