@@ -133,11 +133,15 @@ def capped_runs() -> list[str]:
             f"{len(planned)} plans and refusals of `benchmarks/planned_runs.py`: reserved memory of {exact} of",
             f"{len(plans)} plans was as predicted to the byte. {len(tried)} settings of",
             "`benchmarks/brute_force.py`: for the",
-            f"{len(ran)} that ran, the allocated peak was {100 * median(errors):.2f} % below its prediction at the",
-            "median,",
-            f"{100 * max(errors):.2f} % at most, and above it in {sum(error < 0 for error in errors)}.",
+            f"{len(ran)} that ran, predictions of the allocated peak were off by {_off(median(map(abs, errors)))}",
+            "at the",
+            f"median, too high by {_off(max(errors))} at most, and too low by {_off(-min(errors))} at most.",
         ),
     ]
+
+
+def _off(share: float) -> str:
+    return f"{100 * max(share, 0.0):.2f} %"
 
 
 def num_cases() -> int:

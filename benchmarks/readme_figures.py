@@ -21,6 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GIB, KIB = 2**30, 2**10
+NUM_GRIDS = 8
+"""Cases of `brute_force.py`."""
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -150,9 +152,15 @@ def plans() -> str:
         "of a",
         f"grid (`benchmarks/brute_force.py`), plans reached {', '.join(f'{share:.0%}' for share in reached)} of",
         "the best",
-        f"throughput in the {len(reached)} cases that have run so far, of eight. Step times of plans were off by",
+        f"throughput in {_of_all(len(reached))} cases. Step",
+        "times of",
+        "plans were off by",
         f"{_time_error(made)} at the median, those of the grid by {_time_error(tried)}.",
     )
+
+
+def _of_all(count: int) -> str:
+    return f"all {WORDS[NUM_GRIDS]}" if count == NUM_GRIDS else f"{count} of {WORDS[NUM_GRIDS]}"
 
 
 def _reached(lines: list[dict[str, Any]]) -> list[float]:

@@ -25,7 +25,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("gpus", "ml.g5.xlarge"), 0),
     (("models", "bert-base-uncased"), 0),
     (("load", "bert-tiny", "--random-weights", "--device", "cpu"), 0),
-    (("estimate", "bert-bas-uncased"), 1),
+    (("estimate", "bert-bas-uncased"), 2),
 )
 """What is asked of an installed package, and how it must leave."""
 
