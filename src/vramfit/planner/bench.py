@@ -24,6 +24,7 @@ from vramfit.workload import Workload
 
 PROBED_PASSES = 2
 """Micro-batches of a step that is only looked at: the first makes the gradients, all others are like the second."""
+MUCH_SMALLER = 0.75
 ANY_BATCH = 2
 """A trace at this size serves every other one."""
 
@@ -108,6 +109,11 @@ class Bench:
         """Forward passes of a step."""
         return -(-self.batch // micro_batch)
 
+    def is_lean(self, micro_batch: int) -> bool:
+        """Whether no full pass goes forward beside gradients: there is one, or a second that is much smaller."""
+        rest = self.batch - micro_batch
+        return rest <= 0 or (self.passes(micro_batch) == PROBED_PASSES and rest < MUCH_SMALLER * micro_batch)
+
     def timed_batch(self, recipe: Recipe) -> int:
         """Samples of full length that go through in a step."""
         return self.full_samples or self.batch if recipe.attention == "packed" else self.batch
@@ -150,8 +156,10 @@ class Bench:
         """What is reserved at most, wherever segments lie: two steps replayed."""
         key = (recipe, micro_batch)
         if key not in self._safe:
-            traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
-            stream = traced.stream(micro_batch, num_steady=1)
+            passes = self.passes(micro_batch)
+            traced = self.traced(recipe, min(passes, PROBED_PASSES))
+            whole = replace(traced, workload=self.workload(recipe, micro_batch)) if passes == PROBED_PASSES else traced
+            stream = traced.template(micro_batch).instantiate(micro_batch, whole.order(1, micro_batch))
             self._safe[key] = weigh(stream, traced.options, None).safe_reserved_bytes
             self.num_predicted += 1
         return self._safe[key]
