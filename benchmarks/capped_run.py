@@ -45,7 +45,7 @@ def run_steps(model: Any, workload: Any, memory: int, num_steps: int, *, stop_at
             max_grad_norm=w.max_grad_norm,
         )  # fmt: skip
         for index in range(num_steps):
-            batch = full_batch(w.batch, w.seq, index)
+            batch = full_batch(w.batch, w.seq, index, task=w.task)
             torch.cuda.synchronize()
             began = time.perf_counter()
             stepper.step(batch)
@@ -102,12 +102,20 @@ def _columns(lines: list[dict[str, Any]]) -> list[list[float]]:
     return [[line[name] for line in lines] for name in ("predicted_step_s", "step_s")]
 
 
-def full_batch(size: int, seq: int, seed: int) -> dict[str, Any]:
-    """Samples of full length, one of two padded by a token: the dearest that a sampler can give."""
+def full_batch(size: int, seq: int, seed: int, *, task: str = "sequence-classification") -> dict[str, Any]:
+    """Samples of full length, one of two padded by a token: the dearest that a sampler can give.
+
+    Args:
+        task: sequence-classification, or pretraining with one token in seven to be guessed.
+    """
     import torch
 
     draw = torch.Generator().manual_seed(seed)
     mask = torch.ones(size, seq, dtype=torch.long)
     mask[1::2, -1] = 0
     ids = torch.randint(1000, 30000, (size, seq), generator=draw) * mask + (1 - mask)
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 2, (size,), generator=draw)}
+    labels = {"labels": torch.randint(0, 2, (size,), generator=draw)}
+    if task == "pretraining":
+        guessed = torch.where(torch.arange(seq) % 7 == 1, ids, -100)
+        labels = {"labels": guessed, "next_sentence_label": labels["labels"]}
+    return {"input_ids": ids, "attention_mask": mask, **labels}

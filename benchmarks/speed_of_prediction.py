@@ -55,33 +55,13 @@ def time_max_batch() -> dict[str, Any]:
 
 def time_mem_tracker() -> dict[str, Any]:
     """Two training steps under MemTracker, the model's building included as in an estimate."""
-    import torch
-    from torch._subclasses import FakeTensorMode
+    from peer_predictions import track
 
     _import("vramfit.estimator.predict")
-    from vramfit.models.resolve import resolve
-    from vramfit.step.inputs import make_batch
-    from vramfit.step.plain import train_step
+    from vramfit.workload import Workload
 
-    mem_tracker = import_module("torch.distributed._tools.mem_tracker")
-    began = time.perf_counter()
-    steps_s = []
-    with FakeTensorMode():
-        resolved = resolve(MODEL)
-        resolved.config._attn_implementation = "sdpa"
-        model = resolved.model_class(resolved.config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
-        batch = make_batch(model, "sequence-classification", KEYWORDS["mode"], KEYWORDS["mask"], BATCH, SEQ, "cpu")
-        tracker = mem_tracker.MemTracker()
-        tracker.track_external(model, optimizer, *batch.values())
-        with tracker:
-            for _ in range(2):
-                train_step(model, optimizer, [batch])
-                tracker.reset_mod_stats()
-                steps_s.append(time.perf_counter() - began)
-    peaks = tracker.get_tracker_snapshot("peak")
-    total_bytes = sum(device["Total"] for device in peaks.values())
-    return {"one_step_s": steps_s[0], "two_steps_s": steps_s[1], "peak_bytes": total_bytes}
+    peak_bytes, steps_s = track(Workload(model=MODEL, batch=BATCH, attention="sdpa", **KEYWORDS), MODEL)
+    return {"one_step_s": steps_s[0], "two_steps_s": steps_s[1], "peak_bytes": peak_bytes}
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {

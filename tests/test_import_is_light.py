@@ -36,6 +36,8 @@ def cpu_seconds(*arguments: str) -> float:
         "import vramfit.cli.main",
         "import vramfit.devices.catalogue as c; c.all_gpus()",
         "import vramfit.models.catalogue as c; c.model_names()",
+        "import vramfit.serve.server",
+        "import vramfit.integrations.sagemaker",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

@@ -109,6 +109,8 @@ class Workload:
     """GPUs that share the step: each passes its part of the batch, in micro-batches of its own."""
     parallel: Parallel | None = None
     """`ddp`: each of several GPUs has the whole model; `fsdp`: each has a part of it. None takes ddp."""
+    num_nodes: int = 1
+    """Machines that these GPUs are in, as many in each."""
     loop: Loop = "plain"
     """Whose step: the usual PyTorch loop, or vramfit's `Stepper`."""
     gpu: str | None = None
@@ -247,7 +249,7 @@ def _wrong_freeze(freeze: object) -> list[str]:
 
 def _wrong_counts(w: Workload) -> list[str]:
     problems = []
-    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus"):
+    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes"):
         value = getattr(w, name)
         optional = name in ("accumulate", "micro_batch", "num_labels", "lora")
         if not (_is_count(value) or (value is None and optional)):
@@ -362,6 +364,11 @@ def _ranks_contradictions(w: Workload) -> list[tuple[bool, str]]:
             shards and w.optimizer in ("adamw-8bit", "adafactor"),
             f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused",
         ),
+        (
+            w.num_gpus % w.num_nodes != 0,
+            f"num_gpus {w.num_gpus} are in {w.num_nodes} machines: not as many in each (num_gpus counts all of them)",
+        ),
+        (shards and w.lora is not None, "lora learns little, and fsdp has little to cut: take parallel ddp"),
         (shards and w.quantize is not None, f"quantize {w.quantize} weights cannot be cut: take parallel ddp"),
     ]
 

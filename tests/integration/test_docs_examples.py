@@ -53,3 +53,17 @@ def test_the_examples_of_the_trainer_page_run(capsys: pytest.CaptureFixture[str]
     assert "16 samples as before" in shown.err
     assert names["trainer"].state.global_step == 9  # three epochs of 16, 16 and 8 samples
     assert (names["stepper"].num_steps, names["schedule"].last_epoch) == (6, 6)
+    assert names["monitor"].record.num_steps == names["watched"].state.global_step
+    assert 0 < names["watched"].state.log_history[-1]["vram_peak_reserved_gib"] <= 0.25
+
+
+def test_the_loops_of_the_sagemaker_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page("sagemaker.md")
+    assert names["plain"].num_steps == 12  # three epochs of four batches
+    assert (names["accumulated"].num_steps, names["accumulated"].micro_batch) == (4, 4)
+    assert names["mixed"].num_steps + names["mixed"].num_skipped >= 4
+    assert names["before"].fits is True
+    assert names["found"].batch >= 16
+    phases = names["watched"].record.phases
+    assert 0 < phases["backward"].peak_allocated_bytes <= names["gpu"].max_reserved_bytes
+    assert "allocated" in capsys.readouterr().out

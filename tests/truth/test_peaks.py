@@ -3,8 +3,11 @@
 The bounds are those the project promises; the table is printed with `pytest -s`.
 """
 
+import json
+import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +90,15 @@ def test_the_table_is_printed() -> None:
         words = " ".join(f"{k}={v}" for k, v in row.case.items() if v is not None)
         print(f"{i:3d} {mark} allocated {row.allocated} reserved {row.reserved} {words}")
     assert len(rows()) == 159
+
+
+def test_the_shares_shown_in_the_documentation_are_these() -> None:
+    root = Path(__file__).parents[2]
+    sys.path.insert(0, str(root / "benchmarks"))
+    import accuracy
+
+    shown = json.loads(accuracy.RECORDED.read_text(encoding="utf-8"))
+    assert {name: row for name, row in shown.items() if name != "largest"} == accuracy.peaks_summary(rows())
 
 
 def test_what_is_loaded_is_exact_in_every_case() -> None:

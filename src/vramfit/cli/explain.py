@@ -18,7 +18,7 @@ EXAMPLE = "vramfit explain train.log --model bert-large-uncased --batch 32 --seq
 DOES_NOT_FIT = 3
 
 
-@takes_workload(without=("model", "lengths", "mode", "loop", "offload", "compile", "num_gpus"))
+@takes_workload(without=("model", "lengths", "mode", "loop", "offload", "compile", "num_gpus", "num_nodes", "parallel"))
 def run(
     options: WorkloadOptions,
     log: Annotated[

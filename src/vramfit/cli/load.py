@@ -38,6 +38,8 @@ NOT_LOADING = (
     "gpu",
     "allocator",
     "num_gpus",
+    "num_nodes",
+    "parallel",
     "torch_version",
 )
 """Options of a workload that say nothing about how weights lie."""

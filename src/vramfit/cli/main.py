@@ -20,8 +20,8 @@ CHATTY = ("torch.utils._pytree", "torchao", "transformers")
 """Libraries that warn while they are imported, of things a user of this command cannot change."""
 
 VERBS = (
-    *("estimate", "max-batch", "plan", "measure", "calibrate", "load", "train", "evaluate", "predict"),
-    *("gpus", "models", "doctor", "explain", "watch", "report", "web"),
+    *("estimate", "max-batch", "plan", "measure", "calibrate", "load", "train", "evaluate", "predict", "serve"),
+    *("gpus", "models", "doctor", "explain", "watch", "report", "web", "sagemaker"),
 )
 """Each a module of this room."""
 WATCH = "watch"

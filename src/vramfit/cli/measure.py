@@ -16,7 +16,7 @@ DOES_NOT_FIT = 3
 DISAGREES = 4
 
 
-@takes_workload(without=("lengths", "num_gpus", "torch_version", "trust_remote_code"))
+@takes_workload(without=("lengths", "num_gpus", "num_nodes", "parallel", "torch_version", "trust_remote_code"))
 def run(
     options: WorkloadOptions,
     steps: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Steps to run.")] = 3,

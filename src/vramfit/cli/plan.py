@@ -18,7 +18,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus", "num_nodes"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -69,6 +69,10 @@ def run(
             metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
         ),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="GPUs that share each step, on all machines together.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines that they are in.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
     sagemaker: Annotated[
         bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
@@ -87,8 +91,9 @@ def run(
     keywords |= {"compile": compile, "steps": steps}
     if no_offload:
         keywords["offload"] = False
+    keywords |= {name: n for name, n in (("num_gpus", gpus), ("num_nodes", nodes)) if n is not None}
     if sagemaker:
-        _show_instances(_instances(options.model, keywords), json=json)
+        _show_instances(plan_instances(options.model, keywords), json=json)
         return
     with console(stderr=True).status(f"Planning {options.model} …"):
         from vramfit.planner.lengths import lengths_from_data
@@ -124,7 +129,8 @@ def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
         console().print(render_no_plan(failure))
 
 
-def _instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
+    """A plan for every SageMaker instance, while a line says how far it is."""
     with console(stderr=True).status(f"Planning {model} …") as status:
         from vramfit.planner.instances import fit_instances
 

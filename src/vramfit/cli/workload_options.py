@@ -101,6 +101,10 @@ class WorkloadOptions:
     ] = None
     allocator: Annotated[str | None, _option("allocator", "Kind of segments.", panel=_WHERE)] = None
     num_gpus: Annotated[int | None, _option("num_gpus", "GPUs that share a step.", panel=_WHERE, metavar="N")] = None
+    num_nodes: Annotated[
+        int | None, _option("num_nodes", "Machines that these GPUs are in.", panel=_WHERE, metavar="N")
+    ] = None
+    parallel: Annotated[str | None, _option("parallel", "How several GPUs share a model.", panel=_WHERE)] = None
     torch_version: Annotated[
         str | None, _option("torch_version", "Predict for this torch, such as 2.11.", panel=_WHERE, metavar="X.Y")
     ] = None

@@ -8,11 +8,17 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
 from vramfit.errors import WorkloadError
 from vramfit.records.estimate import Basis
+from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 OLDEST_TORCH = (2, 10)
 OLDEST_CAPABILITY = (7, 5)
 """Torch 2.11's CUDA 13 builds hold code from sm_75 on; CUDA 12 builds from sm_50."""
+
+
+NCCL_BYTES = 512 * 2**20
+"""What is left to NCCL of a GPU that is one of several. Its buffers come from the driver, and nothing predicts them:
+they grow with channels and peers, some hundreds of MB for each process group. Not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +64,7 @@ def target_of(workload: Workload) -> Target:
 def _unmeasured(workload: Workload) -> list[str]:
     """Techniques whose figures no GPU has shown."""
     found = {
+        "what one GPU of several takes is read from torch's sources": workload.num_gpus > 1,
         "what packed attention takes is read from torch's sources": workload.attention == "packed",
         "what compiled layers keep is what torch's partitioner says, with all that can be fused taken for fused": (
             workload.compile
@@ -69,7 +76,9 @@ def _unmeasured(workload: Workload) -> list[str]:
 def _capacity(workload: Workload, gpu: GPU | None, profile: CudaProfile) -> int | None:
     if workload.memory is not None:
         return workload.memory
-    return gpu.total_memory_bytes - profile.context_bytes if gpu is not None else None
+    if gpu is None:
+        return None
+    return gpu.total_memory_bytes - profile.context_bytes - (NCCL_BYTES if workload.num_gpus > 1 else 0)
 
 
 def _typical(capability: tuple[int, int]) -> GPU:
@@ -87,6 +96,18 @@ def _release(text: str) -> tuple[int, int]:
     return release
 
 
+def _notes_of_ranks(w: Workload) -> list[str]:
+    """What a figure for one GPU of several stands for, and what it leaves out."""
+    kind = "has a part of the model (fsdp)" if w.parallel == "fsdp" else "has the whole model (ddp)"
+    each = f"each of {w.num_gpus:,} GPUs {kind} and passes {w.share:,} of {w.batch:,} samples a step"
+    kept = "nothing of memory" if w.memory is not None else f"{format_bytes(NCCL_BYTES)} of the GPU"
+    return [
+        f"figures are of rank 0: {each}; no rank takes more, since passes are cut by tokens on all of them",
+        "not in these figures: NCCL's own buffers, which come from the driver and cannot be predicted, some hundreds "
+        f"of MB for each process group; {kept} is set aside for them",
+    ]
+
+
 def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile) -> tuple[str, ...]:
     notes = []
     if gpu is None:
@@ -98,6 +119,8 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
         )
     else:
         notes += [f"derived: {what}, and was not measured yet" for what in _unmeasured(workload)]
+    if workload.num_gpus > 1:
+        notes += _notes_of_ranks(workload)
     if profile.compute_capability < OLDEST_CAPABILITY:
         notes.append(
             f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "

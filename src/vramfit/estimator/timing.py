@@ -7,10 +7,16 @@ from vramfit.estimator.target import Target
 from vramfit.records.calibration import REFERENCE
 from vramfit.records.estimate import TimeBasis
 from vramfit.records.work import Work
+from vramfit.timing.links import Links
 from vramfit.timing.model import StepTime, time_step, with_host_step
 from vramfit.timing.profile import speed_of
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
+
+TALK = "talk between GPUs"
+GROUP_S = 1.2e-3
+"""What the host spends on a group of shards in a pass: FSDP2's hooks in Python, four of them, and three votes. Not
+measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,23 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
     if template.num_host_weights:
         num, passes = template.num_host_weights, workload.accumulate or 1
         step = with_host_step(step, num, passes, speed, streams=template.streams_step)
+    if workload.num_gpus > 1:
+        links = Links.of(target.gpu, workload.num_gpus, workload.num_nodes)
+        step, notes = _with_talk(step, template, workload, links), (*notes, links.in_words())
     return Timed(step, speed.basis, notes)
+
+
+def _with_talk(step: StepTime, template: StreamTemplate, workload: Workload, links: Links) -> StepTime:
+    """Replicas add up their gradients after the last pass; shards gather while they compute, twice a pass."""
+    if not template.gathered_bytes:
+        talk_s = links.add_up_s(template.gradient_bytes)
+        seconds = step.seconds + talk_s
+    else:
+        gathers_s = 2 * (workload.accumulate or 1) * links.gather_s(template.gathered_bytes)
+        talk_s = gathers_s + links.gather_s(template.gradient_bytes)
+        hooks_s = GROUP_S * template.num_gathers * (workload.accumulate or 1)
+        seconds = max(step.seconds, step.host_s + hooks_s, talk_s)
+    return StepTime(seconds=seconds, host_s=step.host_s, device_s={**step.device_s, TALK: talk_s})
 
 
 def reference_work(gpu: str | None) -> Work:

@@ -83,6 +83,7 @@ class TracedWorkload:
             gpu=None,
             memory=None,
             host_memory=None,
+            num_nodes=1,
         )
 
     def _trace(self, batch: int | None) -> StreamTemplate:

@@ -14,8 +14,8 @@ def alternatives_of(bench: Bench, search: Search, chosen: Choice, limit_bytes: i
     """Other settings, fastest first; what does not fit stands behind what does."""
     found = {(c.recipe, c.micro_batch): c for c in [*search.largest(), *search.tried]}
     plainest = _plainest(search)
-    if bench.batch in search.sizes and plainest is not None:
-        found.setdefault((plainest, bench.batch), search.predict(plainest, bench.batch))
+    if bench.share in search.sizes and plainest is not None:
+        found.setdefault((plainest, bench.share), search.predict(plainest, bench.share))
     found.pop((chosen.recipe, chosen.micro_batch), None)
     made = [_alternative(bench, choice, limit_bytes) for choice in found.values()]
     return tuple(sorted(made, key=lambda a: (not a.fits, a.step_time_s))[:MAX_SHOWN])

@@ -83,6 +83,11 @@ class Bench:
         return self.base.batch
 
     @property
+    def share(self) -> int:
+        """Samples of it that one GPU passes."""
+        return self.base.share
+
+    @property
     def num_layers(self) -> int:
         """Layers that can be checkpointed."""
         if self._layers is None:
@@ -107,7 +112,7 @@ class Bench:
 
     def passes(self, micro_batch: int) -> int:
         """Forward passes of a step."""
-        return -(-self.batch // micro_batch)
+        return -(-self.share // micro_batch)
 
     def is_lean(self, micro_batch: int) -> bool:
         """Whether no full pass goes forward beside gradients: there is one, or a second that is much smaller."""
@@ -115,8 +120,8 @@ class Bench:
         return rest <= 0 or (self.passes(micro_batch) == PROBED_PASSES and rest < MUCH_SMALLER * micro_batch)
 
     def timed_batch(self, recipe: Recipe) -> int:
-        """Samples of full length that go through in a step."""
-        return self.full_samples or self.batch if recipe.attention == "packed" else self.batch
+        """Samples of full length that go through a GPU in a step."""
+        return self.full_samples or self.share if recipe.attention == "packed" else self.share
 
     def floor_bytes(self, recipe: Recipe) -> int:
         """What is held at least, whatever the split and the checkpointing: known without a trace."""
@@ -127,7 +132,8 @@ class Bench:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
         if recipe.offload is not None:
             return self._shapes[shaped].weight_bytes if recipe.offload == "optimizer" else 0
-        return self._shapes[shaped].floor_bytes(recipe.optimizer)
+        num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
+        return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
 
     def fits_host(self, recipe: Recipe) -> bool:
         """Whether what waits in host memory is within what was given for it."""
@@ -142,7 +148,7 @@ class Bench:
         """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
         key = (recipe, micro_batch)
         if key not in self._peeks:
-            several = self.batch > 1
+            several = self.share > 1
             traced = self.traced(recipe, PROBED_PASSES if several else 1)
             template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
             stream = template.instantiate(micro_batch, traced.order(num_steady=1))
@@ -170,7 +176,7 @@ class Bench:
 
     def weight_bytes(self, recipe: Recipe) -> int:
         """What the weights ask for, which no recipe's gradients exceed."""
-        stream = self.traced(recipe, PROBED_PASSES if self.batch > 1 else 1).stream(ANY_BATCH, num_steady=1)
+        stream = self.traced(recipe, PROBED_PASSES if self.share > 1 else 1).stream(ANY_BATCH, num_steady=1)
         end = next(index for index, part in stream.parts if part != "load")
         return sum(event for event in stream.events[:end] if event > 0)
 
@@ -182,10 +188,11 @@ class Bench:
     def full_time(self, recipe: Recipe, micro_batch: int) -> float:
         """Seconds of a step whose samples are all of full length."""
         traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
-        return self._seconds(traced.template(micro_batch), recipe, micro_batch, self.batch)
+        return self._seconds(traced.template(micro_batch), recipe, micro_batch, self.share)
 
     def _seconds(self, template: Any, recipe: Recipe, micro_batch: int, batch: int) -> float:
-        split: dict[str, Any] = {"batch": batch, "micro_batch": min(micro_batch, batch), "accumulate": None}
+        split: dict[str, Any] = {"batch": batch * self.base.num_gpus, "micro_batch": min(micro_batch, batch)}
+        split["accumulate"] = None
         return self.seconds(template, replace(self.base, **recipe.keywords(), **split), micro_batch)
 
     def estimate(self, recipe: Recipe, micro_batch: int) -> Estimate:
@@ -207,9 +214,8 @@ class Bench:
         """A job of so many micro-batches; their size is filled in later."""
         key = (recipe, num_passes)
         if key not in self._traced:
-            workload = replace(
-                self.base, **recipe.keywords(), batch=num_passes, accumulate=num_passes, micro_batch=None
-            )
+            batch = num_passes * self.base.num_gpus
+            workload = replace(self.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
             most = self.batch if recipe.attention == "packed" else None  # short ones may all go into one row
             self._traced[key] = replace(self._base, workload=workload, num_sequences=most)
         return self._traced[key]

@@ -7,13 +7,15 @@ from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
-from vramfit.planner.bench import PROBED_PASSES, Bench
+from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.search import Choice
 from vramfit.records.estimate import Estimate
 
 MAX_TIMES = 4
 """No more than so many times the training batch: beyond that, nothing is gained."""
 MAX_BATCH = 256
+NOT_OF_ONE = ("max_grad_norm", "dropout", "batch", "num_gpus", "num_nodes", "parallel")
+"""What a single forward pass does not have; a GPU of several evaluates by itself."""
 NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer")
 """Adapters add less than one percent to what a forward pass takes."""
 
@@ -24,6 +26,7 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
     traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
     training = bench.traced(choice.recipe, passes).stream(choice.micro_batch, num_steady=1)
+    limit_bytes -= bench.traced(choice.recipe, passes).template(ANY_BATCH).gathered_peak_bytes
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_BATCH, MAX_TIMES * bench.batch)]
     while len(sizes) > 1:
         stream = evaluation_stream(training, traced, sizes[-1])
@@ -36,7 +39,7 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
 
 
 def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
-    job = {k: v for k, v in bench.fixed.items() if k not in ("max_grad_norm", "dropout", "batch")}
+    job = {k: v for k, v in bench.fixed.items() if k not in NOT_OF_ONE}
     settings = {k: v for k, v in choice.recipe.keywords().items() if k not in NOT_IN_INFERENCE}
     kept = {k: v for k, v in {**job, **settings}.items() if k not in NOT_IN_INFERENCE}
     if kept.get("attention") == "packed" and bench.base.task == "masked-lm":

@@ -45,6 +45,29 @@ def fit_instances(
     return sorted(made, key=lambda fit: (not fit.fits, fit.budget_bytes, fit.num_gpus))
 
 
+def smallest_instance(
+    model: Any, provider: str = "sagemaker", larger_than: str | None = None, **keywords: Any
+) -> InstanceFit | None:
+    """The instance with the smallest GPU on which the job fits; None where there is none.
+
+    Args:
+        model, **keywords: as for `plan`; `gpu` and `memory` are not used.
+        larger_than: a GPU of the catalogue; only those with more memory are looked at.
+    """
+    instances = [i for i in all_instances() if i.provider == provider]
+    least_bytes = find_gpu(larger_than).total_memory_bytes if larger_than is not None else 0
+    gpus = {find_gpu(i.gpu) for i in instances}
+    given = {k: v for k, v in keywords.items() if k not in ("gpu", "memory")}
+    for gpu in sorted(gpus, key=lambda gpu: gpu.total_memory_bytes):
+        if gpu.total_memory_bytes <= least_bytes or gpu.compute_capability < OLDEST_CAPABILITY:
+            continue
+        fit = _fit(model, gpu, given)
+        if fit.fits:
+            mine = [i for i in instances if i.gpu == gpu.name]
+            return _of(min(mine, key=lambda i: (i.num_gpus, i.host_memory_bytes or 0)), fit)
+    return None
+
+
 def _of(instance: Instance, fit: InstanceFit) -> InstanceFit:
     return InstanceFit(
         instance=instance.name,

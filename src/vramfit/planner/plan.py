@@ -1,5 +1,6 @@
 """`plan`: the fastest settings that fit a job into a GPU, certified by prediction."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ COMPILE_S = 30.0
 LEAST_COMPILED_S = 10 * COMPILE_S
 """Shorter runs are not worth it: compiled steps are a sixth faster at best."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
+SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
                 are given and so many that it pays.
+            num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 
     Raises:
@@ -68,6 +71,15 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     >>> plan("bert-tiny", batch=32, seq=128, gpu="t4").accumulate
     1
     """
+    if keywords.get("num_gpus", 1) != 1:
+        from vramfit.planner.ranks import plan_for_ranks
+
+        return plan_for_ranks(model, lengths, keywords)
+    return plan_for_one(model, lengths, keywords)
+
+
+def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
+    """The plan of a job whose GPUs share the model in a given way."""
     request = Request.of(keywords)
     with collection_paused():
         sampled = None if lengths is None else lengths_of(lengths)
@@ -125,7 +137,7 @@ def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Le
     """The fastest choice without padding, where lengths are known and there would be enough of it."""
     if sampled is None or not sampled.varies or "attention" in bench.request.fixed:
         return None
-    if waiting.offload is not None or not bench.can_pack:
+    if waiting.offload is not None or not bench.can_pack or bench.base.num_gpus > 1:
         return None
     if padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
         return None
@@ -156,6 +168,8 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if "compile" in request.fixed or request.exact or before_s < LEAST_COMPILED_S:
         return None
     if capability < TRITON_CAPABILITY or recipe.offload is not None or recipe.quantize is not None:
+        return None
+    if bench.base.num_gpus > 1:
         return None
     packs = recipe.attention == "packed"
     found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiles=True)
@@ -211,7 +225,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
     others = alternatives_of(bench, search, choice, limit_bytes)
-    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available, SAVING]
+    seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
+    notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:

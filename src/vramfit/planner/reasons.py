@@ -208,7 +208,7 @@ def _split_reason(bench: Bench, search: Search, chosen: Choice, lengths: Lengths
 
 
 def _why_not_larger(bench: Bench, search: Search, chosen: Choice) -> str:
-    larger = max(m for m in search.sizes if m > chosen.micro_batch) if chosen.micro_batch < bench.batch else None
+    larger = max(m for m in search.sizes if m > chosen.micro_batch) if chosen.micro_batch < bench.share else None
     larger = min((m for m in search.sizes if m > chosen.micro_batch), default=larger)
     same = f"gradients of {bench.batch} samples are summed, so that nothing changes"
     if larger is None:

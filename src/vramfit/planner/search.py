@@ -68,7 +68,7 @@ class Search:
     def __init__(self, bench: Bench, recipes: Sequence[Recipe], limit_bytes: int) -> None:
         self.bench = bench
         self.limit_bytes = limit_bytes
-        batch = bench.timed_batch(recipes[0]) if recipes else bench.batch
+        batch = bench.timed_batch(recipes[0]) if recipes else bench.share
         self.sizes = micro_batches(bench.request, batch)
         self.tried: list[Choice] = []
         self.families: list[_Family] = []

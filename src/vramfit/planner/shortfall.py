@@ -115,7 +115,7 @@ def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:
 
 
 def _smallest_size(bench: Bench) -> int:
-    return micro_batches(bench.request, bench.batch)[-1]
+    return micro_batches(bench.request, bench.share)[-1]
 
 
 def _class_of(precision: str) -> str:

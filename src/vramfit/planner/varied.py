@@ -12,6 +12,7 @@ from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.techniques.padding import padded_width
+from vramfit.workload import Workload
 
 NUM_BATCHES = 64
 SEED = 0
@@ -94,11 +95,15 @@ class PassTimes:
         traced = replace(traced, workload=replace(traced.workload, seq=seq))
         template = traced.template(ANY_BATCH)
         one, several = (
-            self._bench.seconds(template, replace(traced.workload, batch=n * num, accumulate=n, micro_batch=None), num)
-            for n in (1, 1 + TIMED_PASSES)
+            self._bench.seconds(template, self._passes(traced.workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
+
+    @staticmethod
+    def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
+        """So many passes of so many samples on each GPU."""
+        return replace(workload, batch=num_passes * num * workload.num_gpus, accumulate=num_passes, micro_batch=None)
 
 
 def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
@@ -133,7 +138,7 @@ def padding_share(bench: Bench, micro_batch: int, lengths: Lengths) -> float:
 def _batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
     draw = Random(SEED)
     for _ in range(NUM_BATCHES):
-        yield draw.choices(lengths.values, k=bench.batch)
+        yield draw.choices(lengths.values, k=bench.share)
 
 
 def _as_padded(bench: Bench, batch: list[int]) -> list[int]:

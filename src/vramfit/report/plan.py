@@ -49,7 +49,9 @@ def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
 def _headline(plan: Plan) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text.assemble((w.model, "bold"), f" · {w.task} · training plan")
-    asked = [f"batch {w.batch:,} × {w.seq:,} tokens", target(plan.estimate), f"budget {size(plan.budget_bytes)}"]
+    gpus = [f"{w.num_gpus:,} GPUs" + (f" in {w.num_nodes:,} machines" if w.num_nodes > 1 else "")]
+    budget = f"budget {size(plan.budget_bytes)}" + (" each" if w.num_gpus > 1 else "")
+    asked = [f"batch {w.batch:,} × {w.seq:,} tokens", *(gpus if w.num_gpus > 1 else []), target(plan.estimate), budget]
     yield Text(" · ".join(asked), style="dim")
 
 
@@ -84,10 +86,14 @@ def _answer(plan: Plan) -> Iterator[RenderableType]:
 
 def split_words(plan: Plan) -> str:
     """How the batch goes through, and how fast."""
-    per_s = plan.workload.batch / plan.step_time_s
+    w = plan.workload
+    per_s = w.batch / plan.step_time_s
     rate = f"{per_s:,.0f} samples/s" if per_s >= MANY_A_SECOND else f"{per_s:.3g} samples/s"
     if plan.workload.attention == "packed" and plan.lengths is not None:
         return f"Fits: passes of up to {plan.micro_batch * plan.workload.seq:,} tokens without padding, {rate}"
+    if w.num_gpus > 1:
+        passes = "at once" if plan.accumulate == 1 else f"in passes of {plan.micro_batch}, {plan.accumulate} a step"
+        return f"Fits: each of {w.num_gpus:,} GPUs passes {w.share:,} samples {passes}, {rate}"
     if plan.accumulate == 1:
         return f"Fits: all {plan.workload.batch} samples in one pass, {rate}"
     return f"Fits: passes of {plan.micro_batch}, {plan.accumulate} a step, {rate}"
@@ -168,7 +174,9 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
     if w.task in TRAINED_TASKS:
-        yield Text(f"  {train_command(w, path)}", no_wrap=True, overflow="fold")
+        command = train_command(w, path)
+        for line in wrap_command(command) if w.num_gpus > 1 else [command]:
+            yield Text(f"  {line}", no_wrap=True, overflow="fold")
         yield Text("Or in a loop of your own", style="bold")
     for line in snippet(w, path):
         yield Text(f"  {line}", no_wrap=True, overflow="fold")
@@ -180,7 +188,22 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
 def train_command(workload: Workload, path: str) -> str:
     """The command that trains by a plan; the data is the reader's."""
     task = [] if workload.task == "sequence-classification" else ["--task", workload.task]
-    words = ["vramfit", "train", "DATA.csv", "--model", workload.model, *task, "--plan", path, "--output", "my-model"]
+    each = str(workload.num_gpus // workload.num_nodes)
+    nodes = ["--nnodes", str(workload.num_nodes), "--rdzv-endpoint", "HOST:29500"] if workload.num_nodes > 1 else []
+    ranks = ["torchrun", *nodes, "--nproc-per-node", each, "-m"] if workload.num_gpus > 1 else []
+    words = [
+        *ranks,
+        "vramfit",
+        "train",
+        "DATA.csv",
+        "--model",
+        workload.model,
+        *task,
+        "--plan",
+        path,
+        "--output",
+        "my-model",
+    ]
     return shlex.join(words)
 
 
@@ -188,6 +211,8 @@ def snippet(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan."""
     waits = workload.offload == "weights"
     brought = "model.parameters()" if waits else "model.cuda().parameters()"
+    if workload.num_gpus > 1:
+        return _snippet_for_ranks(workload, path)
     return [
         "import vramfit",
         f"from vramfit.techniques import {'offloading, ' if waits else ''}optimizers",
@@ -201,6 +226,26 @@ def snippet(workload: Workload, path: str) -> list[str]:
         "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",
+    ]
+
+
+def _snippet_for_ranks(workload: Workload, path: str) -> list[str]:
+    """Python that runs a plan under torchrun."""
+    return [
+        "import vramfit",
+        "from vramfit.runtime.distributed.company import company",
+        "from vramfit.techniques import optimizers",
+        "from vramfit.techniques.application import apply_techniques",
+        "",
+        f'plan = vramfit.Plan.load("{path}")',
+        'with company("cuda") as us:  # the processes that torchrun started',
+        f'    model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device=f"cuda:{{us.local_rank}}")',
+        "    apply_techniques(model, plan.workload)",
+        "    ranks = us.share(model, plan.workload.parallel)",
+        "    optimizer = optimizers.make(plan.workload.optimizer, model.parameters(), lr=2e-5)",
+        "    stepper = vramfit.Stepper(model, optimizer, plan=plan, ranks=ranks)",
+        f"    for batch in loader:  # all {workload.batch} samples, the same on every rank",
+        "        loss = stepper.step(batch)",
     ]
 
 
@@ -218,6 +263,8 @@ def estimate_command(workload: Workload) -> str:
         elif value not in (None, False, "default"):
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             words += [f"--{name}", text]
+    if w.num_gpus > 1:
+        words += ["--num-gpus", str(w.num_gpus), "--num-nodes", str(w.num_nodes), "--parallel", w.parallel or "ddp"]
     words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]
     words += [f"--memory={w.memory}"] if w.memory is not None else []
     return shlex.join(words)

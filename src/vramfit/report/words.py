@@ -116,7 +116,7 @@ def _extras(w: Workload) -> list[str]:
         (w.offload is not None, f"offload {w.offload}"),
         (w.compile, "compile"),
         (w.allocator != "default", f"{w.allocator} segments"),
-        (w.num_gpus > 1, f"{w.num_gpus} GPUs"),
+        (w.num_gpus > 1, f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})"),
         (w.loop != "plain", f"{w.loop} loop"),
     ]
     return [text for is_given, text in given if is_given]

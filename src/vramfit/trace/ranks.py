@@ -71,6 +71,7 @@ class ReplicaOnPaper(AloneOnPaper):
             assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
             indices, _ = assign(self.learned, limits)
             self._views = dict(view for bucket in indices for view in self._bucket(tracer, bucket))
+            tracer.template.gradient_bytes = sum(p.nbytes for p in self.learned)
             self._scalars = [torch.empty((), device="meta") for _ in range(NUM_SCALARS)]
         for scalar in self._scalars:
             tracer.hold(scalar, "ddp_scalar")
@@ -129,6 +130,10 @@ class ShardOnPaper:
         claimed: set[int] = set()
         modules = [*encoder_layers(model), model]
         self._groups = [self._group(m, names[m], claimed, is_root=m is model) for m in modules]
+        sizes = [sum(p.nbytes for p in g.parameters) for g in self._groups]
+        tracer.template.gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        tracer.template.gathered_bytes, tracer.template.num_gathers = sum(sizes), len(sizes)
+        tracer.template.gathered_peak_bytes = sizes[-1] + 2 * max(sizes)
         shard_of = {id(p): shard for g in self._groups for p, shard in zip(g.parameters, g.shards, strict=True)}
         self.learned = [shard_of[id(p)] for p in model.parameters() if p.requires_grad]
         for group in self._groups:

@@ -116,6 +116,14 @@ class StreamTemplate:
     """What offloading holds in host memory, whatever the batch."""
     host_inputs: tuple[int, ...] = ()
     """Bytes of each layer's input that waits there, at the batch of the trace."""
+    gradient_bytes: int = 0
+    """What several GPUs add up in a step."""
+    gathered_bytes: int = 0
+    """What each of several GPUs gathers for a pass, where each has a part of the model."""
+    num_gathers: int = 0
+    """Groups that are gathered for a pass, one after another."""
+    gathered_peak_bytes: int = 0
+    """The most of it that is there at once, in a forward pass."""
     num_host_weights: int = 0
     """Weights whose masters and moments wait there."""
     streams_step: bool = False

@@ -74,12 +74,15 @@ def test_what_fills_the_memory_is_seen_while_it_is_there(tmp_path: Path) -> None
                 while True:
                     self.kept.append(torch.zeros(2**14))
 
-    trainer = fitted(tmp_path, callbacks=[Hoard()], model=make_model("bert", "sequence-classification", hidden_size=64))
+    model = make_model("bert", "sequence-classification", hidden_size=64)
+    trainer = make_trainer(tmp_path, callbacks=[Hoard()], model=model, **SETTINGS)
+    fit_trainer(trainer, memory="64MiB", show=False)
     with vramfit.EmulatedGPU(memory="64MiB"), pytest.raises(torch.OutOfMemoryError, match=r"^step 2: ") as failure:
         trainer.train()
     largest = failure.value.report.alive[0]  # type: ignore[attr-defined]
     assert (largest.category, largest.operator) == ("other", "[16384] float32")
     assert largest.num_bytes > 32 * 2**20
+    assert "are neither the model's nor the optimizer's" in str(failure.value.hint)  # type: ignore[attr-defined]
     assert failure.value.report.phase in ("forward", "backward")  # type: ignore[attr-defined]
 
 

@@ -159,3 +159,14 @@ def test_a_fitted_trainer_keeps_a_record_and_tells_once_what_it_found(
     assert first.count("`kept` holds") == (1 if show else 0)
     assert capsys.readouterr().err == ""
     assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("vram")]
+
+
+def test_a_monitor_that_is_there_already_is_the_one_of_the_fitted_trainer(tmp_path: Path) -> None:
+    monitor = MonitorCallback()
+    trainer: Any = make_trainer(tmp_path, callbacks=[monitor], **LOGGED)
+    fit_trainer(trainer, memory="64MiB", show=False)
+    with vramfit.EmulatedGPU(memory="64MiB"):
+        trainer.train()
+    assert [c for c in trainer.callback_handler.callbacks if isinstance(c, MonitorCallback)] == [monitor]
+    assert trainer.vramfit.record is monitor.record
+    assert set(FIGURES) <= trainer.state.log_history[0].keys()

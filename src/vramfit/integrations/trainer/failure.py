@@ -65,13 +65,23 @@ def given_up(trainer: Any, error: RecoveryExhausted, report: OutOfMemoryReport |
         f"step {trainer.state.global_step + 1}: {error}; {format_bytes(plan.estimate.safe_reserved_bytes)} of "
         f"{format_bytes(plan.budget_bytes)} were planned for it",
         attempts=error.attempts,
-        hint="; ".join(_ways(plan, Present().budget_bytes())) or error.hint,
+        hint="; ".join(_ways(plan, Present().budget_bytes(), report)) or error.hint,
         report=report,
     )
 
 
-def _ways(plan: Plan, there_bytes: int | None) -> Iterator[str]:
-    """The plan that would have worked, with what is really there for this process."""
+def _ways(plan: Plan, there_bytes: int | None, report: OutOfMemoryReport | None) -> Iterator[str]:
+    """What is in the way, and the plan that would have worked with what is really there for this process."""
+    alive = () if report is None else report.alive
+    strange_bytes = sum(group.num_bytes for group in alive if group.category == "other")
+    left_bytes = plan.budget_bytes - plan.estimate.safe_reserved_bytes
+    if strange_bytes > left_bytes:
+        yield (
+            f"{format_bytes(strange_bytes)} of what was alive are neither the model's nor the optimizer's, and the "
+            f"plan leaves {format_bytes(left_bytes)} to others: drop them, or fit a new Trainer with margin= what they "
+            "take"
+        )
+        return
     known = [a for a in plan.alternatives if a.allowed]
     if there_bytes is not None and there_bytes < plan.budget_bytes:
         yield f"{format_bytes(there_bytes)} are there for this process, {format_bytes(plan.budget_bytes)} were planned"

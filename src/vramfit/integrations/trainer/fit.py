@@ -84,9 +84,7 @@ def fit_trainer(
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
     loss = (loss_fn, count_fn) if loss_fn is not None else loss_pair(trainer)
-    monitor = MonitorCallback(logs=False, show=show)
-    trainer.add_callback(monitor)
-    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss, monitor=monitor)
+    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss, monitor=_monitor(trainer, show))
     trainer.__class__ = type(f"Fitted{names[0]}", (FittedTrainer, type(trainer)), {})
     fitting = Fitting(trainer=names[0], model=names[1], plan=plan, changes=changes, notes=_notes(trainer, job))
     if show:
@@ -186,6 +184,16 @@ def _compare_losses(trainer: Any, job: Job) -> None:
             ],
             hint="give fit_trainer that loss as loss_fn (a sum over samples) and count_fn (how many they are)",
         )
+
+
+def _monitor(trainer: Any, show: bool) -> MonitorCallback:
+    """The one that the Trainer has, or a silent one."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, MonitorCallback):
+            return callback
+    monitor = MonitorCallback(logs=False, show=show)
+    trainer.add_callback(monitor)
+    return monitor
 
 
 def _notes(trainer: Any, job: Job) -> tuple[str, ...]:

@@ -60,6 +60,15 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     return Examples(good, _label_names(source, labels, good), tuple(bad))
 
 
+def read_example(task: str, row: Row, columns: Columns) -> Reference:
+    """One row by itself, without a label.
+
+    Raises:
+        BadValue: it cannot be used; says why.
+    """
+    return {"row": row.number} | _READERS.get(task, _plain)(row, columns, LabelNames(None))
+
+
 def _label_names(source: DataSource, labels: LabelNames, references: list[Reference]) -> tuple[str, ...]:
     """Names of the classes; none for tasks that have no classes."""
     if source.task == "sequence-classification":

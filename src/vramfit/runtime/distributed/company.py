@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from vramfit.runtime.distributed.accord import Accord
+from vramfit.runtime.distributed.heartbeat import Heartbeat
 from vramfit.runtime.distributed.ranks import Ranks, Unanimous
 from vramfit.runtime.distributed.world import World, join, launched_world, leave
 from vramfit.workload import Parallel
@@ -25,6 +26,7 @@ class Company:
     def __init__(self, world: World | None = None, accord: Accord | None = None) -> None:
         self.rank = 0 if world is None else world.rank
         self.size = 1 if world is None else world.size
+        self.local_rank = 0 if world is None else world.local_rank
         self.accord: Accord | Unanimous = Unanimous() if accord is None else accord
         self.ranks: Ranks | None = None
         """How they share the model, once it is there."""
@@ -100,6 +102,8 @@ def company(device: str | None) -> Iterator[Company]:
     named = own_device(device) or "cpu"
     join(world, torch.device("cpu" if named == "emulated" else named))
     accord = Accord(world.rank, world.size)
+    heartbeat = Heartbeat(world.rank, world.size)
+    heartbeat.start()
     try:
         yield Company(world, accord)
         accord.agree()
@@ -107,4 +111,5 @@ def company(device: str | None) -> Iterator[Company]:
         accord.give_up(error)
         raise
     finally:
+        heartbeat.stop()
         leave()

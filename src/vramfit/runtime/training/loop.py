@@ -63,6 +63,10 @@ class Parts:
     """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
 
 
+class _EvaluationStopped(Exception):
+    """A signal came while an evaluation went on."""
+
+
 class Loop:
     """Trains from wherever `progress` is to the end."""
 
@@ -115,6 +119,8 @@ class Loop:
         progress.num_sessions += 1
         batches = p.order.epoch(progress.epoch)
         epoch = progress.epoch
+        if progress.step and not progress.is_evaluated:
+            self._evaluate_where_due()  # a signal came before it was done
         while progress.step < p.num_steps and not self._is_enough():
             if progress.epoch != epoch:
                 epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
@@ -176,10 +182,7 @@ class Loop:
 
     def _after_step(self, *, is_end_of_epoch: bool) -> None:
         p, step = self._parts, self.progress.step
-        every = p.request.eval_every
-        due = step >= p.num_steps or (step % every == 0 if every is not None else is_end_of_epoch)
-        if p.evaluation is not None and due:
-            self._evaluate(p.evaluation)
+        due = self._evaluate_where_due()
         saves = p.request.save_every
         if (step % saves == 0) if saves is not None else (due or is_end_of_epoch):
             self._save()
@@ -189,6 +192,25 @@ class Loop:
             self._save()
             raise self._stop.error(step)
 
+    def _evaluate_where_due(self) -> bool:
+        """Evaluate, if it is time to; says whether it is. A signal that comes meanwhile does not wait for the end."""
+        p, step = self._parts, self.progress.step
+        every = p.request.eval_every
+        due = step >= p.num_steps or (step % every == 0 if every is not None else self.progress.index == 0)
+        if p.evaluation is not None and due:
+            try:
+                self._evaluate(p.evaluation)
+            except _EvaluationStopped:
+                self._save()
+                raise self._stop.error(step) from None
+        return due
+
+    def _tell_evaluating(self, done: int, total: int) -> None:
+        alone = self._parts.us.size == 1  # several processes stop together, between steps
+        if alone and self._stop.number is not None and self.progress.step < self._parts.num_steps:
+            raise _EvaluationStopped
+        self._on_event(Evaluating(num_done=done, num_samples=total))
+
     def _evaluate(self, samples: Samples) -> None:
         """Metrics of the weights as they are; the best ones are saved at once."""
         started = time.perf_counter()
@@ -197,7 +219,7 @@ class Loop:
             self._parts.inference.run(
                 samples,
                 lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
-                lambda done, total: self._on_event(Evaluating(num_done=done, num_samples=total)),
+                self._tell_evaluating,
             )
         self._parts.stepper.ranks.rest()
         result = us.first(metrics.result)

@@ -188,21 +188,27 @@ class TrainedModel:
 
 
 def open_model(
-    model: str, *, task: str | None = None, seq: int | None = None, trust_remote_code: bool = False
+    model: str,
+    *,
+    task: str | None = None,
+    seq: int | None = None,
+    trust_remote_code: bool = False,
+    or_features: bool = False,
 ) -> TrainedModel:
     """What a model's folder says of itself.
 
     Args:
         task: None takes the head that the configuration names.
         seq: cut sequences at so many tokens; None takes what the model allows.
+        or_features: an encoder without a head is welcome too, as task features.
 
     Raises:
         UnknownModel, CheckpointError: no model there, or no tokenizer.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
     config = resolve(model, task=task or "features", trust_remote_code=trust_remote_code).config
-    found = task or _task_of(config)
-    if found not in TRAINED_TASKS:
+    found = task or _task_of(config) or ("features" if or_features else None)
+    if found not in TRAINED_TASKS and not (or_features and found == "features"):
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",

@@ -30,7 +30,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.divergence import Diverged
-from vramfit.runtime.training.events import Event, Loading, Note, Saved, Started, Stepped
+from vramfit.runtime.training.events import Evaluated, Event, Loading, Note, Saved, Started, Stepped
 from vramfit.runtime.training.interruption import Interrupted, Terminated
 from vramfit.runtime.training.train import train
 
@@ -153,6 +153,25 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, dev: str
     assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
     steps = [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_up_for(tmp_path: Path, dev: str) -> None:
+    whole = run(tmp_path, output=str(tmp_path / "whole"), eval_data=dev)
+    request = request_of(tmp_path, resume=True, eval_data=dev)
+    seen: list[Event] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 6:  # the last of an epoch: an evaluation comes next
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(event)
+
+    with pytest.raises(Terminated, match="after step 6; its checkpoint is saved"):
+        train(request, on_event=stop)
+    assert not any(isinstance(event, Evaluated) for event in seen)
+    record = train(request)
+    assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
+    assert record.best_step == whole.best_step
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
 def test_a_new_head_follows_the_seed(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""The figures of the README, each paragraph or table made from committed results between two marks.
+
+    python benchmarks/readme_figures.py
+
+A block is `<!-- figures: NAME -->` … `<!-- end -->`; what lies between is replaced.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import capped_run
+import forked
+from pages import paragraph, table
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+GIB, KIB = 2**30, 2**10
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def write() -> None:
+    """Write the README anew."""
+    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def fill(text: str) -> str:
+    """A text with its blocks made anew.
+
+    Raises:
+        KeyError: a block that nobody makes.
+    """
+    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+
+
+def names(text: str) -> list[str]:
+    """The blocks of a text."""
+    return [found[1] for found in BLOCK.findall(text)]
+
+
+def _newest(question: str) -> Any:
+    return json.loads(sorted(RESULTS.glob(f"{question}_*.json"))[-1].read_text(encoding="utf-8"))
+
+
+def _lines(question: str, *keys: str) -> list[dict[str, Any]]:
+    return forked.read_lines(sorted(RESULTS.glob(f"{question}_*.jsonl"))[-1], *keys)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def accuracy() -> str:
+    """How near predictions are: recorded truth, random cases, the edge."""
+    import accuracy as made
+
+    fresh = [line for line in made.random_cases() if not line.startswith("Under-predicted")]
+    speed = _newest("speed_of_prediction")["figures"]
+    return "\n".join(
+        [
+            f"From {made.num_cases()} runs and searches on an H200.",
+            "",
+            *made.recorded_peaks(),
+            "",
+            *fresh,
+            *made.batch_edges(),
+            "",
+            paragraph(
+                f"An estimate of BERT-large training takes {speed['estimate_s']:.2f} s after imports, another",
+                "batch of it",
+                f"{speed['other_batch_s']:.2f} s, the largest batch {speed['max_batch_s']:.2f} s.",
+            ),
+        ]
+    )
+
+
+def peers() -> str:
+    """Others asked of the same cases."""
+    from peer_predictions import PEERS
+    from peers import read, summarise
+
+    lines, _ = read()
+    rows = []
+    for peer in PEERS:
+        s = summarise([line for line in lines if line["peer"] == peer.name])
+        if s["num_cases"]:
+            shown = [_percent(s[name]) for name in ("median_error", "worst_error", "unsafe_share")]
+            rows.append([peer.name, s["num_cases"], *shown, f"{s['median_s']:.2f} s"])
+    return table(["", "cases", "median error", "worst error", "too low", "seconds"], rows)
+
+
+def trained() -> str:
+    """Fine-tuning in a third of the memory, and in less."""
+    r = _newest("trained_h200")
+    plain, budget = r["sst2-plain"], r["sst2-budget"]
+    runs = [
+        ("a plain fp32 loop", plain["accuracy"], plain["least_reserved_bytes"], _mean_step(plain["runs"])),
+        (
+            "`vramfit train` with a third of that",
+            budget["accuracy"],
+            _reserved(budget["runs"]),
+            _mean_step(budget["runs"]),
+        ),
+        *(
+            (title, r[part]["metrics"]["accuracy"], r[part]["measured_reserved_bytes"], r[part]["step_time_s"])
+            for part, title in (
+                ("sst2-lora", "LoRA in 512 MiB"),
+                ("sst2-int8-head", "int8 base, only the head learns, in 256 MiB"),
+            )
+        ),
+    ]
+    rows = [
+        [name, _percent(score), f"{size / GIB:.2f} GiB", f"{1000 * step_s:.0f} ms"]
+        for name, score, size, step_s in runs
+    ]
+    return table(["", "dev accuracy", "memory reserved", "a step"], rows)
+
+
+def _mean_step(runs: list[dict[str, Any]]) -> float:
+    return float(sum(run["step_time_s"] for run in runs) / len(runs))
+
+
+def _reserved(runs: list[dict[str, Any]]) -> float:
+    return max(float(run["measured_reserved_bytes"]) for run in runs)
+
+
+def plans() -> str:
+    """Plans run for real, and beside every setting of a grid."""
+    lines = [line for line in _lines("planned_runs_h200", "name") if "error" not in line]
+    made = [line for line in lines if line["is_plan"]]
+    held = [n for n in made if not (n["num_alloc_retries"] or n["num_ooms"] or n.get("failed"))]
+    exact = [line for line in made if line["training_reserved_bytes"] == line["predicted_reserved_bytes"]]
+    refused = [line for line in lines if not line["is_plan"]]
+    right = [line for line in refused if line.get("failed") or line["num_ooms"]]
+    tried = [line for line in _lines("brute_force_h200", "key") if line["fits"]]
+    reached = sorted(_reached(tried), reverse=True)
+    return paragraph(
+        "On an H200 capped at 2, 4, 8, 11.17 and 16 GiB (`benchmarks/planned_runs.py`: four models, 128 and 512",
+        "tokens,",
+        f"effective batch 32), {len(made)} of {len(lines)} cases have a plan; {len(held)} of them ran 20 steps and",
+        "an",
+        "evaluation without running out and without an allocator retry, and reserved memory was as predicted to",
+        "the byte",
+        f"in {len(exact)}. {len(right)} of the {len(refused)} refusals ran out as they said. Against every setting",
+        "of a",
+        f"grid (`benchmarks/brute_force.py`), plans reached {', '.join(f'{share:.0%}' for share in reached)} of",
+        "the best",
+        f"throughput in the {len(reached)} cases that have run so far, of eight. Step times of plans were off by",
+        f"{_time_error(made)} at the median, those of the grid by {_time_error(tried)}.",
+    )
+
+
+def _reached(lines: list[dict[str, Any]]) -> list[float]:
+    """Throughput of each plan as a share of the best in its grid."""
+    shares = []
+    for own in (line for line in lines if line["origin"] == "plan"):
+        best = min(line["step_s"] for line in lines if line["name"] == own["name"])
+        shares.append(best / own["step_s"])
+    return shares
+
+
+def _time_error(lines: list[dict[str, Any]]) -> str:
+    timed = [line for line in lines if line.get("step_s") and line.get("predicted_step_s")]
+    assert capped_run.time_errors(timed) != "none"
+    return _percent(median(abs(line["predicted_step_s"] / line["step_s"] - 1) for line in timed))
+
+
+def loading() -> str:
+    """Seconds to load BERT-large, beside others."""
+    r = _newest("loading_h200")
+    seconds = {(row["loader"], row["kind"]): f"{row['seconds']:.2f} s" for row in r["rows"] if row.get("seconds")}
+    told = [
+        f"{kind} in {seconds['vramfit', kind]}, against {seconds['from_pretrained', kind]} by `from_pretrained` and "
+        f"{seconds['device_map', kind]} with `device_map`"
+        for kind in ("fp32", "bf16", "int8")
+    ]
+    own = next(row for row in r["rows"] if (row["loader"], row["kind"]) == ("vramfit", "int8"))
+    more = (own["peak_device_bytes"] - own["final_device_bytes"]) / 2**20
+    return paragraph(
+        f"BERT-large from a warm cache to an H200 (`benchmarks/loading.py`, medians of {WORDS[r['repeats']]}):",
+        f"{'; '.join(told)}. The most ever held on the GPU is the final model; in int8, the final model and",
+        f"{more:.0f} MiB.",
+    )
+
+
+def stepper() -> str:
+    """A long run in a budget, undisturbed and disturbed."""
+    r = _newest("stepper_h200")
+    calm, disturbed = r["undisturbed"], r["disturbed"]
+    below = calm["predicted"]["peak_allocated_bytes"] - calm["max_allocated_bytes"]
+    rows = [row["overhead"] for row in r["overhead"]["rows"]]
+    return paragraph(
+        "On an H200 (`benchmarks/stepper_run.py`), BERT-large with samples of 32 to 512 tokens ran",
+        f"{calm['num_steps']} steps inside 11.17 GiB with {calm['num_ooms']} out-of-memory errors and",
+        f"{calm['num_alloc_retries']} allocator retries; the allocated peak was {below / KIB:.1f} KiB below its",
+        "prediction of",
+        f"{calm['predicted']['peak_allocated_bytes'] / GIB:.2f} GiB. While another process took",
+        f"{disturbed['taken_bytes'] / GIB:.0f} GiB of the card at step 100, the run recovered",
+        f"{WORDS[disturbed['num_recoveries']]} times and took all {disturbed['num_steps']} steps; its losses",
+        "stayed within",
+        f"{disturbed['max_loss_difference']:.1e} of the undisturbed run's. A clean run in micro-batches of half",
+        "the size",
+        f"differs by {calm['halved']['max_loss_difference']:.1e}: that is rounding. A step took between",
+        f"{-100 * min(rows):.1f} % less and {100 * max(rows):.1f} % more time than a loop written by hand, in",
+        f"{WORDS[len(rows)]} cases.",
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy,
+    "peers": peers,
+    "trained": trained,
+    "plans": plans,
+    "loading": loading,
+    "stepper": stepper,
+}
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,221 @@
+"""`docs/study.md` and its picture, from the predictions and the results, if any, of `bert_memory_study.py`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import forked
+import pages
+import study_picture
+from pages import paragraph, table
+from study_cases import LENGTHS, PLANNED_BATCH, Case, cases
+from study_predictions import PREDICTIONS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "study.md"
+PICTURE = ROOT / "docs" / "images" / "study-growth.svg"
+MIB, GIB = 2**20, 2**30
+Known = dict[str, tuple[dict[str, Any], dict[str, Any]]]
+"""Case → predicted and measured; the latter empty where it was not run."""
+
+
+def write() -> int:
+    """Write the page and the picture."""
+    known, head = read()
+    PAGE.write_text(page(known, head), encoding="utf-8")
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(study_picture.draw(bars(known)), encoding="utf-8")
+    print(PAGE.read_text(encoding="utf-8"))
+    return 0
+
+
+def read() -> tuple[Known, dict[str, Any]]:
+    """Every case's figures, and where they were measured; the head is empty without results."""
+    predicted = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["cases"]
+    files = sorted(RESULTS.glob("bert_memory_study_*.jsonl"))
+    lines = forked.read_lines(files[-1], "name") if files else []
+    measured = {line["name"]: line["measured"] for line in lines if "measured" in line}
+    head = {key: lines[0][key] for key in ("gpu", "date", "torch", "transformers")} if lines else {}
+    return {name: (figures, measured.get(name, {})) for name, figures in predicted.items()}, head
+
+
+def page(known: Known, head: dict[str, Any]) -> str:
+    """The page as Markdown."""
+    return pages.page(
+        "# How much memory does BERT take? A study run again",
+        *_introduction(head),
+        "## Where the memory of 512 tokens goes",
+        *_question(known),
+        "## A forward pass",
+        *_forward(known),
+        "## The largest batch in 11.17 GiB",
+        *_largest(known),
+        "## What a plan makes of the same card",
+        *_reached(known),
+    )
+
+
+def _introduction(head: dict[str, Any]) -> list[str]:
+    return [
+        paragraph(
+            "A study of 2019 measured BERT on a card with 11.17 GiB: what a forward pass takes at 128, 256 and",
+            "512 tokens,",
+            "with and without grad, and which batches run. Here are its tables again, on a GPU whose allocator",
+            "may reserve",
+            "11.17 GiB, beside what vramfit predicted without that GPU. *2019* is the figure of the study, with",
+            "the PyTorch,",
+            "the BERT code and the card of then: its passes kept more than today's do, and its card held the CUDA",
+            "context",
+            "too.",
+        ),
+        f"Measured on an {head['gpu']}, torch {head['torch']}, transformers {head['transformers']}, {head['date']}."
+        if head
+        else "The measurements have not been made yet; columns that need them show –.",
+        "Made by `benchmarks/bert_memory_study.py`; the predictions were kept before anything was measured.",
+    ]
+
+
+def _question(known: Known) -> list[str]:
+    low, high = (known[_name(seq=seq)][0]["parts"] for seq in (256, 512))
+    square = [sum(size for part, size in parts.items() if part.startswith("square")) for parts in (low, high)]
+    share = (square[1] - square[0]) / (_kept(high) - _kept(low))
+    return [
+        paragraph(
+            "The study left a question open: from 256 to 512 tokens the memory of a pass more than doubles, and",
+            "where does",
+            "the rest go?",
+        ),
+        "![What a forward pass of one sample keeps, by length, eager and SDPA](images/study-growth.svg)",
+        paragraph(
+            "Into the attention scores. From 256 to 512 tokens, what is kept for a token grows from",
+            f"{_mib(low['tokens'])} to {_mib(high['tokens'])} MiB: twofold. What is kept for each *pair* of",
+            "tokens, in each",
+            f"of 12 heads of 12 layers, grows from {_mib(square[0])} to {_mib(square[1])} MiB: fourfold, and",
+            f"{share:.0%} of",
+            "all that is added. With dropout on, the probabilities are kept twice and a mask beside them, and the",
+            "share is",
+            "larger still. Fused attention (`sdpa`) does not keep them: the right half of the picture.",
+        ),
+    ]
+
+
+def _forward(known: Known) -> list[str]:
+    rows = []
+    for case in cases():
+        if case.kind == "forward":
+            predicted, measured = known[case.name]
+            figures = ("after_allocated_bytes", "peak_allocated_bytes")
+            cells = [_mib(found.get(figure)) for figure in figures for found in (predicted, measured)]
+            rows.append([_title(case), _plain(case.original), *cells, _off(predicted, measured)])
+    return [
+        paragraph(
+            "Allocated after a pass whose outputs are still held, in MiB, as the study measured, and the peak on",
+            "the way",
+            "there. `eval` is grad without dropout (the study's models were so from the start), `train` with",
+            "dropout.",
+        ),
+        table(["case", "2019", "predicted", "measured", "peak predicted", "peak measured", "off"], rows),
+        paragraph(
+            "Neither `eval()` nor `x.requires_grad = False` lets anything go: token ids never had a gradient, and",
+            "it is",
+            "the weights that make autograd keep activations. `torch.no_grad()` does.",
+        ),
+    ]
+
+
+def _off(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
+    if not measured:
+        return "–"
+    differences = [predicted[k] - measured[k] for k in ("after_allocated_bytes", "peak_allocated_bytes")]
+    return f"{max(differences, key=abs):+,} B" if any(differences) else "0 B"
+
+
+def _largest(known: Known) -> list[str]:
+    chosen = [case for case in cases() if case.kind == "largest"]
+    figures = [(case.original, known[case.name][0]["batch"], known[case.name][1].get("batch")) for case in chosen]
+    rows = [[_title(case), *map(_plain, found)] for case, found in zip(chosen, figures, strict=True)]
+    return [
+        "Forward passes, fp32, eager attention. The study tried powers of two; ours is the largest of all.",
+        table(["case", "2019", "predicted", "measured"], rows),
+    ]
+
+
+def _reached(known: Known) -> list[str]:
+    return [
+        paragraph(
+            "The study's batches were of forward passes alone. These train: forward, backward, clipping and",
+            "AdamW. *A step*",
+            f"is a plan for {PLANNED_BATCH} samples a step, *one pass* the largest batch that trains without being",
+            "split",
+            "(bf16 autocast, checkpointing, fused AdamW), *inference* the largest in bf16 without grad.",
+        ),
+        table(
+            ["case", "a step, planned", "samples/s predicted", "measured", "one pass", "ran", "inference", "ran"],
+            [_reached_row(case, known) for case in cases() if case.kind == "training"],
+        ),
+    ]
+
+
+def _reached_row(case: Case, known: Known) -> list[str]:
+    predicted, measured = known[case.name]
+    w = predicted["workload"]
+    kept = "" if w["checkpointing"] is None else f", checkpointing {w['checkpointing']}"
+    setting = f"{w['micro_batch']} × {w['accumulate']}, {w['precision']}{kept}, {w['optimizer']}"
+    cells = [setting, f"{PLANNED_BATCH / predicted['step_s']:,.0f}", _rate(measured)]
+    for kind, state in (("one-pass", "train"), ("inference", "no-grad")):
+        name = Case(kind=kind, model=case.model, head=case.head, seq=case.seq, state=state, attention="sdpa").name
+        p, m = known[name]
+        cells += [_plain(p["batch"]), {True: "yes", False: "no"}.get(m.get("ran"), "–")]
+    return [f"{case.model}, {case.head}, {case.seq}", *cells]
+
+
+def _rate(measured: dict[str, Any]) -> str:
+    if not measured:
+        return "–"
+    if not measured.get("samples_per_s"):
+        return "failed"
+    trouble = measured["num_ooms"] or measured["num_alloc_retries"]
+    return f"{measured['samples_per_s']:,.0f}" + (" (out of memory on the way)" if trouble else "")
+
+
+def bars(known: Known) -> list[study_picture.Bar]:
+    """The bars of the picture."""
+    return [
+        study_picture.Bar(
+            group=attention,
+            label=str(seq),
+            parts=known[_name(seq=seq, attention=attention)][0]["parts"],
+            measured_bytes=known[_name(seq=seq, attention=attention)][1].get("peak_allocated_bytes"),
+            original_bytes=(original * MIB if (original := _case(seq=seq, attention=attention).original) else None),
+        )
+        for attention in ("eager", "sdpa")
+        for seq in LENGTHS
+    ]
+
+
+def _case(*, seq: int, attention: str = "eager") -> Case:
+    return Case(kind="forward", model="base", head="classification", seq=seq, attention=attention)
+
+
+def _name(*, seq: int, attention: str = "eager") -> str:
+    return _case(seq=seq, attention=attention).name
+
+
+def _kept(parts: dict[str, int]) -> int:
+    return sum(parts.values()) - parts["fixed"]
+
+
+def _plain(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
+
+
+def _mib(num_bytes: int | None) -> str:
+    return "–" if num_bytes is None else f"{num_bytes / MIB:,.0f}"
+
+
+def _title(case: Case) -> str:
+    many = f" × {case.batch}" if case.kind == "forward" else ""
+    note = ", `x.requires_grad = False`" if case.frozen_input else ""
+    attention = f", {case.attention}" if case.attention != "eager" else ""
+    return f"{case.model}, {case.head}, {case.seq}{many}, {case.state}{attention}{note}"

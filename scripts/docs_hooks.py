@@ -1,0 +1,42 @@
+"""Hooks of the documentation's build: the command line's reference is written from the command line itself."""
+
+from typing import Any
+
+MARK = "<!-- verbs -->"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A page with the mark gets every verb with its arguments and options."""
+    return markdown.replace(MARK, verbs_as_markdown()) if MARK in markdown else markdown
+
+
+def verbs_as_markdown() -> str:
+    """Every verb: what it does, an example, its arguments and options as `--help` has them."""
+    import typer
+
+    from vramfit.cli.main import VERBS, make_app
+
+    group: Any = typer.main.get_command(make_app())
+    return "\n\n".join(_verb(name, group.commands[name]) for name in VERBS)
+
+
+def _verb(name: str, command: Any) -> str:
+    from importlib import import_module
+
+    example = import_module(f"vramfit.cli.{name.replace('-', '_')}").EXAMPLE
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    told = " ".join((command.help or "").split())
+    head = ["| option | takes | |", "|---|---|---|"]
+    return "\n".join([f"## {name}", "", told, "", "```console", f"$ {example}", "```", "", *head, *rows])
+
+
+def _row(parameter: Any) -> str:
+    is_option = parameter.opts[0].startswith("-")
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{_takes(parameter)}`"
+    takes = f"`{_takes(parameter)}`" if is_option and not parameter.is_flag else ""
+    told = " ".join((parameter.help or "").split())
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (names, takes, told)) + " |"
+
+
+def _takes(parameter: Any) -> str:
+    return parameter.metavar or parameter.name.upper()  # type: ignore[no-any-return]

@@ -1,0 +1,33 @@
+"""What a container runs: SageMaker starts it with `train` or with `serve`."""
+
+import os
+import shlex
+import sys
+
+from vramfit.integrations.sagemaker.entry import main
+from vramfit.integrations.sagemaker.job import base_folder
+
+USAGE = "vramfit on SageMaker: the container is started with train or with serve"
+
+
+def run(arguments: list[str]) -> None:
+    """Train, or serve the model that a job left."""
+    action, others = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if action == "train":
+        main(others)
+    elif action == "serve":
+        command = [sys.executable, "-m", "vramfit", "serve", *serve_arguments(others)]
+        os.execv(command[0], command)  # in the place of this process, which signals are sent to
+    else:
+        sys.exit(USAGE)
+
+
+def serve_arguments(given: list[str]) -> list[str]:
+    """What `vramfit serve` is told in a container; `VRAMFIT_SERVE` holds options, such as `--memory 2GiB`."""
+    port = os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
+    options = shlex.split(os.environ.get("VRAMFIT_SERVE", ""))
+    return [str(base_folder() / "model"), "--host", "0.0.0.0", "--port", port, *options, *given]
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

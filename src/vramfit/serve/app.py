@@ -1,0 +1,156 @@
+"""The application: three paths, straight on ASGI: /ping, /invocations and /metrics."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES
+from vramfit.serve.metrics import Metrics
+from vramfit.serve.pool import Pool
+from vramfit.serve.replies import Refused, Reply, problem
+from vramfit.serve.waiting import Full, Job
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+ROUTES = {"/ping": ("GET", "HEAD"), "/invocations": ("POST",), "/metrics": ("GET",)}
+GONE = 499
+"""Nobody reads the answer any more."""
+
+
+class App:
+    """Answers with the workers of a pool.
+
+    Args:
+        pool: started before the first request.
+        metrics: told of every request.
+        timeout_s: until an answer.
+    """
+
+    def __init__(self, pool: Pool, metrics: Metrics, timeout_s: float) -> None:
+        self._pool, self._metrics, self._timeout_s = pool, metrics, timeout_s
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        if path not in ROUTES:
+            await _send(send, problem(404, f"there is no {path[:80]}", f"there are {', '.join(ROUTES)}"))
+        elif method not in ROUTES[path]:
+            await _send(send, problem(405, f"{path} takes {' or '.join(ROUTES[path])}, not {method[:20]}"))
+        elif path == "/invocations":
+            reply = await self._invoke(scope, receive)
+            self._metrics.said(reply.status)
+            await _send(send, reply)
+        elif path == "/ping":
+            await _send(send, Reply(200, b"{}") if self._pool.is_ready else problem(503, "no worker is ready"))
+        else:
+            await _send(send, Reply(200, self._metrics_text().encode()), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _invoke(self, scope: dict[str, Any], receive: Receive) -> Reply:
+        try:
+            body = await asyncio.wait_for(_read(scope, receive), BODY_S)
+        except TimeoutError:
+            return problem(408, f"the request did not come whole within {BODY_S:.0f} s")
+        except Refused as refusal:
+            return refusal.reply
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        job = Job.of(
+            body,
+            deliver=lambda reply: _call(loop, lambda: None if future.done() else future.set_result(reply)),
+            is_wanted=lambda: not future.done(),
+        )
+        try:
+            self._pool.waiting.put(job)
+        except Full:
+            return problem(429, f"{len(self._pool.waiting):,} requests wait already", "come again later")
+        began = time.monotonic()
+        self._metrics.accepted()
+        reply = await self._wait(future, receive)
+        self._metrics.answered(time.monotonic() - began)
+        return reply
+
+    async def _wait(self, future: "asyncio.Future[Reply]", receive: Receive) -> Reply:
+        """The answer to a request in line; or why nobody waits for it any more."""
+        leaving: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
+        either: set[asyncio.Future[Any]] = {future, leaving}
+        try:
+            done, _ = await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+        if future in done:
+            return future.result()
+        future.cancel()
+        if leaving in done:
+            return problem(GONE, "the client has gone")
+        return problem(503, f"no answer within {self._timeout_s:g} s", "come again later, with less at once")
+
+    def _metrics_text(self) -> str:
+        figures = [(f'{{worker="{n}"}}', f) for n, f in enumerate(self._pool.figures) if f is not None]
+        names = {
+            "batches_total": ("counter", "Batches that went through the model.", "num_batches"),
+            "tokens_total": ("counter", "Tokens in them, without padding.", "num_tokens"),
+            "recoveries_total": ("counter", "Times memory ran out and a batch was split.", "num_recoveries"),
+            "batch_tokens_limit": ("gauge", "Tokens that a batch may have now.", "max_tokens"),
+            "worker_memory_bytes": ("gauge", "Reserved peak of the GPU, or what the process holds.", "memory_bytes"),
+        }
+        gauges: list[Any] = [
+            (name, kind, what, [(labels, getattr(f, field)) for labels, f in figures])
+            for name, (kind, what, field) in names.items()
+        ]
+        gauges.append(("waiting", "gauge", "Requests in line.", [("", len(self._pool.waiting))]))
+        return self._metrics.text(gauges)
+
+
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    """From another thread; nobody is there when the server has stopped."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(action)
+
+
+async def _read(scope: dict[str, Any], receive: Receive) -> bytes:
+    """The whole body.
+
+    Raises:
+        Refused: not JSON by its header, too large, or the client went away.
+    """
+    headers = dict(scope["headers"])
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != b"application/json":
+        shown = kind.decode("latin-1")[:60] or "none"
+        raise Refused(415, f"content type {shown} is not application/json", "send JSON, and say so: Content-Type")
+    parts: list[bytes] = []
+    size = 0
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(GONE, "the client has gone")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"a request may have {MAX_BODY_BYTES:,} bytes", "send it in several requests")
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, reply: Reply, media_type: str = "application/json") -> None:
+    headers = {"Content-Type": media_type, "Content-Length": str(len(reply.body)), **reply.headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,94 @@
+"""The body of a request read: JSON, then texts as each task takes them; or what is wrong, in a sentence."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from vramfit.runtime.data.bad_rows import BadValue, shown
+from vramfit.runtime.data.columns import Columns
+from vramfit.runtime.data.examples import Reference, read_example
+from vramfit.runtime.data.rows import Row
+from vramfit.serve.replies import Refused
+from vramfit.workload import Task
+
+KEYS = ("inputs", "instances")
+FORMS: dict[str, tuple[str, ...]] = {
+    "sequence-classification": ('"a text"', '{"text": "…", "text_pair": "…"}'),
+    "token-classification": ('"a text"', '{"tokens": ["…", "…"]}'),
+    "question-answering": ('{"question": "…", "context": "…"}',),
+    "masked-lm": ('"a text with [MASK] in it"',),
+    "features": ('"a text"',),
+}
+"""What one input of each task looks like."""
+FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sequence-classification": (("text", "text_pair"), ("text",)),
+    "token-classification": (("tokens",), ("text",)),
+    "question-answering": (("question", "context"),),
+    "masked-lm": (("text",),),
+    "features": (("text",),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request understood."""
+
+    references: list[Reference]
+    """One for each input, as `runtime.data` knows them."""
+    key: str
+    """What its inputs came under."""
+    is_list: bool
+    """Whether a list of answers is wanted."""
+
+
+def read_body(body: bytes, task: Task) -> Asked:
+    """What a request asks for.
+
+    Raises:
+        Refused: not JSON, or not what this task takes.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise Refused(400, f"the body is not JSON: {what}", _hint(task)) from None
+    key = next((name for name in KEYS if isinstance(data, dict) and name in data), None)
+    if key is None:
+        raise Refused(400, f"the body is {_kind(data)} without {' or '.join(KEYS)}", _hint(task))
+    others = [name for name in data if name != key]
+    if others:
+        raise Refused(400, f"{shown(others[0])} is not known beside {key!r}", _hint(task))
+    given = data[key]
+    is_list = isinstance(given, list)
+    inputs = given if is_list else [given]
+    if not inputs:
+        raise Refused(400, f"{key} is an empty list", _hint(task))
+    made = []
+    for number, one in enumerate(inputs):
+        try:
+            made.append(_reference(one, task))
+        except BadValue as error:
+            where = f"{key}[{number}]: " if is_list else ""
+            raise Refused(400, f"{where}{error}", _hint(task)) from None
+    return Asked(made, key, is_list)
+
+
+def _reference(given: Any, task: Task) -> Reference:
+    if isinstance(given, str) and task != "question-answering":
+        given = {"text": given}
+    if not isinstance(given, dict):
+        raise BadValue(f"{shown(given)} is no input of {task}")
+    names = next((names for names in FIELDS[task] if all(name in given for name in names)), FIELDS[task][-1])
+    others = [name for name in given if name not in names]
+    if others:
+        raise BadValue(f"{shown(others[0])} is not known; {task} takes {' and '.join(names)}")
+    return read_example(task, Row(0, given), Columns(names, None))
+
+
+def _hint(task: str) -> str:
+    return " or ".join(f'{{"inputs": {form}}}' for form in FORMS[task])
+
+
+def _kind(data: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return names.get(type(data), "a number")

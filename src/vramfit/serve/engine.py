@@ -1,0 +1,240 @@
+"""`Engine`: requests to answers inside one process: read, tokenized together, run in batches that fit, taken apart."""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vramfit.errors import RecoveryExhausted
+from vramfit.runtime.data.encoding import Encoded, encode_questions, encode_texts, encode_words
+from vramfit.runtime.data.predictions import merge_windows, predictions
+from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.training.preparation import STRIDE
+from vramfit.serve.asking import Asked, read_body
+from vramfit.serve.ceiling import Ceiling
+from vramfit.serve.limits import MAX_REQUEST_TOKENS
+from vramfit.serve.loading import Loaded
+from vramfit.serve.long_texts import beginning
+from vramfit.serve.replies import Refused, Reply, answer, problem
+
+PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
+"""Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
+TOGETHER = 2
+"""Times that what is left of a round is tried together, before each text is tried by itself."""
+
+Replies = list[tuple[Hashable, Reply]]
+OnReplies = Callable[[Replies], None]
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Part:
+    """One request of a round."""
+
+    asked: Asked
+    num_left: int = 0
+    """Samples without an answer."""
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    """Input → what was said of it, a row for each window."""
+
+
+@dataclass(slots=True)
+class Round:
+    """Requests that are answered together."""
+
+    parts: dict[Hashable, Part] = field(default_factory=dict)
+    refused: list[tuple[Hashable, Reply]] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
+    owners: list[tuple[Hashable, int]] = field(default_factory=list)
+    """Of each sample: its request, and which of its inputs it is."""
+
+
+class Engine:
+    """Answers requests with one model; `prepare` and `run` may be called from two threads, one each.
+
+    Args:
+        loaded: the model.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.place = loaded.place
+        self.budget_bytes = loaded.budget_bytes
+        self.task = loaded.trained.task
+        self.max_length = loaded.trained.max_length
+        self.num_batches = self.num_tokens = 0
+        """That went through so far; tokens without padding."""
+        self._trained, self._inference = loaded.trained, loaded.inference
+        self._ceiling = Ceiling(loaded.inference.max_tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a batch, for now: less than planned for a while after memory has run out."""
+        return self._ceiling.num_tokens
+
+    @property
+    def num_recoveries(self) -> int:
+        """How often memory ran out and a batch was split."""
+        return self._inference.num_recoveries
+
+    def rehearse(self) -> None:
+        """Run the dearest batch there can be: what is slow the first time is behind, and what does not fit is known.
+
+        Raises:
+            RecoveryExhausted: not even one text of full length fits.
+        """
+        ids = [self._trained.tokenizer.unk_token_id or 0] * self.max_length
+        num_samples = max(self.max_tokens // self.max_length, 1)
+        samples = self._samples([Encoded({"row": n}, ids, (), (), len(ids)) for n in range(num_samples)])
+        self._inference.run(samples, lambda output, batch, numbers: None)
+        self._ceiling = Ceiling(self._inference.max_tokens)
+
+    def prepare(self, requests: Iterable[tuple[Hashable, bytes]]) -> Round:
+        """Read and tokenize requests, each with something to know it by; what is wrong is noted as its answer."""
+        made = Round()
+        references: list[Row] = []
+        owners: list[tuple[Hashable, int]] = []
+        for key, body in requests:
+            try:
+                asked = read_body(body, self.task)
+            except Refused as refusal:
+                made.refused.append((key, refusal.reply))
+                continue
+            made.parts[key] = Part(asked)
+            for place, reference in enumerate(asked.references):
+                references.append({**reference, "row": len(references)})
+                owners.append((key, place))
+        pieces: dict[Hashable, list[Encoded]] = {key: [] for key in made.parts}
+        for sample in self._encode(references):
+            pieces[owners[sample.reference["row"]][0]].append(sample)
+        for key, samples in pieces.items():
+            num_tokens = sum(len(sample.ids) for sample in samples)
+            if num_tokens > MAX_REQUEST_TOKENS:
+                del made.parts[key]
+                made.refused.append((key, _too_long(num_tokens, len(samples))))
+                continue
+            made.parts[key].num_left = len(samples)
+            made.encoded += samples
+            made.owners += [owners[sample.reference["row"]] for sample in samples]
+        return made
+
+    def run(self, work: Round, send: OnReplies) -> None:
+        """Answer a round; `send` gets the answers of each batch as soon as it is through."""
+        if work.refused:
+            send(work.refused)
+        left = dict.fromkeys(range(len(work.encoded)))
+        for pause_s in PAUSES_S[:TOGETHER]:
+            if self._try(work, left, left, pause_s, send) is None:
+                return
+        for number in list(left):
+            self._run_alone(work, number, left, send)
+
+    def answer(self, body: bytes) -> Reply:
+        """The answer to one request."""
+        found: Replies = []
+        self.run(self.prepare([(0, body)]), found.extend)
+        return found[0][1]
+
+    def _encode(self, references: Sequence[Row]) -> Iterator[Encoded]:
+        tokenizer, length = self._trained.tokenizer, self.max_length
+        if self.task == "question-answering":
+            yield from encode_questions(references, tokenizer, length, min(STRIDE, length // 4))
+            return
+        if self.task == "token-classification":
+            yield from encode_words(references, tokenizer, length, self._trained.label_names)
+            return
+        for num_texts in (1, 2):
+            alike = [
+                {**r, "texts": tuple(beginning(text, tokenizer, length) for text in r["texts"])}
+                for r in references
+                if len(r["texts"]) == num_texts
+            ]
+            yield from encode_texts(alike, tokenizer, length, ())
+
+    def _run_alone(self, work: Round, number: int, left: dict[int, None], send: OnReplies) -> None:
+        failure = None
+        for pause_s in PAUSES_S:
+            failure = self._try(work, [number], left, pause_s, send)
+            if failure is None:
+                return
+        left.pop(number)
+        key, _ = work.owners[number]
+        if work.parts.pop(key, None) is not None:
+            send([(key, problem(503, f"memory is short: {failure}", "come again later"))])
+
+    def _try(
+        self, work: Round, wanted: Iterable[int], left: dict[int, None], pause_s: float, send: OnReplies
+    ) -> str | None:
+        """Run some samples; gives what was said where one of them does not fit by itself."""
+        numbers = [n for n in wanted if n in left]
+        if not numbers:
+            return None
+        time.sleep(pause_s)
+        samples = self._samples([work.encoded[n] for n in numbers])
+
+        def take(output: Any, batch: Any, chosen: list[int]) -> None:
+            self.num_batches += 1
+            self.num_tokens += sum(samples.lengths[i] for i in chosen)
+            rows = self._rows(output, batch, [samples.references[i] for i in chosen])
+            replies: Replies = []
+            for i, row in zip(chosen, rows, strict=True):
+                left.pop(numbers[i])
+                replies += self._note(work, numbers[i], row)
+            send(replies)
+
+        self._inference.max_tokens = self._ceiling.num_tokens
+        try:
+            self._inference.run(samples, take)
+        except RecoveryExhausted as failure:
+            return str(failure)
+        finally:
+            self._ceiling.note(self._inference.max_tokens)
+        return None
+
+    def _samples(self, encoded: Sequence[Encoded]) -> Samples:
+        tokenizer = self._trained.tokenizer
+        return Samples(
+            task=self.task,
+            label_names=self._trained.label_names,
+            bad_rows=(),
+            encoded=encoded,
+            max_length=self.max_length,
+            pad_id=tokenizer.pad_token_id or 0,
+            masking=None,
+            token_types="token_type_ids" in tokenizer.model_input_names,
+        )
+
+    def _rows(self, output: Any, batch: Any, references: Sequence[Row]) -> list[Row]:
+        if self.task == "features":
+            return [{"embedding": vector} for vector in output.embedding.float().tolist()]
+        names, tokenizer = self._trained.label_names, self._trained.tokenizer
+        return predictions(output, batch, references, names, self.task, tokenizer=tokenizer)
+
+    def _note(self, work: Round, number: int, row: Row) -> Replies:
+        """The answer to a request, once this row was its last."""
+        key, place = work.owners[number]
+        part = work.parts.get(key)
+        if part is None:  # another of its texts has been refused
+            return []
+        part.rows.setdefault(place, []).append(row)
+        part.num_left -= 1
+        if part.num_left:
+            return []
+        del work.parts[key]
+        return [(key, self._reply(part))]
+
+    def _reply(self, part: Part) -> Reply:
+        made = []
+        for place in range(len(part.asked.references)):
+            rows = part.rows[place]
+            row = merge_windows(rows)[0] if self.task == "question-answering" else rows[0]
+            made.append({name: value for name, value in row.items() if name not in ("row", "id", "question_number")})
+        value: Any = made if part.asked.is_list else made[0]
+        try:
+            return answer({"predictions": value} if part.asked.key == "instances" else value)
+        except ValueError:
+            return problem(500, "the model gives values that are no numbers", "look at its weights: vramfit doctor")
+
+
+def _too_long(num_tokens: int, num_pieces: int) -> Reply:
+    text = f"{num_tokens:,} tokens in {num_pieces:,} pieces are more than the {MAX_REQUEST_TOKENS:,} of one request"
+    return problem(413, text, "send it in several requests")

@@ -1,0 +1,200 @@
+"""A model loaded to serve: its weights in any precision, and as many tokens a batch as its share of memory holds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramfit.errors import CheckpointError, NoPlanFits
+from vramfit.estimator.predict import estimate
+from vramfit.estimator.search import max_batch
+from vramfit.estimator.target import target_of
+from vramfit.loader.budget import free_bytes
+from vramfit.loader.load import load_request
+from vramfit.loader.request import make_request
+from vramfit.planner.margin import margin_of
+from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.inference import Inference
+from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.preparation import gpu_here
+from vramfit.runtime.training.trained import TrainedModel, open_model
+from vramfit.serve import pooling
+from vramfit.serve.limits import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
+from vramfit.serve.settings import ServeSettings
+from vramfit.techniques import packing
+from vramfit.techniques.packed_attention import FLASH_CAPABILITY, FLASH_TYPES
+from vramfit.techniques.precision import autocast_dtype, weight_dtype
+from vramfit.units import format_bytes
+from vramfit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much a batch may hold."""
+
+    max_tokens: int
+    weights_bytes: int | None
+    """What weights may take, where layers wait in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to answer."""
+
+    trained: TrainedModel
+    inference: Inference
+    place: Place
+    budget_bytes: int | None
+
+
+def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
+    """The model of one worker, on its device.
+
+    Raises:
+        NoPlanFits: its share of the memory does not hold the weights and one text of full length.
+        CheckpointError: weights that are damaged, or that lack the head.
+        UnknownModel, WorkloadError: no such model, or none that could answer.
+    """
+    trained = open_model(
+        settings.model,
+        task=settings.task,
+        seq=settings.seq,
+        trust_remote_code=settings.trust_remote_code,
+        or_features=True,
+    )
+    share_bytes = settings.share_bytes(worker)
+    place = Place(settings.device_of(worker), memory=share_bytes)
+    budget_bytes = share_bytes if share_bytes is not None else _free_share(place, settings, worker)
+    room = _room(trained, settings, place, budget_bytes, settings.sharers(worker))
+    use_expandable_segments(place.device)
+    if share_bytes is not None:
+        enforce(share_bytes, place.device)
+    model = _weights(trained, settings, place, budget_bytes, room)
+    kind: Any = settings.precision
+    inference = Inference(model, place, max_tokens=room.max_tokens, precision=kind)
+    return Loaded(trained, inference, place, budget_bytes)
+
+
+def _free_share(place: Place, settings: ServeSettings, worker: int) -> int | None:
+    """A worker's part of what is free, with room for the contexts of the others."""
+    free, num_sharers = free_bytes(place.device), settings.sharers(worker)
+    return None if free is None else max(free - (num_sharers - 1) * CONTEXT_BYTES, 1) // num_sharers
+
+
+def _weights(
+    trained: TrainedModel, settings: ServeSettings, place: Place, budget_bytes: int | None, room: Room
+) -> torch.nn.Module:
+    memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
+    request = make_request(
+        trained.model,
+        task=trained.task,
+        precision=settings.precision,
+        quantize=settings.quantize,
+        offload=settings.offload,
+        memory=memory if place.has_budget else None,
+        device=str(place.device),
+        trust_remote_code=trained.trust_remote_code,
+    )
+    model, report = load_request(request)
+    if report.fresh and trained.task != "features":
+        raise CheckpointError(
+            f"{trained.model} has no trained head for {trained.task}: {report.fresh[0]} is not in it",
+            file=trained.model,
+            tensor=report.fresh[0],
+            hint="fine-tune it first (vramfit train), or serve its vectors: --task features",
+        )
+    if _packs(model, place, settings):
+        packing.apply(model, trained.task)
+    if trained.task == "features":
+        pooling.apply(model, settings.pooling)
+    if settings.fail_every is not None:
+        _rehearse(model, settings.fail_every)
+    return model
+
+
+def _packs(model: torch.nn.Module, place: Place, settings: ServeSettings) -> bool:
+    """Whether packing helps: where torch has a kernel for it."""
+    from vramfit.models.anatomy import backbone
+    from vramfit.models.tasks import supported_attention
+
+    kind: Any = settings.precision
+    dtype = autocast_dtype(kind) or weight_dtype(kind)
+    if place.device.type != "cuda" or dtype not in FLASH_TYPES or settings.offload is not None:
+        return False
+    return torch.cuda.get_device_capability(place.device) >= FLASH_CAPABILITY and "packed" in supported_attention(
+        type(backbone(model))
+    )
+
+
+def _rehearse(model: torch.nn.Module, fail_every: int) -> None:
+    num_batches = 0
+
+    def fail(module: Any, args: Any) -> None:
+        nonlocal num_batches
+        num_batches += 1
+        if num_batches % fail_every == 0:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: rehearsed, at batch {num_batches}")
+
+    model.register_forward_pre_hook(fail)
+
+
+def _room(
+    trained: TrainedModel, settings: ServeSettings, place: Place, budget_bytes: int | None, num_sharers: int
+) -> Room:
+    """Tokens of a batch, so that any batch of so many fits beside the weights."""
+    most = MAX_SAMPLES_A_BATCH * trained.max_length
+    if not place.has_budget:
+        most = CPU_TOKENS
+    most = min(most, settings.max_tokens or most)
+    if budget_bytes is None:
+        return Room(most, None)
+    gpu = settings.gpu or gpu_here(place)
+    job: dict[str, Any] = {
+        "task": trained.task,
+        "mode": "infer",
+        "seq": trained.max_length,
+        "precision": settings.precision,
+        "quantize": settings.quantize,
+        "offload": settings.offload,
+        "allocator": "expandable",
+        "gpu": gpu,
+    }
+    workload = Workload.from_keywords(model=trained.model, **job)
+    basis = target_of(workload).basis
+    job["trust_remote_code"] = trained.trust_remote_code
+    for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
+        margin = margin_of(budget_bytes, basis, workload, None, varied=varied)
+        job["memory"] = max(budget_bytes - margin.num_bytes, 1)
+        room = _offloaded(trained, job) if settings.offload else _resident(trained, job)
+        if room is not None:
+            return Room(min(room.max_tokens, most), room.weights_bytes)
+    raise _too_small(trained, job, budget_bytes, num_sharers)
+
+
+def _resident(trained: TrainedModel, job: dict[str, Any]) -> Room | None:
+    batch = max_batch(trained.model, **job).batch
+    return Room(batch * trained.max_length, None) if batch else None
+
+
+def _offloaded(trained: TrainedModel, job: dict[str, Any]) -> Room | None:
+    for batch in OFFLOADED_BATCHES:
+        found = estimate(trained.model, batch=batch, **job)
+        if found.fits:
+            return Room(batch * trained.max_length, found.breakdown["weights"])
+    return None
+
+
+def _too_small(trained: TrainedModel, job: dict[str, Any], budget_bytes: int, num_sharers: int) -> NoPlanFits:
+    needed = estimate(trained.model, batch=1, **job)
+    share = f" (one of {num_sharers} workers' shares)" if num_sharers > 1 else ""
+    fewer = "take fewer --workers, " if num_sharers > 1 else ""
+    return NoPlanFits(
+        f"one text of {trained.max_length} tokens takes {format_bytes(needed.safe_reserved_bytes)} with the weights of "
+        f"{trained.model} in {job['precision']}, and {format_bytes(job['memory'])} of {format_bytes(budget_bytes)} may "
+        f"be planned with{share}",
+        best=needed,
+        budget_bytes=budget_bytes,
+        shortfall_bytes=max(needed.safe_reserved_bytes - int(job["memory"]), 0),
+        hint=f"{fewer}give more --memory, cut the texts (--seq), or take --precision bf16, --quantize int8 or "
+        "--offload weights",
+    )

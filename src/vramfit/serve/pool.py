@@ -1,0 +1,237 @@
+"""`Pool`: the worker processes, each with a thread that sends rounds and one that takes answers.
+
+Two rounds are at a worker at a time: one that it computes and one that it reads. A worker that ends, or that is
+silent for too long, is replaced, and what it had is tried again, each request by itself.
+"""
+
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
+from vramfit.serve.metrics import Metrics
+from vramfit.serve.replies import problem
+from vramfit.serve.settings import ServeSettings
+from vramfit.serve.waiting import Job, Waiting
+from vramfit.serve.worker import Failed, Figures, Ready, work
+
+START_S = 600.0
+"""Until a worker has loaded its model."""
+NUM_ROUNDS = 2
+MAX_DEATHS = 2
+"""A request that so many workers have died of is not tried again."""
+SILENCE_FACTOR = 3.0
+"""A worker that says nothing for so many times the time limit is ended."""
+
+
+class Pool:
+    """Workers that answer jobs.
+
+    Args:
+        settings: of the server.
+        metrics: told of workers that were replaced.
+    """
+
+    def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
+        self.waiting = Waiting(settings.max_waiting)
+        self._workers = [Worker(settings, number, self.waiting, metrics) for number in range(settings.num_workers)]
+
+    def start(self) -> list[Ready]:
+        """Load the model in all workers, at once.
+
+        Raises:
+            VramfitError: one of them cannot; the others are ended.
+        """
+        try:
+            for worker in self._workers:
+                worker.launch()
+            return [worker.begin() for worker in self._workers]
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any worker can answer."""
+        return any(worker.ready is not None for worker in self._workers)
+
+    @property
+    def figures(self) -> list[Figures | None]:
+        """What each worker said last."""
+        return [worker.figures for worker in self._workers]
+
+    def give_up(self) -> None:
+        """Tell all who still wait to come again."""
+        for job in self.waiting.close():
+            job.deliver(problem(503, "the server is stopping", "come again later"))
+
+    def stop(self) -> None:
+        """End the workers."""
+        self.give_up()
+        for worker in self._workers:
+            worker.stop()
+
+
+class Worker:
+    """One process, and the threads that speak with it."""
+
+    def __init__(self, settings: ServeSettings, number: int, waiting: Waiting, metrics: Metrics) -> None:
+        self.ready: Ready | None = None
+        self.figures: Figures | None = None
+        self._settings, self._number = settings, number
+        self._waiting, self._metrics = waiting, metrics
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._rounds: list[dict[int, Job]] = []
+        self._free = threading.Semaphore(NUM_ROUNDS)
+        self._sending = threading.Lock()
+        self._is_closed = False
+        self._past = Figures(0, 0, 0, 0, 0)
+
+    def launch(self) -> None:
+        """Start the process; it loads the model."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=work,
+            args=(theirs, self._settings, self._number),
+            daemon=True,
+            name=f"vramfit-serve-{self._number}",
+        )
+        self._process.start()
+        theirs.close()
+
+    def begin(self) -> Ready:
+        """Wait for the model, then let requests come."""
+        ready = self._hear_first()
+        for target in (self._send, self._take):
+            threading.Thread(target=target, daemon=True).start()
+        return ready
+
+    def stop(self) -> None:
+        """End the process for good."""
+        self._is_closed = True
+        self._end()
+
+    def _hear_first(self) -> Ready:
+        assert self._pipe is not None
+        try:
+            said = self._pipe.recv() if self._pipe.poll(START_S) else None
+        except (EOFError, OSError):
+            said = Failed("a worker ended while it loaded the model", "its last words are above", 1)
+        if isinstance(said, Ready):
+            self.ready = said
+            return said
+        self._end()
+        raise error_of(said or Failed(f"a worker was not ready within {START_S:.0f} s", None, 1))
+
+    def _send(self) -> None:
+        """Give the worker what waits, whenever it has room for another round."""
+        while not self._is_closed:
+            self._free.acquire()
+            ready = self.ready
+            if ready is None:  # it is being replaced
+                self._free.release()
+                threading.Event().wait(0.05)
+                continue
+            limit = self.figures.max_tokens if self.figures is not None else ready.max_tokens
+            jobs = self._waiting.take(limit, ready.max_length)
+            if jobs is None:
+                return
+            with self._sending:
+                if self.ready is None:
+                    self._waiting.put_back(jobs)
+                    self._free.release()
+                    continue
+                self._rounds.append({job.number: job for job in jobs})
+                try:
+                    assert self._pipe is not None
+                    self._pipe.send([(job.number, job.body) for job in jobs])
+                except OSError:
+                    pass  # it has just ended, as the other thread will see
+
+    def _take(self) -> None:
+        """Hand out answers, and replace the worker where it ends."""
+        assert self._pipe is not None
+        silence_s = SILENCE_FACTOR * self._settings.timeout_s
+        while not self._is_closed:
+            try:
+                if not self._pipe.poll(silence_s if self._rounds else 1.0):
+                    if self._rounds:
+                        raise EOFError  # it hangs
+                    continue
+                self._hear(self._pipe.recv())
+            except (EOFError, OSError):
+                if not self._is_closed and not self._replace():
+                    return
+
+    def _hear(self, said: Any) -> None:
+        if isinstance(said, Figures):
+            past = self._past
+            self.figures = Figures(
+                num_batches=past.num_batches + said.num_batches,
+                num_tokens=past.num_tokens + said.num_tokens,
+                num_recoveries=past.num_recoveries + said.num_recoveries,
+                max_tokens=said.max_tokens,
+                memory_bytes=said.memory_bytes,
+            )
+            self._rounds.pop(0)
+            self._free.release()
+            return
+        for number, reply in said:
+            job = self._rounds[0].pop(number, None)
+            if job is not None:
+                job.deliver(reply)
+
+    def _replace(self) -> bool:
+        """Another process instead of one that ended; what that one had goes back into the line. Says whether it did."""
+        with self._sending:
+            self.ready = None
+        self._end()
+        with self._sending:
+            lost = [job for one in self._rounds for job in one.values()]
+            num_rounds, self._rounds = len(self._rounds), []
+        self._past = self.figures or self._past
+        self._metrics.restarted()
+        for _ in range(num_rounds):
+            self._free.release()
+        self._give_back(lost)
+        try:
+            self.launch()
+            self._hear_first()
+        except (VramfitError, OSError):
+            return False
+        return True
+
+    def _give_back(self, lost: Sequence[Job]) -> None:
+        again = []
+        for job in lost:
+            job.num_deaths += 1
+            if job.num_deaths >= MAX_DEATHS:
+                text = f"the process that computed it ended {MAX_DEATHS} times"
+                job.deliver(problem(500, text, "the server's log says why; other requests are not affected"))
+            else:
+                again.append(job)
+        self._waiting.put_back(again)
+
+    def _end(self) -> None:
+        self.ready = None
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is None:
+            return
+        self._process.join(2)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+
+
+def error_of(failed: Failed) -> VramfitError:
+    """Why a worker could not start, as the error that it was."""
+    if failed.exit_code == NoPlanFits.exit_code:
+        return NoPlanFits(failed.error, hint=failed.hint)
+    if failed.exit_code == WorkloadError.exit_code:
+        return WorkloadError([failed.error], hint=failed.hint)
+    return VramfitError(failed.error, hint=failed.hint)

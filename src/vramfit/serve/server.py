@@ -1,0 +1,116 @@
+"""The server: workers, a socket, and the application on it until it is told to stop."""
+
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from vramfit.errors import VramfitError
+from vramfit.serve.app import App
+from vramfit.serve.limits import STOP_S
+from vramfit.serve.metrics import Metrics
+from vramfit.serve.pool import Pool
+from vramfit.serve.settings import ServeSettings
+from vramfit.serve.worker import Ready
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s of the load balancers in front."""
+LAST_ANSWERS_S = 8
+"""Beyond the time after which nothing waits any more: for what is being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server did in its life."""
+
+    num_accepted: int
+    num_answered: int
+    num_restarts: int
+
+
+def serve(
+    settings: ServeSettings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    on_ready: Callable[[str, list[Ready]], None] = lambda url, workers: None,
+) -> Served:
+    """Serve a model until interrupted or told to stop; whatever has been accepted by then is answered.
+
+    Args:
+        settings: the model, and how it is run.
+        host: loopback unless asked otherwise; a container needs 0.0.0.0.
+        port: 0 takes any that is free.
+        on_ready: called with the address and the workers once answers can be given.
+
+    Raises:
+        NoPlanFits: a worker's share of the memory does not hold the model and one text.
+        CheckpointError, UnknownModel, WorkloadError, VramfitError: the model, or a port that cannot be had.
+    """
+    bound = _bind(host, port)
+    metrics = Metrics()
+    pool = Pool(settings, metrics)
+    usual: Any = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        workers = pool.start()
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it once more when it has stopped
+        shown = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{shown}:{bound.getsockname()[1]}/", workers)
+        config = uvicorn.Config(
+            App(pool, metrics, settings.timeout_s),
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(STOP_S + LAST_ANSWERS_S),
+        )
+        _Server(config, pool).run(sockets=[bound])
+    finally:
+        pool.stop()
+        bound.close()
+        signal.signal(signal.SIGTERM, usual)
+    return Served(metrics.num_accepted, metrics.num_answered, metrics.num_restarts)
+
+
+class _Server(uvicorn.Server):
+    """Stops as uvicorn does; what still waits after a while is told to come again."""
+
+    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(config)
+        self._pool = pool
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        import asyncio
+
+        timer = asyncio.get_running_loop().call_later(STOP_S, self._pool.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """A polite kill while the model is loaded ends it as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise VramfitError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another --host or --port; port 0 takes any that is free",
+        ) from None
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,122 @@
+"""The life of a worker process: rounds of requests come through a pipe, answers go back as they are made.
+
+One thread reads and tokenizes the next round while the main one computes. Whatever goes wrong in a way that nobody
+foresaw ends the process; the pool starts another and tries again.
+"""
+
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vramfit.errors import VramfitError
+from vramfit.serve.settings import ServeSettings
+
+GONE = None
+"""Stands for the end of the pipe."""
+CHATTY = ("torch.utils._pytree", "torchao", "transformers")
+"""Libraries that warn while they are imported, of things a user of this command cannot change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker can answer."""
+
+    task: str
+    device: str
+    max_length: int
+    max_tokens: int
+    budget_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker cannot start."""
+
+    error: str
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a worker has done so far, sent at the end of each round."""
+
+    num_batches: int
+    num_tokens: int
+    num_recoveries: int
+    max_tokens: int
+    memory_bytes: int
+    """The reserved peak of a GPU; on a CPU what the process holds."""
+
+
+def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
+    """Load the model, say so, and answer until the pipe ends."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # both are the server's: it ends the pipe
+        signal.signal(one, signal.SIG_IGN)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        engine = _engine(settings, number)
+    except VramfitError as error:
+        pipe.send(Failed(str(error), error.hint, error.exit_code))
+        return
+    ready = Ready(engine.task, engine.place.name, engine.max_length, engine.max_tokens, engine.budget_bytes)
+    gc.collect()
+    gc.freeze()  # what is there now stays: collecting after memory has run out need not look at it
+    pipe.send(ready)
+    rounds: queue.Queue[Any] = queue.Queue(maxsize=1)
+    threading.Thread(target=_read, args=(pipe, engine, rounds), daemon=True).start()
+    while (next_round := rounds.get()) is not GONE:
+        engine.run(next_round, pipe.send)
+        pipe.send(_figures(engine))
+
+
+def _engine(settings: ServeSettings, number: int) -> Any:
+    import torch
+
+    from vramfit.serve.engine import Engine
+    from vramfit.serve.loading import load_model
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.num_workers))
+    engine = Engine(load_model(settings, number))
+    if engine.place.has_budget:
+        engine.rehearse()
+    return engine
+
+
+def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]") -> None:
+    try:
+        while True:
+            rounds.put(engine.prepare(pipe.recv()))
+    except (EOFError, OSError):
+        rounds.put(GONE)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)
+
+
+def _figures(engine: Any) -> Figures:
+    return Figures(
+        num_batches=engine.num_batches,
+        num_tokens=engine.num_tokens,
+        num_recoveries=engine.num_recoveries,
+        max_tokens=engine.max_tokens,
+        memory_bytes=engine.place.reserved_bytes or resident_bytes(),
+    )
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

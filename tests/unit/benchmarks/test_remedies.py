@@ -1,0 +1,81 @@
+"""Remedies: the rule that judges them, their page, and a quick run of two on an emulated GPU."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import folklore
+import remedies
+import remedy_tables
+from remedy_cases import DATASETS, REMEDIES
+
+
+@pytest.mark.parametrize(
+    ("saved", "times", "scores", "told"),
+    [
+        (0.4, 1.2, [89.0, 90.0], "worth it"),
+        (0.4, 1.6, [89.0, 90.0], "slow"),
+        (0.4, 1.0, [80.0, 81.0], "costs 9.5 points"),
+        (0.99, 1.0, [90.0, 90.0], "saves nothing"),
+        (1.3, 2.0, [90.0, 90.0], "takes 30% more, slow"),
+        (0.4, None, [88.5, 90.5], "worth it"),
+    ],
+)
+def test_the_rule_names_what_a_remedy_costs(saved: float, times: float | None, scores: list[float], told: str) -> None:
+    assert remedy_tables.verdict(saved, times, scores, [89.5, 90.5]) == told
+
+
+def test_nothing_is_judged_before_it_is_measured() -> None:
+    assert remedy_tables.verdict(None, None, [], []) == "–"
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    assert remedy_tables.PAGE.read_text(encoding="utf-8") == remedy_tables.page(*remedy_tables.read())
+
+
+def test_every_remedy_has_its_prediction_on_each_of_its_data_sets() -> None:
+    predicted, _ = remedy_tables.read()
+    assert {name: set(rows) for name, rows in predicted.items()} == {
+        dataset: {remedy.name for remedy in REMEDIES if dataset in remedy.datasets} for dataset in DATASETS
+    }
+
+
+def line(remedy: str, reserved: int, step_s: float, accuracy: float, seed: int) -> dict[str, Any]:
+    run = {"measured_reserved_bytes": reserved, "step_time_s": step_s, "metrics": {"accuracy": accuracy}}
+    head = {"gpu": "A GPU", "torch": "2.11", "transformers": "5.17", "date": "today", "model": "minilm"}
+    return {**head, "remedy": remedy, "dataset": "sst2", "seed": seed, "timed": seed == 0, "run": run}
+
+
+def test_a_row_shows_shares_and_the_spread_over_seeds() -> None:
+    lines = [line("fp32", 2**30, 0.02, 0.90, 0), line("fp32", 2**30, 9.0, 0.91, 1)]
+    lines += [line("checkpointing", 2**29, 0.025, 0.89, 0), line("checkpointing", 2**29, 9.0, 0.91, 1)]
+    text = remedy_tables.page({name: {} for name in DATASETS}, lines)
+    row = next(row for row in text.splitlines() if row.startswith("| checkpointing"))
+    assert row.split(" | ")[3:] == ["512 (50%)", "–", "25 ms", "1.25×", "90.0 (89.0–91.0, 2)", "worth it |"]
+    assert "A GPU, torch 2.11" in text
+
+
+def test_folklore_has_a_row_each() -> None:
+    assert set(remedy_tables.SHOWN) == set(folklore.FOLKLORE)
+
+
+def test_a_remedy_and_a_piece_of_advice_run_on_an_emulated_gpu(tmp_path: Path) -> None:
+    (tmp_path / "sst2").mkdir()
+    rows = ["sentence\tlabel", *(f"{word} film\t{n % 2}" for n, word in enumerate(["dull", "fine"] * 24))]
+    for name in ("train", "dev"):
+        (tmp_path / "sst2" / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    always = ["--data", str(tmp_path), "--quick", "--out", str(out), "--limit-s", "200"]
+    for only in ("sst2 checkpointing", "quantization_config"):
+        assert remedies.main([*always, "--only", only]) == 0
+    trained, advice = (json.loads(text) for text in out.read_text(encoding="utf-8").splitlines())
+    assert trained["run"]["settings"]["checkpointing"] == "full"
+    assert trained["run"]["measured_reserved_bytes"] > 0
+    assert advice["run"]["ran"] is False
+    assert remedies.main([*always, "--only", "sst2 checkpointing"]) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 2  # it is not run again

@@ -1,0 +1,158 @@
+"""The application over a line that the test empties itself: back-pressure, time limits, clients that go."""
+
+import asyncio
+import json
+from typing import Any
+
+from vramfit.serve import app as app_module
+from vramfit.serve.app import App
+from vramfit.serve.limits import MAX_BODY_BYTES
+from vramfit.serve.metrics import Metrics
+from vramfit.serve.replies import Reply, problem
+from vramfit.serve.waiting import Waiting
+
+JSON = ((b"content-type", b"application/json; charset=utf-8"),)
+
+
+class Pool:
+    """The part of a pool that an application sees."""
+
+    def __init__(self, max_waiting: int = 4, ready: bool = True) -> None:
+        self.waiting = Waiting(max_waiting)
+        self.is_ready = ready
+        self.figures: list[Any] = []
+
+
+def make(timeout_s: float = 5.0, **keywords: Any) -> tuple[App, Any, Metrics]:
+    pool: Any = Pool(**keywords)
+    metrics = Metrics()
+    return App(pool, metrics, timeout_s), pool, metrics
+
+
+async def call(
+    app: App, method: str, path: str, *parts: bytes, headers: Any = JSON, leaves: bool = False
+) -> tuple[int, Any, dict[str, str]]:
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+    if leaves:
+        messages.append({"type": "http.disconnect"})
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app({"type": "http", "method": method, "path": path, "headers": list(headers)}, receive, send)
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    body = sent[1]["body"]
+    assert int(found["content-length"]) == len(body)
+    is_json = found["content-type"] == "application/json"
+    return sent[0]["status"], json.loads(body) if is_json else body.decode(), found
+
+
+async def invoke(app: App, **keywords: Any) -> tuple[int, Any, dict[str, str]]:
+    return await call(app, "POST", "/invocations", b'{"inputs"', b': "a"}', **keywords)
+
+
+def test_an_answer_goes_to_the_one_who_asked() -> None:
+    app, pool, metrics = make()
+
+    async def go() -> None:
+        asking = [asyncio.ensure_future(invoke(app)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        while len(pool.waiting) < 3:
+            await asyncio.sleep(0.001)
+        for number, job in enumerate(pool.waiting.take(1000, 512)):
+            assert job.body == b'{"inputs": "a"}'
+            job.deliver(Reply(200, str(number).encode()))
+        assert [(await one)[:2] for one in asking] == [(200, 0), (200, 1), (200, 2)]
+
+    asyncio.run(go())
+    assert (metrics.num_accepted, metrics.num_answered) == (3, 3)
+
+
+def test_a_full_line_says_so_at_once() -> None:
+    app, pool, metrics = make(max_waiting=1, timeout_s=0.05)
+
+    async def go() -> None:
+        first = asyncio.ensure_future(invoke(app))
+        while not len(pool.waiting):
+            await asyncio.sleep(0.001)
+        status, body, headers = await invoke(app)
+        assert (status, body["error"]) == (429, "1 requests wait already")
+        assert headers["retry-after"] == "1"
+        assert (await first)[0] == 503
+
+    asyncio.run(go())
+    assert (metrics.num_accepted, metrics.num_answered) == (1, 1)
+
+
+def test_no_answer_in_time_is_said_and_the_work_is_dropped() -> None:
+    app, pool, _ = make(timeout_s=0.02)
+    status, body, headers = asyncio.run(invoke(app))
+    assert (status, body["error"]) == (503, "no answer within 0.02 s")
+    assert headers["retry-after"] == "1"
+    pool.waiting.put(type(pool.waiting._jobs[0]).of(b"x", lambda reply: None, lambda: True))
+    assert [job.body for job in pool.waiting.take(1000, 512)] == [b"x"]
+
+
+def test_nobody_works_for_a_client_that_hung_up() -> None:
+    app, pool, metrics = make(timeout_s=60)
+    assert asyncio.run(invoke(app, leaves=True))[0] == 499
+    assert not pool.waiting._jobs[0].is_wanted()
+    assert metrics.num_answered == 1
+
+
+def test_what_is_no_invocation_is_refused_in_words(monkeypatch: Any) -> None:
+    app, _, metrics = make()
+    run = asyncio.run
+    assert run(call(app, "GET", "/elsewhere"))[0] == 404
+    assert run(call(app, "GET", "/invocations"))[0] == 405
+    status, body, _ = run(invoke(app, headers=[(b"content-type", b"text/plain")]))
+    assert (status, body["error"]) == (415, "content type text/plain is not application/json")
+    assert run(invoke(app, headers=[]))[0] == 415
+    assert run(call(app, "POST", "/invocations", *[b"x" * 2**20] * (MAX_BODY_BYTES // 2**20 + 1)))[0] == 413
+    assert run(invoke(app, headers=[*JSON, (b"content-length", b"99999999999")]))[0] == 413  # before it is sent
+    monkeypatch.setattr(app_module, "BODY_S", 0.01)
+
+    async def slowly() -> int:
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(1)
+            raise AssertionError
+
+        scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
+        return (await app._invoke(scope, receive)).status
+
+    assert run(slowly()) == 408
+    assert metrics.num_accepted == 0
+
+
+def test_ping_says_whether_anybody_can_answer() -> None:
+    assert asyncio.run(call(make()[0], "GET", "/ping"))[:2] == (200, {})
+    assert asyncio.run(call(make(ready=False)[0], "GET", "/ping"))[0] == 503
+
+
+def test_metrics_add_up() -> None:
+    app, _, metrics = make()
+    for took_s in (0.001, 0.3, 100.0):
+        metrics.accepted()
+        metrics.answered(took_s)
+        metrics.said(200)
+    status, text, headers = asyncio.run(call(app, "GET", "/metrics"))
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    lines = dict(line.rpartition(" ")[::2] for line in text.splitlines() if not line.startswith("#"))
+    assert lines['vramfit_requests_total{status="200"}'] == "3"
+    assert lines['vramfit_answer_seconds_bucket{le="0.5"}'] == "2"
+    assert lines['vramfit_answer_seconds_bucket{le="+Inf"}'] == lines["vramfit_answer_seconds_count"] == "3"
+    assert (
+        text.count("# TYPE")
+        == text.count("# HELP")
+        == len({line.split()[2] for line in text.splitlines() if "TYPE" in line})
+    )
+    assert problem(503, "x").headers == {"Retry-After": "1"}

@@ -1,0 +1,178 @@
+"""Answers inside one process: those of transformers, for every task, in any company, whatever becomes of memory."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
+from tests.unit.serve.small_servers import ask, engine_of, write_head
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from vramfit.errors import CheckpointError, NoPlanFits
+from vramfit.serve import engine as engine_module
+from vramfit.serve import limits
+from vramfit.serve import loading as loading_module
+
+TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
+Heads = dict[str, Path]
+
+
+def vector(folder: Path, text: str, pooling: str = "mean") -> torch.Tensor:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(text, truncation=True, max_length=48, return_tensors="pt")
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(folder).eval()(**batch).last_hidden_state[0]
+    return hidden.mean(0) if pooling == "mean" else hidden[0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_features_are_those_of_transformers(heads: Heads, pooling: str) -> None:
+    engine = engine_of(heads["features"], pooling=pooling)
+    assert engine.task == "features"
+    for row, text in zip(ask(engine, list(TEXTS)), TEXTS, strict=True):
+        expected = vector(heads["features"], text, pooling)
+        torch.testing.assert_close(torch.tensor(row["embedding"]), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_classes_are_those_of_transformers_for_texts_and_pairs(heads: Heads) -> None:
+    folder = heads["sequence-classification"]
+    engine = engine_of(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pair = {"text": "the film was fine", "text_pair": "the music was dull"}
+    made = ask(engine, [TEXTS[0], pair, TEXTS[1]])
+    for row, texts in zip(made, [(TEXTS[0],), tuple(pair.values()), (TEXTS[1],)], strict=True):
+        with torch.no_grad():
+            expected = model(**tokenizer(*texts, return_tensors="pt")).logits.softmax(-1)[0]
+        assert row["label"] == model.config.id2label[int(expected.argmax())]
+        assert row["probability"] == pytest.approx(float(expected.max()), abs=1e-6)
+        assert set(row) == {"label", "probability"}
+    assert made[1]["probability"] != made[0]["probability"]
+
+
+def test_tags_answers_and_fills_come_with_their_places(heads: Heads) -> None:
+    tagged = ask(engine_of(heads["token-classification"]), {"tokens": ["anna", "lives", "in", "paris"]})
+    assert len(tagged["tags"]) == 4
+    assert all(e["text"] == "anna lives in paris"[e["start"] : e["end"]] for e in tagged["entities"])
+    context = "the film was warm . anna lives in paris . " * 8
+    answered = ask(engine_of(heads["question-answering"]), {"question": "where lives anna", "context": context})
+    assert answered["answer"] == context[answered["start"] : answered["end"]] != ""
+    assert answered["score"] > -math.inf
+    filled = ask(engine_of(heads["masked-lm"]), "the [MASK] was great and the [MASK] was dull")
+    assert [fill["position"] for fill in filled["fills"]] == [2, 7]
+    assert all(0 < fill["probability"] <= 1 for fill in filled["fills"])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_packed_batches_answer_the_same(heads: Heads, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ask(engine_of(heads["features"], pooling=pooling), list(TEXTS))
+    monkeypatch.setattr(loading_module, "_packs", lambda *given: True)  # as where the GPU has a kernel for it
+    packed = engine_of(heads["features"], pooling=pooling)
+    for one, other in zip(plain, ask(packed, list(TEXTS)), strict=True):
+        assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-5)
+    classes = engine_of(heads["sequence-classification"])
+    assert [set(row) for row in ask(classes, list(TEXTS))] == [{"label", "probability"}] * 3
+
+
+def test_every_request_of_a_round_gets_its_own_answer(heads: Heads) -> None:
+    engine = engine_of(heads["features"], max_tokens=64)
+    bodies = {n: json.dumps({"inputs": " ".join(TEXTS[2].split()[n : 2 * n + 1])}).encode() for n in range(30)}
+    together: dict[Any, Any] = {}
+    work = engine.prepare([*bodies.items(), ("bad", b"{"), ("empty", b'{"inputs": ""}')])
+    engine.run(work, together.update)
+    assert (together["bad"].status, together["empty"].status) == (400, 400)
+    assert engine.num_batches > 5
+    for number, body in bodies.items():
+        alone = torch.tensor(json.loads(engine.answer(body).body)["embedding"])
+        found = torch.tensor(json.loads(together[number].body)["embedding"])
+        torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
+
+
+def test_batches_hold_to_what_was_predicted_to_fit(heads: Heads) -> None:
+    folder = heads["features"]
+    small = engine_of(folder, devices=("emulated",), memory="80MiB")
+    large = engine_of(folder, devices=("emulated",), memory="200MiB")
+    assert 48 <= small.max_tokens < large.max_tokens
+    ask(small, [TEXTS[2]] * 200)
+    assert small.num_recoveries == 0
+    assert small.place.reserved_bytes is not None
+    assert small.place.reserved_bytes <= 80 * 2**20
+
+
+def test_a_rehearsal_finds_out_what_was_promised_too_much(heads: Heads) -> None:
+    engine = engine_of(heads["features"], devices=("emulated",), memory="200MiB", max_tokens=4800)
+    engine.rehearse()
+    assert engine.max_tokens == 4800
+    gpu = engine.place.emulated
+    assert gpu is not None
+    gpu.fail_at |= {gpu.num_allocations + 10, gpu.num_allocations + 40}
+    engine.rehearse()
+    assert engine.max_tokens == 1200
+    assert len(ask(engine, [TEXTS[2]] * 100)) == 100
+
+
+def test_memory_that_runs_out_reaches_no_client(heads: Heads) -> None:
+    plain = ask(engine_of(heads["features"]), list(TEXTS) * 4)
+    engine = engine_of(heads["features"], fail_every=2, max_tokens=100)
+    disturbed = ask(engine, list(TEXTS) * 4)
+    assert engine.num_recoveries >= 3
+    for one, other in zip(plain, disturbed, strict=True):
+        assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-6)
+
+
+def test_a_text_that_never_fits_is_told_so_and_the_others_are_answered(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    engine = engine_of(heads["features"])
+
+    def refuse_long(module: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].shape[1] > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory: somebody else is here")
+
+    engine._inference.model.register_forward_pre_hook(refuse_long, with_kwargs=True)
+    heard: dict[Any, Any] = {}
+    bodies = [(n, json.dumps({"inputs": text}).encode()) for n, text in enumerate(TEXTS)]
+    engine.run(engine.prepare(bodies), heard.update)
+    assert [heard[n].status for n in range(3)] == [200, 200, 503]
+    assert b"memory is short" in heard[2].body
+    assert heard[2].headers == {"Retry-After": "1"}
+
+
+def test_values_that_are_no_numbers_are_not_sent(heads: Heads) -> None:
+    engine = engine_of(heads["features"])
+    with torch.no_grad():
+        next(engine._inference.model.parameters()).fill_(math.nan)
+    assert "no numbers" in ask(engine, "anna", status=500)["error"]
+
+
+def test_a_request_of_too_many_tokens_is_refused(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MAX_REQUEST_TOKENS", 100)
+    engine = engine_of(heads["features"])
+    said = ask(engine, [TEXTS[2]] * 3, status=413)
+    assert said["error"].startswith("144 tokens in 3 pieces")
+    assert limits.MAX_REQUEST_TOKENS > 100
+
+
+def test_a_budget_without_room_for_one_text_says_what_would_help(heads: Heads) -> None:
+    with pytest.raises(NoPlanFits, match="one of 2 workers' shares") as caught:
+        engine_of(heads["features"], devices=("emulated",), memory="40MiB", num_workers=2)
+    assert "fewer --workers" in (caught.value.hint or "")
+
+
+def test_an_encoder_without_a_head_answers_no_task(tmp_path: Path) -> None:
+    write_head(tmp_path, "features")
+    with pytest.raises(CheckpointError, match="no trained head"):
+        engine_of(tmp_path, task="sequence-classification")
+
+
+@pytest.mark.parametrize("settings", [{"precision": "bf16"}, {"quantize": "int8"}])
+def test_weights_may_have_fewer_bits(heads: Heads, settings: dict[str, str]) -> None:
+    if "quantize" in settings:
+        pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
+    row = ask(engine_of(heads["features"], **settings), TEXTS[0])
+    expected = vector(heads["features"], TEXTS[0])
+    assert torch.nn.functional.cosine_similarity(torch.tensor(row["embedding"]), expected, dim=0) > 0.99

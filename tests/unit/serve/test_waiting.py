@@ -1,0 +1,75 @@
+"""The line of requests: bounded, in order, taken by weight."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from vramfit.serve import waiting as waiting_module
+from vramfit.serve.waiting import Full, Job, Waiting
+
+
+def job(size: int = 4, wanted: bool = True) -> Job:
+    return Job.of(b"x" * size, lambda reply: None, lambda: wanted)
+
+
+def test_what_comes_first_is_taken_first_up_to_a_weight_in_tokens() -> None:
+    line = Waiting(10)
+    jobs = [job(400), job(400), job(400)]
+    for one in jobs:
+        line.put(one)
+    assert line.take(250, 512) == jobs[:2]
+    assert line.take(1, 512) == jobs[2:]  # one at least
+    assert len(line) == 0
+
+
+def test_a_long_text_weighs_no_more_than_it_can_be_read() -> None:
+    line = Waiting(10)
+    jobs = [job(600_000), job(40)]
+    for one in jobs:
+        line.put(one)
+    assert line.take(4 * 64 + 11, 64) == jobs
+
+
+def test_the_next_one_is_turned_away_when_the_line_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Waiting(2)
+    line.put(job())
+    line.put(job())
+    with pytest.raises(Full):
+        line.put(job())
+    monkeypatch.setattr(waiting_module, "MAX_WAITING_BYTES", 100)
+    heavy = Waiting(10)
+    heavy.put(job(90))
+    with pytest.raises(Full):
+        heavy.put(job(20))
+
+
+def test_nobody_works_for_those_who_have_gone() -> None:
+    line = Waiting(10)
+    wanted = job()
+    for one in (job(wanted=False), wanted, job(wanted=False)):
+        line.put(one)
+    assert line.take(1000, 512) == [wanted]
+
+
+def test_what_a_worker_died_of_is_tried_by_itself() -> None:
+    line = Waiting(2)
+    first, second, third = job(), job(), job()
+    line.put(third)
+    first.num_deaths = second.num_deaths = 1
+    line.put_back([first, second])
+    assert [line.take(1000, 512) for _ in range(3)] == [[first], [second], [third]]
+
+
+def test_a_closed_line_gives_back_who_waits_and_lets_workers_go() -> None:
+    line = Waiting(10)
+    one = job()
+    line.put(one)
+    assert line.close() == [one]
+    with pytest.raises(Full):
+        line.put(job())
+    taken: list[Any] = []
+    thread = threading.Thread(target=lambda: taken.append(line.take(10, 10)))
+    thread.start()
+    thread.join(5)
+    assert taken == [None]
