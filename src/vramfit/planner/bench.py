@@ -116,7 +116,7 @@ class Bench:
 
     def is_lean(self, micro_batch: int) -> bool:
         """Whether no full pass goes forward beside gradients: there is one, or a second that is much smaller."""
-        rest = self.batch - micro_batch
+        rest = self.share - micro_batch
         return rest <= 0 or (self.passes(micro_batch) == PROBED_PASSES and rest < MUCH_SMALLER * micro_batch)
 
     def timed_batch(self, recipe: Recipe) -> int:
@@ -216,7 +216,7 @@ class Bench:
         if key not in self._traced:
             batch = num_passes * self.base.num_gpus
             workload = replace(self.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
-            most = self.batch if recipe.attention == "packed" else None  # short ones may all go into one row
+            most = self.share if recipe.attention == "packed" else None  # short ones may all go into one row
             self._traced[key] = replace(self._base, workload=workload, num_sequences=most)
         return self._traced[key]
 
