@@ -75,7 +75,7 @@ def run(
     say_what_was_cut(samples)
     with console(stderr=True).status("Evaluating …") as status:
         kind: Any = precision
-        chosen = trained.attention(place, precision, attention)
+        chosen = trained.attention(place, precision, attention, gpu)
         inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
         inference.run(
             samples,

@@ -75,7 +75,7 @@ def run(
             max_rows=max_rows,
         )
         place = Place(device, memory=memory)
-        chosen = trained.attention(place, precision, attention)
+        chosen = trained.attention(place, precision, attention, gpu)
         parts = trained.read_ahead(source) if chosen == "packed" else iter([trained.read(source)])
         first = next(parts)
     found: list[dict[str, Any]] = []

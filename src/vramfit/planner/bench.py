@@ -24,6 +24,7 @@ from vramfit.workload import Workload
 
 PROBED_PASSES = 2
 """Micro-batches of a step that is only looked at: the first makes the gradients, all others are like the second."""
+MUCH_SMALLER = 0.75
 ANY_BATCH = 2
 """A trace at this size serves every other one."""
 
@@ -113,6 +114,11 @@ class Bench:
         """Forward passes of a step."""
         return -(-self.share // micro_batch)
 
+    def is_lean(self, micro_batch: int) -> bool:
+        """Whether no full pass goes forward beside gradients: there is one, or a second that is much smaller."""
+        rest = self.share - micro_batch
+        return rest <= 0 or (self.passes(micro_batch) == PROBED_PASSES and rest < MUCH_SMALLER * micro_batch)
+
     def timed_batch(self, recipe: Recipe) -> int:
         """Samples of full length that go through a GPU in a step."""
         return self.full_samples or self.share if recipe.attention == "packed" else self.share
@@ -156,8 +162,10 @@ class Bench:
         """What is reserved at most, wherever segments lie: two steps replayed."""
         key = (recipe, micro_batch)
         if key not in self._safe:
-            traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
-            stream = traced.stream(micro_batch, num_steady=1)
+            passes = self.passes(micro_batch)
+            traced = self.traced(recipe, min(passes, PROBED_PASSES))
+            whole = replace(traced, workload=self.workload(recipe, micro_batch)) if passes == PROBED_PASSES else traced
+            stream = traced.template(micro_batch).instantiate(micro_batch, whole.order(1, micro_batch))
             self._safe[key] = weigh(stream, traced.options, None).safe_reserved_bytes
             self.num_predicted += 1
         return self._safe[key]
@@ -208,7 +216,7 @@ class Bench:
         if key not in self._traced:
             batch = num_passes * self.base.num_gpus
             workload = replace(self.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
-            most = self.batch if recipe.attention == "packed" else None  # short ones may all go into one row
+            most = self.share if recipe.attention == "packed" else None  # short ones may all go into one row
             self._traced[key] = replace(self._base, workload=workload, num_sequences=most)
         return self._traced[key]
 

@@ -39,7 +39,7 @@ class _Family:
     full: dict[int, Peek] = field(default_factory=dict)
     """Micro-batch → a look at it, with no layer and with all layers checkpointed; empty where it was not traced."""
     error_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-    """How much more than guessed was found: with several passes a step, and with one."""
+    """How much more than guessed was found: with several full passes a step, and with one."""
 
     def guess(self, num_checkpointed: int, num_layers: int, micro_batch: int) -> Peek:
         """Time and memory with some layers checkpointed: both go in a straight line."""
@@ -164,7 +164,7 @@ class Search:
         """The choice if it fits; only what may fit is predicted in full."""
         looked = self._look(guess)
         between = 0 < guess.num_checkpointed < self.bench.num_layers
-        single = self.bench.passes(guess.micro_batch) == 1
+        single = self.bench.is_lean(guess.micro_batch)
         guessed = looked.requested_bytes
         if single:
             guessed -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward

@@ -127,6 +127,7 @@ def test_packed_is_taken_where_its_kernel_is(
     place: Any = SimpleNamespace(device=torch.device(device))
     trained = open_model(str(tmp_path / "m"), task="sequence-classification")
     assert trained.attention(place, precision, asked) == chosen
+    assert trained.attention(place, precision, asked, "t4") == asked
     words = open_model(str(tmp_path / "m"), task="masked-lm")
     assert words.attention(place, precision) is None
     with pytest.raises(WorkloadError, match="every word"):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
@@ -19,7 +20,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here
 from vramfit.techniques import packing
-from vramfit.techniques.packed_attention import has_packed_kernel
+from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import CHOICES, TRAINED_TASKS, Attention, Precision, Task
 
@@ -70,11 +71,17 @@ class TrainedModel:
             return iter([self.read(source)])
         return read_ahead(source, self.tokenizer, max_length=self.max_length, label_names=self.label_names or None)
 
-    def attention(self, place: Place, precision: str, asked: str | None = None) -> Attention | None:
+    def attention(
+        self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None
+    ) -> Attention | None:
         """What attention to take: packed where its kernel is, unless something else was asked for; None: the model's.
+
+        Args:
+            gpu: the GPU that a batch is to be chosen for, where it is another one.
 
         Raises:
             WorkloadError: no such attention, or packed for a task whose outputs are as large as the vocabulary.
+            UnknownGPU: no such GPU in the catalogue.
         """
         if asked is not None and asked not in CHOICES["attention"]:
             near = nearest_names(asked, CHOICES["attention"], 1)[0]
@@ -88,6 +95,7 @@ class TrainedModel:
         if asked is not None:
             return asked  # type: ignore[return-value]
         pays = "packed" in self.attentions and self.task not in NOT_PACKED
+        pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
         return "packed" if pays and has_packed_kernel(place.device, precision) else None
 
     def load(
