@@ -45,12 +45,14 @@ def told_by(connect: Callable[[], Any], *, limit_s: float = LIMIT_S) -> str | No
 def test_a_rank_that_falls_silent_is_named() -> None:
     told = told_by(lambda: Store(lambda: b"7"))
     assert told is not None
-    assert told.startswith("rank 2 gives no sign of life for 0 s: the network is cut, or a machine is gone; rank 1 of 3")
+    assert told.startswith(
+        "rank 2 gives no sign of life for 0 s: the network is cut, or a machine is gone; rank 1 of 3"
+    )
 
 
 def test_a_meeting_point_that_never_answers_is_named() -> None:
     waits = threading.Event()
-    told = told_by(lambda: Store(lambda: b"" if waits.wait(LIMIT_S) else b""))
+    told = told_by(lambda: Store(lambda: str(waits.wait(LIMIT_S)).encode()))
     waits.set()
     assert told is not None
     assert told.startswith("the meeting point, on rank 0's machine, does not answer")
