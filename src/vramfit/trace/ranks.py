@@ -186,13 +186,11 @@ class ShardOnPaper:
     def _copy_out(self, group: _Group, *, forward: bool) -> None:
         if group.buffer is None:
             return
-        if forward:
-            self._last_gather = None
         group.gathered = [
             self._hold((n * self._num_ranks,), p.dtype, "gathered", group.path)
             for n, p in zip(group.padded, group.parameters, strict=True)
         ]
-        if forward:
+        if forward:  # the buffer before goes only now: `wait_for_unshard` has a name for it until it returns
             self._last_gather = group.buffer
         group.buffer = None
 

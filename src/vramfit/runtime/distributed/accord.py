@@ -5,6 +5,7 @@ on; all others learn of it at their next vote, which is where they are or where 
 comes before a collective.
 """
 
+import pickle
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,12 +16,13 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RankFailed
+from vramfit.runtime.distributed.heartbeat import BEAT_S, beats_of
 from vramfit.runtime.distributed.world import COLLECTIVE_TIMEOUT_S
 
 WELL, OUT_OF_MEMORY, FAILED = 0, 1, 2
 NUM_VALUES = 6
 """Numbers that a vote can carry beside how its rank is."""
-LAST_WORDS_S = 3.0
+LAST_WORDS_S = 2 * BEAT_S
 """How long survivors wait for each other, and for last words, after a connection broke."""
 RESUMING = "start again with the ranks that are left and --resume (resume=True): the last checkpoint is whole"
 
@@ -99,11 +101,11 @@ class Accord:
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 has, for all; anything that pickles."""
-        self.agree()
-        held = [value]
         with _disable_current_modes():
-            self._guard(lambda: dist.broadcast_object_list(held, src=0, group=self._group))
-        return held[0]
+            content = pickle.dumps(value) if self.rank == 0 else b""  # what fails here fails before the vote
+            (size,) = self.agree(len(content))
+            held = torch.frombuffer(bytearray(content or bytes(size)), dtype=torch.uint8)
+            return pickle.loads(self.broadcast_tensor(held).numpy().tobytes())
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rank 0's values, in the host's memory, written into the tensor given."""
@@ -113,11 +115,12 @@ class Accord:
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank has, by rank."""
-        self.agree()
         held: list[Any] = [None] * self.size
         with _disable_current_modes():
-            self._guard(lambda: dist.all_gather_object(held, value, group=self._group))
-        return held
+            content = pickle.dumps(value)
+            self.agree()
+            self._guard(lambda: dist.all_gather_object(held, content, group=self._group))
+        return [pickle.loads(one) for one in held]
 
     def _vote(self, state: int, values: Sequence[int]) -> tuple[int, ...]:
         assert len(values) <= NUM_VALUES
@@ -159,8 +162,14 @@ class Accord:
         said = str(error).splitlines()[0]
         try:
             self._store.set(f"vramfit/alive/{self.rank}", "1")
-            silent = self._silent()
+            beats = beats_of(range(self.size))
+            silent = self._without("alive", range(self.size))
+            later = beats_of(silent)
+            silent = [rank for rank in silent if later.get(rank) == beats.get(rank)]  # others are in a long pass
             reasons = {rank: self._reason(rank) for rank in range(self.size) if rank != self.rank}
+            self._store.set(f"vramfit/knows/{self.rank}", "1")
+            if self.rank == 0:  # the meeting point may go with this process
+                self._without("knows", [rank for rank in range(self.size) if rank not in silent])
         except RuntimeError:
             return RankFailed(
                 f"rank {self.rank} lost the others, and the meeting point too: the network is cut or the machine of "
@@ -176,12 +185,11 @@ class Accord:
         reason = "it ended without a word: killed, out of host memory, or its machine is gone"
         return RankFailed(f"{who} is lost: {reason}", rank=gone, reason=reason, hint=RESUMING)
 
-    def _silent(self) -> list[int]:
-        """Ranks that do not say that they are there."""
+    def _without(self, word: str, ranks: Sequence[int]) -> list[int]:
+        """Of these other ranks, those that do not say a word in time."""
         until = time.monotonic() + LAST_WORDS_S
         while True:
-            names = {rank: f"vramfit/alive/{rank}" for rank in range(self.size) if rank != self.rank}
-            silent = [rank for rank, name in names.items() if not self._store.check([name])]
+            silent = [r for r in ranks if r != self.rank and not self._store.check([f"vramfit/{word}/{r}"])]
             if time.monotonic() > until or not silent:
                 return silent
             time.sleep(0.1)

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +33,16 @@ def meeting_point() -> Any:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     return store(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S))
+
+
+def beats_of(ranks: Iterable[int]) -> dict[int, bytes]:
+    """The last sign of life of each rank that gives any; none where the meeting point cannot be asked."""
+    try:
+        store = meeting_point()
+        names = {rank: f"vramfit/beat/{rank}" for rank in ranks}
+        return {rank: store.get(name) for rank, name in names.items() if store.check([name])}
+    except (RuntimeError, OSError, KeyError):
+        return {}
 
 
 class Heartbeat:

@@ -117,13 +117,19 @@ def saved_plan(request: TrainRequest) -> Plan | None:
 
 
 def make_plan(
-    request: TrainRequest, data: Data, place: Place, former: Workload | None = None, num_gpus: int = 1
+    request: TrainRequest,
+    data: Data,
+    place: Place,
+    former: Workload | None = None,
+    num_gpus: int = 1,
+    least: int | None = None,
 ) -> Plan | None:
     """A plan for the real lengths of the data; None on a CPU without a budget.
 
     Args:
         former: the settings of the run that is resumed.
         num_gpus: processes that share the run, each with a GPU.
+        least: what is free on the GPU that has least; None asks this one.
 
     Raises:
         NoPlanFits: nothing that is allowed fits.
@@ -138,7 +144,7 @@ def make_plan(
     if place.emulated is not None:
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
-    keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place)}
+    keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place, least)}
     if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it
         keywords.setdefault("attention", default_attention(data.resolved.model_class))
     if num_gpus > 1:
@@ -171,10 +177,10 @@ def gpu_here(place: Place) -> str | None:
     return found.name if found is not None else None
 
 
-def _memory(request: TrainRequest, place: Place) -> int | None:
+def _memory(request: TrainRequest, place: Place, least: int | None = None) -> int | None:
     if request.memory is not None:
         return parse_bytes(request.memory, name="memory")
-    return free_bytes(place.device)
+    return free_bytes(place.device) if least is None else least
 
 
 def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:

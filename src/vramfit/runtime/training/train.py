@@ -1,9 +1,11 @@
 """`train`: from a file of samples to a saved model, inside a budget."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 from vramfit.errors import VramfitError, WorkloadError
+from vramfit.loader.budget import free_bytes
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
@@ -64,7 +66,7 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
     store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
     with stop_request(resumes=request.resume) as stop:
         checkpoint = us.first(lambda: _begin(request, output, store, on_event))
-        plan = us.first(lambda: saved_plan(request))
+        plan = _first_plan(us, lambda: saved_plan(request))
         data = read_data(request, plan)
         _say_what_was_cut(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
@@ -81,7 +83,10 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
         place = _place(request, plan, on_event)
         _check_place(place, us)
         us.first(lambda: _make_folder(output))
-        plan = plan or us.first(lambda: _plan(request, data, place, output, checkpoint, on_event, us.size))
+        least = _least_free_bytes(place, us)
+        plan = plan or _first_plan(
+            us, lambda: _plan(request, data, place, output, checkpoint, on_event, us.size, least)
+        )
         workload = settle(request, data, plan, us.size)
         seed_everything(request.seed)
         stop.check()
@@ -113,6 +118,25 @@ def _place(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -
         text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
         on_event(events.Note(text=text, warns=True))
     return place
+
+
+def _least_free_bytes(place: Place, us: Company) -> int | None:
+    """What is free on the GPU that has least of all processes; None without GPUs."""
+    found = us.gather(free_bytes(place.device))
+    return min((n for n in found if n is not None), default=None)
+
+
+def _first_plan(us: Company, make: Callable[[], Plan | None]) -> Plan | None:
+    """The plan that rank 0 makes or reads, for all."""
+    if us.size == 1:
+        return make()
+
+    def text() -> str | None:
+        plan = make()
+        return None if plan is None else to_json(plan)
+
+    found = us.first(text)
+    return None if found is None else from_json(Plan, found)
 
 
 def _finished(output: Path) -> RunRecord | None:
@@ -198,8 +222,13 @@ def _plan(
     checkpoint: Checkpoint | None,
     on_event: events.OnEvent,
     num_gpus: int,
+    least: int | None = None,
 ) -> Plan | None:
-    """The plan of the run that is resumed, where it is for the same place; else a new one."""
+    """The plan of the run that is resumed, where it is for the same place; else a new one.
+
+    Args:
+        least: what is free on the GPU that has least of all processes.
+    """
     former: Workload | None = None
     if checkpoint is not None and (output / PLAN).exists():
         found = Plan.load(output / PLAN)
@@ -210,7 +239,7 @@ def _plan(
         former = found.workload
     if place.has_budget:
         on_event(events.Note(text="Planning for the lengths of the data …"))
-    plan = make_plan(request, data, place, former, num_gpus)
+    plan = make_plan(request, data, place, former, num_gpus, least)
     if plan is not None:
         plan.save(output / PLAN)
     return plan

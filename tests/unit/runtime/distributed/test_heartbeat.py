@@ -52,7 +52,7 @@ def test_a_rank_that_falls_silent_is_named() -> None:
 
 def test_a_meeting_point_that_never_answers_is_named() -> None:
     waits = threading.Event()
-    told = told_by(lambda: Store(lambda: b"" if waits.wait(LIMIT_S) else b""))
+    told = told_by(lambda: Store(lambda: str(waits.wait(LIMIT_S)).encode()))
     waits.set()
     assert told is not None
     assert told.startswith("the meeting point, on rank 0's machine, does not answer")
