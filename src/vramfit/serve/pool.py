@@ -15,7 +15,7 @@ from vramfit.serve.metrics import Metrics
 from vramfit.serve.replies import problem
 from vramfit.serve.settings import ServeSettings
 from vramfit.serve.waiting import Job, Waiting
-from vramfit.serve.worker import Failed, Figures, Ready, work
+from vramfit.serve.worker import Begun, Failed, Figures, Ready, work
 
 START_S = 600.0
 """Until a worker has loaded its model."""
@@ -85,6 +85,7 @@ class Worker:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._rounds: list[dict[int, Job]] = []
+        self._num_begun = 0
         self._free = threading.Semaphore(NUM_ROUNDS)
         self._sending = threading.Lock()
         self._is_closed = False
@@ -168,6 +169,9 @@ class Worker:
                     return
 
     def _hear(self, said: Any) -> None:
+        if isinstance(said, Begun):
+            self._num_begun += 1
+            return
         if isinstance(said, Figures):
             past = self._past
             self.figures = Figures(
@@ -178,6 +182,7 @@ class Worker:
                 memory_bytes=said.memory_bytes,
             )
             self._rounds.pop(0)
+            self._num_begun -= 1
             self._free.release()
             return
         for number, reply in said:
@@ -191,13 +196,14 @@ class Worker:
             self.ready = None
         self._end()
         with self._sending:
-            lost = [job for one in self._rounds for job in one.values()]
-            num_rounds, self._rounds = len(self._rounds), []
+            rounds, self._rounds = self._rounds, []
+            num_begun, self._num_begun = self._num_begun, 0
         self._past = self.figures or self._past
         self._metrics.restarted()
-        for _ in range(num_rounds):
+        for _ in rounds:
             self._free.release()
-        self._give_back(lost)
+        self._waiting.put_back([job for one in rounds[num_begun:] for job in one.values()])  # it never had them
+        self._give_back([job for one in rounds[:num_begun] for job in one.values()])
         try:
             self.launch()
             self._hear_first()

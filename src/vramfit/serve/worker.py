@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -45,6 +46,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A worker has a round in its hands: if it ends now, that may be why."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What a worker has done so far, sent at the end of each round."""
 
@@ -72,10 +78,16 @@ def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
     gc.freeze()  # what is there now stays: collecting after memory has run out need not look at it
     pipe.send(ready)
     rounds: queue.Queue[Any] = queue.Queue(maxsize=1)
-    threading.Thread(target=_read, args=(pipe, engine, rounds), daemon=True).start()
+    one_at_a_time = threading.Lock()
+
+    def say(something: Any) -> None:
+        with one_at_a_time:
+            pipe.send(something)
+
+    threading.Thread(target=_read, args=(pipe, engine, rounds, say), daemon=True).start()
     while (next_round := rounds.get()) is not GONE:
-        engine.run(next_round, pipe.send)
-        pipe.send(_figures(engine))
+        engine.run(next_round, say)
+        say(_figures(engine))
 
 
 def _engine(settings: ServeSettings, number: int) -> Any:
@@ -92,10 +104,12 @@ def _engine(settings: ServeSettings, number: int) -> Any:
     return engine
 
 
-def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]") -> None:
+def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]", say: Callable[[Any], None]) -> None:
     try:
         while True:
-            rounds.put(engine.prepare(pipe.recv()))
+            given = pipe.recv()
+            say(Begun())
+            rounds.put(engine.prepare(given))
     except (EOFError, OSError):
         rounds.put(GONE)
     except BaseException as error:
