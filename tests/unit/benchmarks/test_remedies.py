@@ -72,7 +72,7 @@ def test_a_remedy_and_a_piece_of_advice_run_on_an_emulated_gpu(tmp_path: Path) -
     out = tmp_path / "out.jsonl"
     always = ["--data", str(tmp_path), "--quick", "--out", str(out), "--limit-s", "200"]
     for only in ("sst2 checkpointing", "quantization_config"):
-        assert remedies.main([*always, "--only", only]) == 0
+        assert remedies.main([*always, "--only", only]) == 0, out.read_text(encoding="utf-8")[-3000:]
     trained, advice = (json.loads(text) for text in out.read_text(encoding="utf-8").splitlines())
     assert trained["run"]["settings"]["checkpointing"] == "full"
     assert trained["run"]["measured_reserved_bytes"] > 0
