@@ -14,6 +14,7 @@ rows on an emulated GPU. Keep files as `results/remedies_<gpu>_<date>[_<seed>].j
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -89,6 +90,7 @@ def _third(options: Options, dataset: str, seed: int, done: dict[str, Data]) -> 
 
 
 def _show(name: str, options: Options) -> Data:
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # new threads of a forked process find no pool of torch's
     return folklore.FOLKLORE[name](options)
 
 

@@ -75,8 +75,8 @@ class Trained:
         return float(differences.norm() / norms.norm()), float(differences.max() / norms.max())
 
 
-def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6) -> Trained:
-    """Five steps of twelve samples each."""
+def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6, num_steps: int = NUM_STEPS) -> Trained:
+    """Steps of twelve samples each, five unless told."""
     model = make_model("bert", TASK, num_hidden_layers=1, **kind.changes)
     kind.prepare(model)
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -91,7 +91,7 @@ def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6) -> T
         precision=kind.precision,
         offload=kind.offload,
     )
-    batches = [make_batch(TASK, seed=seed) for seed in range(NUM_STEPS)]
+    batches = [make_batch(TASK, seed=seed) for seed in range(num_steps)]
     torch.manual_seed(3)
     losses, last = [], []
     with EmulatedGPU("1GiB", fail_at=fail_at) as gpu:
