@@ -14,7 +14,7 @@ from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.micro_batch_size import FIRST_PATIENCE
 from vramfit.runtime.stepper import Stepper
 
-STRIDE = 29
+STRIDE = 47
 """`scripts/fail_everywhere.py` goes through every allocation of every kind; `test_recovery_everywhere`, of one kind."""
 
 
