@@ -1,6 +1,8 @@
 """Five steps of a small model in which memory runs out where it is told to, in several kinds of training."""
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,3 +113,16 @@ def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6, num_
         micro_batch=stepper.micro_batch,
         num_weights=len(weights),
     )
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """Small tensors on one thread; garbage collection does not walk through all of transformers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(KINDS["plain"])
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)

@@ -1,12 +1,11 @@
 """Memory runs out, anywhere: five steps end as if it had not."""
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.runtime.failures import DROPOUT, KINDS, MAX_DIFFERENCE, TASK, Trained, train
+from tests.unit.runtime.failures import DROPOUT, KINDS, MAX_DIFFERENCE, TASK, Trained, quick, train
 from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 
 from vramfit.emulator.gpu import EmulatedGPU
@@ -14,21 +13,14 @@ from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.micro_batch_size import FIRST_PATIENCE
 from vramfit.runtime.stepper import Stepper
 
-STRIDE = 47
+STRIDE = 29
 """`scripts/fail_everywhere.py` goes through every allocation of every kind; `test_recovery_everywhere`, of one kind."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Small tensors on one thread; garbage collection does not walk through all of transformers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    train(KINDS["plain"])
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+    with quick():
+        yield
 
 
 @pytest.fixture(scope="module")

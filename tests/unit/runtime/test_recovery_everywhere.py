@@ -1,26 +1,17 @@
 """Memory runs out at every single allocation of two steps: they and the one after them end as if it had not."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
-from tests.unit.runtime.failures import KINDS, train
+from tests.unit.runtime.failures import KINDS, quick, train
 
 NUM_STEPS = 3
 
 
 @pytest.fixture(autouse=True)
 def _quick() -> Iterator[None]:
-    """Small tensors on one thread; garbage collection does not walk through all of transformers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    train(KINDS["plain"])
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+    with quick():
+        yield
 
 
 def test_a_failure_at_every_allocation_of_the_first_two_steps_leaves_no_trace() -> None:
