@@ -9,16 +9,17 @@ The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64
 every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
-tokens, `filled` for a few shapes of rows that are filled up to; their time to compile is counted into
-`tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these lengths and this cap, `planned-compiled` the
-same with compiled layers; `--plans` keeps their plans, which `--plans-only` makes without a GPU. Tokens are real ones,
-padding is none; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without
-those of recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and
-sides that are there are not run again.
+tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these
+lengths and this cap, `planned-compiled` the same with compiled layers; `--plans` keeps their plans, which `--plans-
+only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones, padding is
+none; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without those of
+recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and sides that
+are there are not run again.
 """
 
 import argparse
 import csv
+import gc
 import json
 import sys
 import time
@@ -30,7 +31,7 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "filled", "planned", "planned-compiled")
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "planned", "planned-compiled")
 PLANNED = {"planned": False, "planned-compiled": True}
 """Side → whether its layers are compiled."""
 CAP = int(11.17 * GIB)
@@ -38,10 +39,15 @@ SEQ, BATCH = 512, 64
 NUM_STEPS, NUM_WARM = 24, 6
 MARGIN = 0.06
 """Of the cap, left free when a micro-batch is chosen by prediction."""
-SHARES = (1, 2, 4, 8)
-"""A compiled row holds a micro-batch's tokens, or one of these shares of them."""
-TOKENS_A_SEQUENCE = 16
-"""At least, on average: a row has room for so many sequences."""
+NUM_PROFILED = 3
+KERNELS = {
+    "attention": ("flash", "fmha"),
+    "matmul": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
+    "optimizer": ("adam", "multi_tensor"),
+    "compiled": ("triton",),
+    "copies": ("memcpy", "memset", "copy"),
+}
+"""What a kernel is for → what its name has; the first that it has counts."""
 H200_OPERATIONS_PER_S = 989.5e12
 """In bf16, without sparsity, as its data sheet says."""
 KEYS = ("model", "side", "cap", "lengths")
@@ -121,7 +127,7 @@ def run_side(name: str, side: str, ids: list[list[int]], options: argparse.Names
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     began = time.perf_counter()
     if side in PLANNED:
-        made = _planned(make_plan(name, side, ids, options), name, ids)
+        made = _planned(make_plan(name, side, ids, options), name, ids, profiles=options.profile)
     else:
         made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
     stats = torch.cuda.memory_stats()
@@ -161,7 +167,7 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     from vramfit.runtime.budget import use_expandable_segments
     from vramfit.runtime.preparation import prepare
     from vramfit.runtime.stepper import Stepper
-    from vramfit.techniques import compiling, packing
+    from vramfit.techniques import compiling
     from vramfit.workload import Workload
 
     attention = "sdpa" if side == "padded" else "packed"
@@ -174,15 +180,10 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     stepper = Stepper(model, optimizer, micro_batch=micro_batch, seq=SEQ, precision="amp-bf16", memory=cap)
     if side == "compiled":
         compiling.apply(model)
-    if side == "filled":
-        _compile(model)
-        shapes = [_shape(micro_batch * SEQ // share) for share in SHARES]
-        plain = packing.pack
-        packing.pack = lambda batch, model: plain(batch, model, _smallest(shapes, batch))
     return _run(stepper, ids) | predicted
 
 
-def _planned(plan: Any, name: str, ids: list[list[int]]) -> dict[str, Any]:
+def _planned(plan: Any, name: str, ids: list[list[int]], *, profiles: bool) -> dict[str, Any]:
     """The steps of a plan."""
     import torch
 
@@ -195,7 +196,7 @@ def _planned(plan: Any, name: str, ids: list[list[int]]) -> dict[str, Any]:
     model = prepare(resolve(name), plan.workload).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     w, estimate = plan.workload, plan.estimate
-    return _run(Stepper(model, optimizer, plan=plan), ids) | {
+    return _run(Stepper(model, optimizer, plan=plan), ids, profiles=profiles) | {
         "micro_batch": plan.micro_batch,
         "settings": {k: getattr(w, k) for k in ("precision", "optimizer", "attention", "checkpointing", "compile")},
         "predicted_allocated_bytes": estimate.peak_allocated_bytes,
@@ -204,7 +205,7 @@ def _planned(plan: Any, name: str, ids: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _run(stepper: Any, ids: list[list[int]]) -> dict[str, Any]:
+def _run(stepper: Any, ids: list[list[int]], *, profiles: bool = False) -> dict[str, Any]:
     import torch
 
     batches = _batches(ids)
@@ -221,30 +222,28 @@ def _run(stepper: Any, ids: list[list[int]]) -> dict[str, Any]:
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
         tokens.append(int(batch["attention_mask"].sum()))
-    return {"times": times, "tokens": tokens, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
+    profiled = {"profile_s": _profile(stepper, batches)} if profiles else {}
+    counts = {"num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
+    return {"times": times, "tokens": tokens} | counts | profiled
 
 
-def _compile(model: Any) -> None:
-    """Layer by layer: all of them are alike, so that one compilation serves them all."""
+def _profile(stepper: Any, batches: Any) -> dict[str, float]:
+    """Seconds of a step by what the GPU does in them; `idle` is when it does nothing."""
     import torch
+    from torch.profiler import ProfilerActivity, profile
 
-    from vramfit.models.anatomy import encoder_layers
-
-    torch._dynamo.config.cache_size_limit = 64
-    for layer in encoder_layers(model):
-        layer.compile(dynamic=False)
-
-
-def _shape(num_tokens: int) -> Any:
-    from vramfit.techniques.packing import PackShape
-
-    return PackShape(num_tokens=num_tokens, num_sequences=num_tokens // TOKENS_A_SEQUENCE + 2, longest=SEQ)
-
-
-def _smallest(shapes: list[Any], batch: dict[str, Any]) -> Any:
-    """The smallest shape that holds a batch."""
-    num_tokens = int(batch["attention_mask"].sum())
-    return min((s for s in shapes if s.num_tokens >= num_tokens), key=lambda s: s.num_tokens)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as made:
+        for _ in range(NUM_PROFILED):
+            stepper.step(next(batches))
+        torch.cuda.synchronize()
+        wall_s = time.perf_counter() - began
+    seconds: dict[str, float] = dict.fromkeys((*KERNELS, "other"), 0.0)
+    for kernel in made.key_averages():
+        named = (kind for kind, names in KERNELS.items() if any(name in kernel.key.lower() for name in names))
+        seconds[next(named, "other")] += kernel.self_device_time_total / 1e6 / NUM_PROFILED
+    return seconds | {"idle": wall_s / NUM_PROFILED - sum(seconds.values()), "step": wall_s / NUM_PROFILED}
 
 
 def _choose(name: str, attention: str, cap: int) -> dict[str, Any]:
@@ -303,6 +302,10 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         def __init__(self) -> None:
             self.ticks: list[float] = []
 
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.ticks.clear()
+            tokens.clear()
+
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             if not self.ticks:
                 torch.cuda.synchronize()
@@ -319,27 +322,28 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
         tokens.append(int(batch["attention_mask"].sum()))
         return batch
 
-    def train(batch: int, accumulate: int, steps: int, find: bool) -> tuple[Any, Clock]:
-        tokens.clear()
+    def train(batch: int, accumulate: int, steps: int) -> tuple[int, Clock]:
         clock = Clock()
         model = prepare(resolve(name), Workload(model=name, batch=BATCH, seq=SEQ))
         arguments = TrainingArguments(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=batch, auto_find_batch_size=find, bf16=True,
+            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=batch, auto_find_batch_size=True, bf16=True,
             gradient_accumulation_steps=accumulate, max_steps=steps, logging_strategy="no", save_strategy="no",
             report_to=[], optim="adamw_torch_fused", disable_tqdm=True, remove_unused_columns=False,
         )  # fmt: skip
         rows = [{"input_ids": row, "labels": i % 2} for i, row in enumerate(ids)]
         trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[clock])
         trainer.train()
-        return trainer, clock
+        return trainer._train_batch_size, clock
 
     started = time.perf_counter()
-    found = train(BATCH, 1, 4, find=True)[0]._train_batch_size
-    search_s = time.perf_counter() - started
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    accumulate = max(1, round(BATCH / found))
-    _, clock = train(found, accumulate, NUM_STEPS, find=False)
+    found, _ = train(BATCH, 1, 4)
+    search_s, tried = time.perf_counter() - started, 0
+    while found != tried:  # what fits for a few steps may not for more: then it has found a smaller one, and runs anew
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        tried, accumulate = found, max(1, round(BATCH / found))
+        found, clock = train(tried, accumulate, NUM_STEPS)
     times = [b - a for a, b in zip(clock.ticks, clock.ticks[1:], strict=False)]
     sums = [sum(tokens[i * accumulate : (i + 1) * accumulate]) for i in range(len(times))]
     return {"times": times, "tokens": sums, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
@@ -398,6 +402,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cap", type=int, default=CAP, help="bytes that the allocator may reserve; 0 for all")
     parser.add_argument("--plans", type=Path, metavar="DIR", help="keep plans here, and take those that are there")
     parser.add_argument("--plans-only", action="store_true", help="make the plans and leave; needs no GPU")
+    parser.add_argument("--profile", action="store_true", help="of planned sides: what the GPU's time goes to")
     parser.add_argument("--torch-version", help="plan for this torch, such as 2.11; else the one here")
     parser.add_argument("--lengths", choices=("real", "full"), default="real")
     parser.add_argument("--out", type=Path, default=Path("packed_speed.jsonl"))
