@@ -23,6 +23,7 @@ import gc
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +41,8 @@ NUM_STEPS, NUM_WARM = 24, 6
 MARGIN = 0.06
 """Of the cap, left free when a micro-batch is chosen by prediction."""
 NUM_PROFILED = 3
+NUM_NAMED = 12
+"""The kernels that take longest are named."""
 KERNELS = {
     "attention": ("flash", "fmha"),
     "matmul": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),
@@ -227,23 +230,27 @@ def _run(stepper: Any, ids: list[list[int]], *, profiles: bool = False) -> dict[
     return {"times": times, "tokens": tokens} | counts | profiled
 
 
-def _profile(stepper: Any, batches: Any) -> dict[str, float]:
+def _profile(stepper: Any, batches: Any) -> dict[str, Any]:
     """Seconds of a step by what the GPU does in them; `idle` is when it does nothing."""
     import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    began = time.perf_counter()
     with profile(activities=[ProfilerActivity.CUDA]) as made:
         for _ in range(NUM_PROFILED):
             stepper.step(next(batches))
         torch.cuda.synchronize()
-        wall_s = time.perf_counter() - began
-    seconds: dict[str, float] = dict.fromkeys((*KERNELS, "other"), 0.0)
-    for kernel in made.key_averages():
-        named = (kind for kind, names in KERNELS.items() if any(name in kernel.key.lower() for name in names))
-        seconds[next(named, "other")] += kernel.self_device_time_total / 1e6 / NUM_PROFILED
-    return seconds | {"idle": wall_s / NUM_PROFILED - sum(seconds.values()), "step": wall_s / NUM_PROFILED}
+    kernels = [event for event in made.events() if event.device_type == DeviceType.CUDA]
+    begin, end = min(k.time_range.start for k in kernels), max(k.time_range.end for k in kernels)
+    kinds, names = Counter(dict.fromkeys((*KERNELS, "other"), 0.0)), Counter[str]()
+    for kernel in kernels:
+        seconds = kernel.time_range.elapsed_us() / 1e6 / NUM_PROFILED
+        found = (kind for kind, parts in KERNELS.items() if any(part in kernel.name.lower() for part in parts))
+        kinds[next(found, "other")] += seconds
+        names[kernel.name[:120]] += seconds
+    step_s = (end - begin) / 1e6 / NUM_PROFILED
+    return {**kinds, "idle": step_s - kinds.total(), "step": step_s, "longest": dict(names.most_common(NUM_NAMED))}
 
 
 def _choose(name: str, attention: str, cap: int) -> dict[str, Any]:

@@ -127,8 +127,7 @@ class HostStep:
 
     def gather(self) -> None:
         """Wait until all gradients of the window have arrived; masters have their sums then, if there is a sum."""
-        if self._adder is not None:
-            self._adder.wait()
+        self._wait()
         for home in self.homes:
             has_sum = home.num_received and not self.traces and not self._stays_narrow(home)
             home.master.grad = home.total if has_sum else None
@@ -191,8 +190,7 @@ class HostStep:
 
     def drop(self) -> None:
         """As if nothing had been received."""
-        if self._adder is not None:
-            self._adder.wait()
+        self._wait()
         for home in self.homes:
             home.num_received = 0
             home.master.grad = home.computed.grad = None
@@ -269,22 +267,35 @@ class HostStep:
     def _take(self, home: Home, computed: torch.Tensor) -> None:
         """A gradient has been made: it goes to the host, and its memory on the device is free."""
         assert computed.grad is not None
-        if home.waits and self._adder is not None:
-            self._adder.wait()
-        if self._stays_narrow(home):  # the same weight once more
+        narrow = self._stays_narrow(home)
+        if home.waits or narrow:
+            self._wait()
+        if narrow:  # the same weight once more
             _begin(home)
         first = home.num_received == 0
         lands_at_once = first and home.total.dtype == computed.grad.dtype
-        arrived = self._outlet.send(computed.grad, home.total if lands_at_once else home.landing)
-        computed.grad = None
+        target = home.total if lands_at_once else home.landing
         home.num_received += 1
-        has_sum = not (lands_at_once or self.traces or (first and self._is_only_pass))
-        add = partial(_begin if first else _add, home) if has_sum else _nothing
+        if lands_at_once or self.traces or (first and self._is_only_pass):
+            self._outlet.send(computed.grad, target)
+        else:
+            home.waits = self._adder is not None
+            self._outlet.send(computed.grad, target, partial(self._arrive, home, _begin if first else _add))
+        computed.grad = None
+
+    def _arrive(self, home: Home, add: Callable[[Home], None], arrived: Any) -> None:
+        """A gradient is on its way, or there: it is added when it is."""
         if self._adder is None:
             with _disable_current_modes():
-                add()
+                add(home)
         else:
             self._adder.put(home, arrived, add)
+
+    def _wait(self) -> None:
+        """Until all that was sent is there, and added."""
+        self._outlet.wait()
+        if self._adder is not None:
+            self._adder.wait()
 
     def _write(self, home: Home) -> None:
         on_device = home.weight is home.computed
@@ -303,14 +314,13 @@ class Adder:
     """A thread that adds gradients to their sums as they arrive, while the device goes on."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Home, Any, Callable[[], None]] | Any] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Home, Any, Callable[[Home], None]] | Any] = SimpleQueue()
         self._failures: list[BaseException] = []
         arguments = (self._queue, self._failures.append)  # not itself: it ends with its last reference
         Thread(target=_add_all, args=arguments, daemon=True, name="vramfit gradients").start()
 
-    def put(self, home: Home, arrived: Any, add: Callable[[], None]) -> None:
+    def put(self, home: Home, arrived: Any, add: Callable[[Home], None]) -> None:
         """Add when the event has come to pass."""
-        home.waits = True
         self._queue.put((home, arrived, add))
 
     def wait(self) -> None:
@@ -336,15 +346,11 @@ def _add_all(queue: "SimpleQueue[Any]", fail: Callable[[BaseException], None]) -
         try:
             arrived.synchronize()
             with torch.no_grad():
-                add()
+                add(home)
         except BaseException as error:
             fail(error)
         home.waits = False
         del item, home, arrived, add
-
-
-def _nothing() -> None:
-    pass
 
 
 def _begin(home: Home) -> None:

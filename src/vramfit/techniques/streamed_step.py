@@ -42,17 +42,30 @@ class Stepped:
 
 
 @dataclass(slots=True)
+class Copies:
+    """Tensors that are copied, and where to."""
+
+    targets: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """One more."""
+        self.targets.append(target)
+        self.sources.append(source)
+
+
+@dataclass(slots=True)
 class Piece:
     """As much as one slot holds."""
 
-    copies_in: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Where in the slot, and what from the host."""
-    widened: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Gradients in 16 bits: where to in the slot, and from where in it."""
-    copies_out: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Where on the host, and what of the slot."""
-    weights: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Weights on the device, or their rounded copies in the slot, and the master in the slot."""
+    inwards: Copies = field(default_factory=Copies)
+    """From the host into the slot."""
+    widened: Copies = field(default_factory=Copies)
+    """Gradients in 16 bits, from one place in the slot to another."""
+    outwards: Copies = field(default_factory=Copies)
+    """From the slot to the host."""
+    weights: Copies = field(default_factory=Copies)
+    """Masters in the slot to weights on the device, or to their rounded copies in the slot."""
     num_weights: int = 0
 
 
@@ -131,23 +144,23 @@ class StreamedStep:
 
     def _send(self, slot: int, piece: Piece, settings: dict[str, Any], factor: float | None) -> None:
         if self._ways is None:
-            _copy(piece.copies_in)
+            _copy(piece.inwards)
             self._compute(slot, piece, settings, factor)
-            _copy(piece.copies_out)
+            _copy(piece.outwards)
             return
         there, ready, free = self._events[slot]
         here = torch.cuda.current_stream(self.device)
         inwards, outwards = self._ways
         with torch.cuda.stream(inwards):
             inwards.wait_event(free)
-            _copy(piece.copies_in)
+            _copy(piece.inwards)
             there.record(inwards)
         here.wait_event(there)
         self._compute(slot, piece, settings, factor)
         ready.record(here)
         with torch.cuda.stream(outwards):
             outwards.wait_event(ready)
-            _copy(piece.copies_out)
+            _copy(piece.outwards)
             free.record(outwards)
 
     def _compute(self, slot: int, piece: Piece, settings: dict[str, Any], factor: float | None) -> None:
@@ -177,25 +190,32 @@ def _put(piece: Piece, slot: list[torch.Tensor], parameter: Stepped, begin: int,
     at = piece.num_weights
     master, gradient, first, second, narrow = (part[at : at + num] for part in slot)
     kept = [flat(t)[begin : begin + num] for t in (parameter.master, *parameter.moments)]
-    pairs = list(zip((master, first, second), kept, strict=True))
-    piece.copies_in += pairs
-    piece.copies_out += [(on_host, in_slot) for in_slot, on_host in pairs]
+    for in_slot, on_host in zip((master, first, second), kept, strict=True):
+        piece.inwards.add(in_slot, on_host)
+        piece.outwards.add(on_host, in_slot)
     given = flat(parameter.gradient)[begin : begin + num]
     if given.dtype == WIDE:
-        piece.copies_in.append((gradient, given))
+        piece.inwards.add(gradient, given)
     else:
-        piece.copies_in.append((narrow.view(given.dtype), given))
-        piece.widened.append((gradient, narrow.view(given.dtype)))
+        piece.inwards.add(narrow.view(given.dtype), given)
+        piece.widened.add(gradient, narrow.view(given.dtype))
     if parameter.weight is not None:
         weight = flat(parameter.weight)[begin : begin + num]
         if weight.device == master.device:
-            piece.weights.append((weight, master))
+            piece.weights.add(weight, master)
         else:
-            piece.weights.append((narrow.view(weight.dtype), master))
-            piece.copies_out.append((weight, narrow.view(weight.dtype)))
+            piece.weights.add(narrow.view(weight.dtype), master)
+            piece.outwards.add(weight, narrow.view(weight.dtype))
     piece.num_weights += num
 
 
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for target, source in pairs:
+def _copy(copies: Copies) -> None:
+    """All of them in one call: a step has thousands, and the host must be ahead of the link.
+
+    A prediction takes them one by one, as they go: in one call, meta tensors are copied twice.
+    """
+    if copies.targets and not any(t.is_meta for t in (copies.targets[0], copies.sources[0])):
+        torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
+        return
+    for target, source in zip(copies.targets, copies.sources, strict=True):
         target.copy_(source, non_blocking=True)
