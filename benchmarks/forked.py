@@ -8,10 +8,11 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,16 @@ class Child:
     """A function that runs in a process of its own."""
 
     def __init__(self, function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> None:
+        self.start_s = time.monotonic()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_answer, args=(theirs, os.getpid(), function, arguments, keywords))
         self._process.start()
         theirs.close()
+
+    def fileno(self) -> int:
+        """What becomes readable when the function is through."""
+        return self._pipe.fileno()
 
     def result(self, timeout_s: float) -> dict[str, Any]:
         """What the function gives; or `error`."""
@@ -88,6 +94,25 @@ class Child:
 def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout_s: float) -> dict[str, Any]:
     """What the function gives, called in a process of its own; or `error`."""
     return Child(function, *arguments).result(timeout_s)
+
+
+def in_children(
+    function: Callable[..., dict[str, Any]], cases: Iterable[tuple[Any, ...]], *, num_processes: int, timeout_s: float
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Each case beside what the function gives for it, as they end: so many run at once, each in its own process."""
+    waiting = iter(cases)
+    running: dict[Child, tuple[Any, ...]] = {}
+    while True:
+        while len(running) < num_processes and (case := next(waiting, None)) is not None:
+            running[Child(function, *case)] = case
+        if not running:
+            return
+        wait(list(running), timeout=1.0)
+        for child in list(running):
+            is_late = time.monotonic() > child.start_s + timeout_s
+            if is_late or wait([child], timeout=0):
+                found = child.result(0.0)
+                yield running.pop(child), {"error": f"took longer than {timeout_s:.0f} s"} if is_late else found
 
 
 def _answer(
