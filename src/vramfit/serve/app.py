@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES
+from vramfit.serve.mailbox import Mailbox
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool
 from vramfit.serve.replies import Refused, Reply, problem
@@ -17,6 +17,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 ROUTES = {"/ping": ("GET", "HEAD"), "/invocations": ("POST",), "/metrics": ("GET",)}
 GONE = 499
 """Nobody reads the answer any more."""
+SOON_S = 0.05
+"""Most answers come within it: only then is it worth watching whether the client is still there."""
 
 
 class App:
@@ -30,6 +32,7 @@ class App:
 
     def __init__(self, pool: Pool, metrics: Metrics, timeout_s: float) -> None:
         self._pool, self._metrics, self._timeout_s = pool, metrics, timeout_s
+        self._mailbox: Mailbox[Reply] = Mailbox()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,16 +53,16 @@ class App:
 
     async def _invoke(self, scope: dict[str, Any], receive: Receive) -> Reply:
         try:
-            body = await asyncio.wait_for(_read(scope, receive), BODY_S)
+            async with asyncio.timeout(BODY_S):
+                body = await _read(scope, receive)
         except TimeoutError:
             return problem(408, f"the request did not come whole within {BODY_S:.0f} s")
         except Refused as refusal:
             return refusal.reply
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         job = Job.of(
             body,
-            deliver=lambda reply: _call(loop, lambda: None if future.done() else future.set_result(reply)),
+            deliver=lambda reply: self._mailbox.put(future, reply),
             is_wanted=lambda: not future.done(),
         )
         try:
@@ -74,10 +77,14 @@ class App:
 
     async def _wait(self, future: "asyncio.Future[Reply]", receive: Receive) -> Reply:
         """The answer to a request in line; or why nobody waits for it any more."""
+        soon_s = min(SOON_S, self._timeout_s)
+        if (await asyncio.wait({future}, timeout=soon_s))[0]:
+            return future.result()
         leaving: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
         either: set[asyncio.Future[Any]] = {future, leaving}
         try:
-            done, _ = await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            left_s = self._timeout_s - soon_s
+            done, _ = await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
         if future in done:
@@ -102,12 +109,6 @@ class App:
         ]
         gauges.append(("waiting", "gauge", "Requests in line.", [("", len(self._pool.waiting))]))
         return self._metrics.text(gauges)
-
-
-def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    """From another thread; nobody is there when the server has stopped."""
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(action)
 
 
 async def _read(scope: dict[str, Any], receive: Receive) -> bytes:

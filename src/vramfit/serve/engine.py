@@ -16,6 +16,7 @@ from vramfit.serve.limits import MAX_REQUEST_TOKENS
 from vramfit.serve.loading import Loaded
 from vramfit.serve.long_texts import beginning
 from vramfit.serve.replies import Refused, Reply, answer, problem
+from vramfit.serve.vectors import write_vector
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
@@ -223,16 +224,26 @@ class Engine:
         return [(key, self._reply(part))]
 
     def _reply(self, part: Part) -> Reply:
-        made = []
-        for place in range(len(part.asked.references)):
-            rows = part.rows[place]
-            row = merge_windows(rows)[0] if self.task == "question-answering" else rows[0]
-            made.append({name: value for name, value in row.items() if name not in ("row", "id", "question_number")})
-        value: Any = made if part.asked.is_list else made[0]
+        rows = [part.rows[place] for place in range(len(part.asked.references))]
         try:
+            if self.task == "features":
+                return Reply(200, _vectors([of_one[0] for of_one in rows], part.asked).encode())
+            made = [self._said(of_one) for of_one in rows]
+            value: Any = made if part.asked.is_list else made[0]
             return answer({"predictions": value} if part.asked.key == "instances" else value)
         except ValueError:
             return problem(500, "the model gives values that are no numbers", "look at its weights: vramfit doctor")
+
+    def _said(self, rows: list[Row]) -> Row:
+        """Of one input, without what only we need to know."""
+        row = merge_windows(rows)[0] if self.task == "question-answering" else rows[0]
+        return {name: value for name, value in row.items() if name not in ("row", "id", "question_number")}
+
+
+def _vectors(rows: Sequence[Row], asked: Asked) -> str:
+    made = [write_vector(row["embedding"]) for row in rows]
+    value = f"[{','.join(made)}]" if asked.is_list else made[0]
+    return f'{{"predictions":{value}}}' if asked.key == "instances" else value
 
 
 def _too_long(num_tokens: int, num_pieces: int) -> Reply:

@@ -22,8 +22,6 @@ from vramfit.serve import pooling
 from vramfit.serve.limits import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
 from vramfit.serve.settings import ServeSettings
 from vramfit.techniques import packing
-from vramfit.techniques.packed_attention import FLASH_CAPABILITY, FLASH_TYPES
-from vramfit.techniques.precision import autocast_dtype, weight_dtype
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -103,7 +101,7 @@ def _weights(
             tensor=report.fresh[0],
             hint="fine-tune it first (vramfit train), or serve its vectors: --task features",
         )
-    if _packs(model, place, settings):
+    if _packs(trained, place, settings):
         packing.apply(model, trained.task)
     if trained.task == "features":
         pooling.apply(model, settings.pooling)
@@ -112,18 +110,9 @@ def _weights(
     return model
 
 
-def _packs(model: torch.nn.Module, place: Place, settings: ServeSettings) -> bool:
+def _packs(trained: TrainedModel, place: Place, settings: ServeSettings) -> bool:
     """Whether packing helps: where torch has a kernel for it."""
-    from vramfit.models.anatomy import backbone
-    from vramfit.models.tasks import supported_attention
-
-    kind: Any = settings.precision
-    dtype = autocast_dtype(kind) or weight_dtype(kind)
-    if place.device.type != "cuda" or dtype not in FLASH_TYPES or settings.offload is not None:
-        return False
-    return torch.cuda.get_device_capability(place.device) >= FLASH_CAPABILITY and "packed" in supported_attention(
-        type(backbone(model))
-    )
+    return settings.offload is None and trained.attention(place, settings.precision) == "packed"
 
 
 def _rehearse(model: torch.nn.Module, fail_every: int) -> None:
