@@ -2,7 +2,7 @@
 
     python benchmarks/offloaded_runs.py --plans-only offloaded_plans.json     # on any machine: makes the plans
     python benchmarks/offloaded_runs.py --plans offloaded_plans.json          # on a GPU: runs them
-    python benchmarks/offloaded_runs.py --plans offloaded_plans.json --steps 200 --only curve     # the loss curves
+    python benchmarks/offloaded_runs.py --plans offloaded_plans.json --steps 200 --only "curve *"     # the loss curves
     python benchmarks/offloaded_runs.py --device emulated --model bert-mini   # a rehearsal of all this without a GPU
 
 An effective batch of 32 samples of 512 tokens, clipping on. Cases: BERT-large without a budget, in 2.5 GiB without
@@ -21,6 +21,7 @@ import resource
 import sys
 import time
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,7 +70,7 @@ def grid(model: str | None) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     """Make plans, or run them; 0 when everything that ran stayed inside what was predicted."""
     options = _parse(arguments)
-    cases = [case for case in grid(options.model) if options.only in case["name"]]
+    cases = [case for case in grid(options.model) if fnmatch(case["name"], options.only)]
     planned = json.loads(options.plans.read_text()) if options.plans else {}
     if options.plans_only:
         for case in cases:
@@ -295,7 +296,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plans-only", type=Path, metavar="FILE", help="make the plans and write them; needs no GPU")
     parser.add_argument("--plans", type=Path, metavar="FILE", help="plans made before")
     parser.add_argument("--out", type=Path, default=Path("offloaded_runs.jsonl"), help="file the cases are added to")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="*", help="cases whose name is like this")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seq", type=int, default=SEQ)
     parser.add_argument("--model", help="in place of all models: a rehearsal")
