@@ -10,11 +10,11 @@ every side; the cap holds for the allocator. `trainer` and `accelerate` look for
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
 tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these
-lengths and this cap, `planned-compiled` the same with compiled layers; `--plans` keeps their plans, which `--plans-
-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones, padding is
-none; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without those of
-recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and sides that
-are there are not run again.
+lengths and this cap, `planned-compiled` the same with compiled layers; `--plans` keeps their plans, which
+`--plans-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones,
+padding is none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in
+bf16 that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own;
+one line of JSON a side is added to the results, and sides that are there are not run again.
 """
 
 import argparse
@@ -25,7 +25,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import forked
@@ -134,14 +133,12 @@ def run_side(name: str, side: str, ids: list[list[int]], options: argparse.Names
     else:
         made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
     stats = torch.cuda.memory_stats()
-    times, tokens = made.pop("times"), made.pop("tokens")
-    steady = [n / s for n, s in zip(tokens[NUM_WARM:], times[NUM_WARM:], strict=True)]
+    clock = made.pop("clock")
     return {
         **made,
-        "tokens_per_s": (rate := sum(tokens[NUM_WARM:]) / sum(times[NUM_WARM:])),
+        "tokens_per_s": (rate := clock.rate(1)),
         "utilisation": rate * operations_a_token(name, list(map(len, ids))) / H200_OPERATIONS_PER_S,
-        "median_tokens_per_s": median(steady),
-        "tokens_per_s_with_start": sum(tokens) / (sum(times) + made.get("rehearsal_s", 0.0)),
+        "tokens_per_s_with_start": clock.rate(0, made.get("rehearsal_s", 0.0)),
         "total_s": time.perf_counter() - began,
         "max_reserved_bytes": torch.cuda.max_memory_reserved(),
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -150,6 +147,31 @@ def run_side(name: str, side: str, ids: list[list[int]], options: argparse.Names
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
+
+
+class Clock:
+    """Seconds and tokens of the first steps and of the others; between them the device is not waited for."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        """Of each micro-batch as it is made."""
+        self.marks: list[tuple[float, int]] = [(time.perf_counter(), 0)]
+        """When the first step began, when it was warm, and the end; and the tokens until then."""
+        self._num = 0
+
+    def tick(self) -> None:
+        """A step has been sent."""
+        import torch
+
+        self._num += 1
+        if self._num in (NUM_WARM, NUM_STEPS):
+            torch.cuda.synchronize()
+            self.marks.append((time.perf_counter(), sum(self.tokens)))
+
+    def rate(self, begin: int, more_s: float = 0.0) -> float:
+        """Tokens a second from a mark to the end."""
+        (began, before), (ended, after) = self.marks[begin], self.marks[-1]
+        return (after - before) / (ended - began + more_s)
 
 
 def operations_a_token(name: str, lengths: list[int]) -> float:
@@ -212,35 +234,34 @@ def _run(stepper: Any, ids: list[list[int]], *, profiles: bool = False) -> dict[
     import torch
 
     batches = _batches(ids)
-    times, tokens = [], []
     began = time.perf_counter()
     stepper.rehearse(next(batches))
     torch.cuda.synchronize()
+    clock = Clock()
     rehearsal_s = time.perf_counter() - began
     for _ in range(NUM_STEPS):
         batch = next(batches)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        stepper.step(batch)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-        tokens.append(int(batch["attention_mask"].sum()))
+        clock.tokens.append(int(batch["attention_mask"].sum()))
+        stepper.advance(batch)
+        clock.tick()
     profiled = {"profile_s": _profile(stepper, batches)} if profiles else {}
-    counts = {"num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s}
-    return {"times": times, "tokens": tokens} | counts | profiled
+    return {"clock": clock, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s} | profiled
 
 
 def _profile(stepper: Any, batches: Any) -> dict[str, Any]:
     """Seconds of a step by what the GPU does in them; `idle` is when it does nothing."""
     import torch
     from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, schedule
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as made:
-        for _ in range(NUM_PROFILED):
-            stepper.step(next(batches))
-        torch.cuda.synchronize()
+    phases = schedule(wait=0, warmup=NUM_WARM, active=NUM_PROFILED)  # under its eyes, layers are compiled anew
+    with profile(activities=[ProfilerActivity.CUDA], schedule=phases) as made:
+        for number in range(NUM_WARM + NUM_PROFILED):
+            stepper.advance(next(batches))
+            if number in (NUM_WARM - 1, NUM_WARM + NUM_PROFILED - 1):
+                torch.cuda.synchronize()
+            made.step()
     kernels = [event for event in made.events() if event.device_type == DeviceType.CUDA]
     begin, end = min(k.time_range.start for k in kernels), max(k.time_range.end for k in kernels)
     kinds, names = Counter(dict.fromkeys((*KERNELS, "other"), 0.0)), Counter[str]()
@@ -305,32 +326,22 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     from vramfit.runtime.preparation import prepare
     from vramfit.workload import Workload
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.ticks: list[float] = []
-
+    class Ticks(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.ticks.clear()
-            tokens.clear()
-
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            if not self.ticks:
-                torch.cuda.synchronize()
-                self.ticks.append(time.perf_counter())
+            torch.cuda.synchronize()
+            self.clock = Clock()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            torch.cuda.synchronize()
-            self.ticks.append(time.perf_counter())
+            self.clock.tick()
 
-    tokens: list[int] = []
+    ticks = Ticks()
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = _collate(rows)
-        tokens.append(int(batch["attention_mask"].sum()))
+        ticks.clock.tokens.append(int(batch["attention_mask"].sum()))
         return batch
 
-    def train(batch: int, accumulate: int, steps: int) -> tuple[int, Clock]:
-        clock = Clock()
+    def train(batch: int, accumulate: int, steps: int) -> int:
         model = prepare(resolve(name), Workload(model=name, batch=BATCH, seq=SEQ))
         arguments = TrainingArguments(
             output_dir=tempfile.mkdtemp(), per_device_train_batch_size=batch, auto_find_batch_size=True, bf16=True,
@@ -338,22 +349,20 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
             report_to=[], optim="adamw_torch_fused", disable_tqdm=True, remove_unused_columns=False,
         )  # fmt: skip
         rows = [{"input_ids": row, "labels": i % 2} for i, row in enumerate(ids)]
-        trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[clock])
+        trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[ticks])
         trainer.train()
-        return trainer._train_batch_size, clock
+        return int(trainer._train_batch_size)
 
     started = time.perf_counter()
-    found, _ = train(BATCH, 1, 4)
+    found = train(BATCH, 1, 4)
     search_s, tried = time.perf_counter() - started, 0
     while found != tried:  # what fits for a few steps may not for more: then it has found a smaller one, and runs anew
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         tried, accumulate = found, max(1, round(BATCH / found))
-        found, clock = train(tried, accumulate, NUM_STEPS)
-    times = [b - a for a, b in zip(clock.ticks, clock.ticks[1:], strict=False)]
-    sums = [sum(tokens[i * accumulate : (i + 1) * accumulate]) for i in range(len(times))]
-    return {"times": times, "tokens": sums, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
+        found = train(tried, accumulate, NUM_STEPS)
+    return {"clock": ticks.clock, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
 
 
 def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
@@ -377,12 +386,12 @@ def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[st
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         model, optimizer = accelerator.prepare(model.to(accelerator.device), optimizer)
         batches = _batches(ids)
-        times, tokens = [], []
+        torch.cuda.synchronize()
+        clock = Clock()
         begun[:] = [time.perf_counter()]
         for _ in range(NUM_STEPS):
             batch = next(batches)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
+            clock.tokens.append(int(batch["attention_mask"].sum()))
             for begin in range(0, BATCH, batch_size):
                 part = {k: v[begin : begin + batch_size].to(accelerator.device) for k, v in batch.items()}
                 width = int(part["attention_mask"].sum(1).max())
@@ -391,10 +400,8 @@ def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[st
                 accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-            tokens.append(int(batch["attention_mask"].sum()))
-        return {"times": times, "tokens": tokens, "micro_batch": batch_size}
+            clock.tick()
+        return {"clock": clock, "micro_batch": batch_size}
 
     made: dict[str, Any] = train()
     return {**made, "search_s": begun[0] - started}

@@ -154,12 +154,16 @@ class Stepper:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
             RankFailed: another process of the run has stopped.
         """
+        return float(self.advance(batch))
+
+    def advance(self, batch: Batch) -> torch.Tensor:
+        """As `step`, but the loss stays on the device: the host need not wait, and can prepare the next batch."""
         self._size.grow()
         loss = self._gradients(batch)
         with uninterrupted():
             self._commit_together()
         self._size.quiet()
-        return self.ranks.accord.sum(float(loss))  # only now: until here the host need not wait for the device
+        return self._of_all(loss)
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
@@ -172,6 +176,9 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch, finishes=False)
         self._size.quiet()
+        return self._of_all(loss)
+
+    def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(float(loss)))
 
     def rehearse(self, batch: Batch) -> None:

@@ -63,6 +63,19 @@ class Parts:
     """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Taken:
+    """A step that the device may still be computing, and what was true when it was taken."""
+
+    step: int
+    epoch: float
+    num_tokens: int
+    lr: float
+    skipped: bool
+    loss: torch.Tensor | None
+    """None where no label of the batch counts."""
+
+
 class _EvaluationStopped(Exception):
     """A signal came while an evaluation went on."""
 
@@ -78,6 +91,9 @@ class Loop:
         self._on_event = on_event
         self._saved_step = -1
         self._recorder = Recorder(parts.place)
+        self._taken: _Taken | None = None
+        """The last step, while its loss has not been read."""
+        self._settled_at = 0.0
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Be where a checkpoint was written."""
@@ -136,26 +152,48 @@ class Loop:
         return patience is not None and self.progress.num_without_better >= patience
 
     def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
-        p, stepper, started = self._parts, self._parts.stepper, time.perf_counter()
+        """One step. A GPU's loss is read when the next step has been sent: so it need not wait for the host."""
+        p, stepper, progress = self._parts, self._parts.stepper, self.progress
+        if self._taken is None:
+            self._settled_at = time.perf_counter()
         batch = p.train.collate(rows, epoch=epoch)
-        lr, skipped_before, loss = p.schedule.lr, stepper.num_skipped, math.nan
-        counts = _has_labels(batch)
-        if counts:
-            loss = self._step(batch)
+        lr, skipped_before = p.schedule.lr, stepper.num_skipped
+        loss = self._step(batch) if _has_labels(batch) else None
         num_tokens = int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
-        time_s = time.perf_counter() - started
-        progress = self.progress
-        progress.time_s += time_s
-        progress.learned(loss, num_tokens, num_batches)
-        diverged = self.watch.see(progress.step, loss, skipped=stepper.num_skipped > skipped_before) if counts else None
+        progress.learned(num_tokens, num_batches)
+        taken = _Taken(
+            step=progress.step,
+            epoch=progress.epochs(num_batches),
+            num_tokens=num_tokens,
+            lr=lr,
+            skipped=stepper.num_skipped > skipped_before,
+            loss=loss,
+        )
+        self._settle()
+        self._taken = taken
+        if not p.place.computes_apart:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Read the loss of the last step, and tell of it."""
+        p, stepper, taken = self._parts, self._parts.stepper, self._taken
+        if taken is None:
+            return
+        self._taken = None
+        loss = math.nan if taken.loss is None else float(taken.loss)
+        now = time.perf_counter()
+        time_s, self._settled_at = now - self._settled_at, now
+        self.progress.time_s += time_s
+        self.progress.lost(loss)
+        diverged = None if taken.loss is None else self.watch.see(taken.step, loss, skipped=taken.skipped)
         self._on_event(
             Stepped(
-                step=progress.step,
+                step=taken.step,
                 num_steps=p.num_steps,
-                epoch=progress.epochs(num_batches),
+                epoch=taken.epoch,
                 loss=loss,
-                lr=lr,
-                tokens_per_s=num_tokens / max(time_s, 1e-9),
+                lr=taken.lr,
+                tokens_per_s=taken.num_tokens / max(time_s, 1e-9),
                 num_skipped=stepper.num_skipped,
                 num_recoveries=stepper.num_recoveries,
                 num_nonfinite=self.watch.num_nonfinite,
@@ -167,7 +205,7 @@ class Loop:
         if diverged is not None:
             raise diverged
 
-    def _step(self, batch: Batch) -> float:
+    def _step(self, batch: Batch) -> torch.Tensor:
         """One step, written down where it is the dearest so far and memory did not run out in it."""
         p, stepper = self._parts, self._parts.stepper
         num_samples, seq = batch["input_ids"].shape
@@ -175,7 +213,7 @@ class Loop:
         recoveries_before = stepper.num_recoveries
         recording = self._recorder.step(self.progress.step + 1, num_samples, min(num_samples, fits), seq)
         with recording as courses, p.place.active():
-            loss = stepper.step(batch)
+            loss = stepper.advance(batch)
         if courses and stepper.num_recoveries == recoveries_before:
             self._on_event(Recorded(course=courses[0]))
         return loss
@@ -213,6 +251,7 @@ class Loop:
 
     def _evaluate(self, samples: Samples) -> None:
         """Metrics of the weights as they are; the best ones are saved at once."""
+        self._settle()
         started = time.perf_counter()
         metrics, us = make_metrics(samples), self._parts.us
         if us.leads or us.shards:  # a model in shards is passed through by all together
@@ -240,6 +279,7 @@ class Loop:
     def _save(self) -> None:
         """A checkpoint of this moment, unless there is one."""
         p, progress = self._parts, self.progress
+        self._settle()
         if self._saved_step == progress.step:
             return
         learned = [local(q.detach()) for group in p.optimizer.param_groups for q in group["params"]]

@@ -39,6 +39,11 @@ class Place:
         """Whether memory can run out here in a way that can be planned for."""
         return self.name != "cpu"
 
+    @property
+    def computes_apart(self) -> bool:
+        """Whether the host can go on while the device computes."""
+        return self.device.type == "cuda"
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the work of a model goes on; an emulated GPU counts what it takes."""

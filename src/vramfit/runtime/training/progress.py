@@ -36,14 +36,17 @@ class Progress:
     num_without_better: int = 0
     """Evaluations since the best one."""
 
-    def learned(self, loss: float, num_tokens: int, num_batches: int) -> None:
-        """One more batch is done, of an epoch of `num_batches`."""
+    def learned(self, num_tokens: int, num_batches: int) -> None:
+        """One more batch is done, of an epoch of `num_batches`; its loss may not be known yet."""
         self.step += 1
         self.num_tokens += num_tokens
-        self.losses = [*self.losses[-(NUM_RECENT - 1) :], loss]
         self.index += 1
         if self.index >= num_batches:
             self.epoch, self.index = self.epoch + 1, 0
+
+    def lost(self, loss: float) -> None:
+        """The loss of the next batch that had none."""
+        self.losses = [*self.losses[-(NUM_RECENT - 1) :], loss]
 
     def epochs(self, num_batches: int) -> float:
         """Passes over the data so far."""

@@ -9,7 +9,8 @@ from vramfit.runtime.training.progress import Progress
 def evaluated(*pairs: tuple[float, float], higher: bool = True) -> Progress:
     progress = Progress()
     for value, loss in pairs:
-        progress.learned(0.5, 10, 4)
+        progress.learned(10, 4)
+        progress.lost(0.5)
         progress.evaluated(1.0, {"f1": value, "loss": loss}, value, higher=higher, time_s=0.1)
     return progress
 

@@ -32,6 +32,7 @@ from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.divergence import Diverged
 from vramfit.runtime.training.events import Evaluated, Event, Loading, Note, Saved, Started, Stepped
 from vramfit.runtime.training.interruption import Interrupted, Terminated
+from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.train import train
 
 
@@ -116,6 +117,28 @@ def test_the_saved_folder_is_a_transformers_folder(tmp_path: Path) -> None:
     assert model.config.id2label == {0: "bad", 1: "good"}
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out")("the film was fine", return_tensors="pt")
     assert model(**tokens).logits.shape == (1, 2)
+
+
+def test_a_loss_that_is_read_late_is_told_all_the_same(
+    tmp_path: Path, dev: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the next step is sent before the loss of this one is read."""
+
+    def told(name: str) -> list[Any]:
+        seen: list[Any] = []
+        request = request_of(tmp_path, output=str(tmp_path / name), eval_data=dev, save_every=4, eval_every=3)
+        train(request, on_event=seen.append)
+        steps = [(e.step, e.epoch, e.loss, e.lr) for e in seen if isinstance(e, Stepped)]
+        return [*steps, [(type(e), e.result.step) for e in seen if isinstance(e, Evaluated)]]
+
+    at_once = told("at once")
+    monkeypatch.setattr(Place, "computes_apart", property(lambda self: True))
+    assert told("late") == at_once
+    assert same_weights(tmp_path / "at once", tmp_path / "late")
+    kept = [checkpoints.CheckpointStore(tmp_path / name / "checkpoints").newest() for name in ("at once", "late")]
+    progress = [found.state()["progress"] for found in kept if found is not None]
+    assert [p["losses"] for p in progress] == [progress[0]["losses"]] * 2
+    assert len(progress[0]["losses"]) == progress[0]["step"]
 
 
 def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
@@ -439,16 +462,20 @@ def test_adapters_are_merged_and_frozen_weights_are_the_sources(tmp_path: Path, 
     assert not same & learned
 
 
-def test_a_run_that_diverges_stops_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_run_that_diverges_stops_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
+) -> None:
     from vramfit.runtime.stepper import Stepper
 
-    step = Stepper.step
+    advance = Stepper.advance
 
-    def overflowing(self: Stepper, batch: Any) -> float:
-        loss = step(self, batch)
-        return loss if self.num_steps < 4 else float("nan")
+    def overflowing(self: Stepper, batch: Any) -> torch.Tensor:
+        loss = advance(self, batch)
+        return loss if self.num_steps < 4 else loss * float("nan")
 
-    monkeypatch.setattr(Stepper, "step", overflowing)
+    monkeypatch.setattr(Stepper, "advance", overflowing)
+    monkeypatch.setattr(Place, "computes_apart", property(lambda self: runs_ahead))
     with pytest.raises(Diverged, match="loss of step 4 is nan") as caught:
         run(tmp_path, save_every=3)
     assert "lower learning rate" in str(caught.value.hint)
