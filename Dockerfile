@@ -1,7 +1,12 @@
 # A container for SageMaker: `train` runs a training job, `serve` an endpoint.
 #   docker build -t vramfit .
-# torch's wheels bring CUDA with them: the host needs a driver and nothing else.
+# torch's wheels bring CUDA 13 with them: the host needs a driver for it (580 or newer) and nothing else.
 FROM python:3.12-slim
+
+# Triton, which the 8-bit optimizer and compiled layers run on, builds its launcher with a C compiler
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/vramfit
 COPY pyproject.toml constraints.txt README.md LICENSE ./

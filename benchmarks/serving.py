@@ -2,7 +2,8 @@
 
     python benchmarks/serving.py load --device cpu --memory 1GiB --output benchmarks/results/serving_cpu_DATE.json
     python benchmarks/serving.py load --device cuda --memory 2GiB --processes 8 --beside --output FILE
-    python benchmarks/serving.py faults --seconds 600 --output benchmarks/results/serving_faults_DATE.json
+    python benchmarks/serving.py faults --seconds 600 --output benchmarks/results/serving_faults_cpu_DATE.json
+    python benchmarks/serving_page.py        # the table of docs/sagemaker.md, from what is in benchmarks/results
 
 `load`: 5,000 requests from 64 clients to all-MiniLM-L6-v2, which gives a vector for each text: lengths from 1 to 400
 words, lists of texts, and among them malformed JSON, empty texts and texts of 100,000 words. With `--beside`, then as

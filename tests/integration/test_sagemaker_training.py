@@ -70,7 +70,8 @@ def check_success(base: Path, log: str) -> None:
     assert model.config.num_labels == 2
     assert json.loads((base / "output/data/run.json").read_text())["status"] == "completed"
     assert not (base / "output/failure").exists()
-    assert not (base / "model/checkpoints").exists()
+    left = {path.name for path in (base / "model").iterdir()}
+    assert left == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     losses = caught("train:loss", log)
     assert losses
     assert all(0 < loss < 10 for loss in losses)
@@ -120,6 +121,19 @@ def test_what_is_wrong_with_a_job_is_one_sentence(tmp_path: Path, changes: dict[
     assert words in (base / "output/failure").read_text()
     assert "\n" not in (base / "output/failure").read_text()
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])
+def test_a_configuration_that_cannot_be_read_is_one_sentence_too(tmp_path: Path, content: bytes) -> None:
+    base = tmp_path / "ml"
+    (base / "input/config").mkdir(parents=True)
+    (base / "input/config/hyperparameters.json").write_bytes(content)
+    done = run([sys.executable, "-m", "vramfit.integrations.sagemaker", "train"], base)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    reason = (base / "output/failure").read_text()
+    assert "hyperparameters.json is not" in reason
+    assert "\n" not in reason
 
 
 def test_after_sigterm_the_next_job_goes_on_to_the_same_weights(tmp_path: Path) -> None:

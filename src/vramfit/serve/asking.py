@@ -8,6 +8,7 @@ from vramfit.runtime.data.bad_rows import BadValue, shown
 from vramfit.runtime.data.columns import Columns
 from vramfit.runtime.data.examples import Reference, read_example
 from vramfit.runtime.data.rows import Row
+from vramfit.serve.limits import MAX_REQUEST_TOKENS
 from vramfit.serve.replies import Refused
 from vramfit.workload import Task
 
@@ -63,6 +64,9 @@ def read_body(body: bytes, task: Task) -> Asked:
     inputs = given if is_list else [given]
     if not inputs:
         raise Refused(400, f"{key} is an empty list", _hint(task))
+    if len(inputs) > MAX_REQUEST_TOKENS:
+        many = f"{len(inputs):,} inputs have more than the {MAX_REQUEST_TOKENS:,} tokens of one request"
+        raise Refused(413, many, "send them in several requests")
     made = []
     for number, one in enumerate(inputs):
         try:

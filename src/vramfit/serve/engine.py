@@ -14,7 +14,7 @@ from vramfit.serve.asking import Asked, read_body
 from vramfit.serve.ceiling import Ceiling
 from vramfit.serve.limits import MAX_REQUEST_TOKENS
 from vramfit.serve.loading import Loaded
-from vramfit.serve.long_texts import beginning
+from vramfit.serve.long_texts import beginning, has_more
 from vramfit.serve.replies import Refused, Reply, answer, problem
 from vramfit.serve.vectors import write_vector
 
@@ -22,6 +22,8 @@ PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
 TOGETHER = 2
 """Times that what is left of a round is tried together, before each text is tried by itself."""
+
+SEVERAL = "send it in several requests"
 
 Replies = list[tuple[Hashable, Reply]]
 OnReplies = Callable[[Replies], None]
@@ -97,6 +99,7 @@ class Engine:
         for key, body in requests:
             try:
                 asked = read_body(body, self.task)
+                self._check_length(asked)
             except Refused as refusal:
                 made.refused.append((key, refusal.reply))
                 continue
@@ -135,20 +138,30 @@ class Engine:
         self.run(self.prepare([(0, body)]), found.extend)
         return found[0][1]
 
+    def _check_length(self, asked: Asked) -> None:
+        """Raises Refused for a context of which every token is read, before all of it is tokenized."""
+        for context in (r["context"] for r in asked.references if "context" in r):
+            if has_more(context, self._trained.tokenizer, MAX_REQUEST_TOKENS):
+                raise Refused(413, f"a context has more than {MAX_REQUEST_TOKENS:,} tokens", SEVERAL)
+
     def _encode(self, references: Sequence[Row]) -> Iterator[Encoded]:
         tokenizer, length = self._trained.tokenizer, self.max_length
+
+        def cut(text: str) -> str:
+            return beginning(text, tokenizer, length)
+
         if self.task == "question-answering":
-            yield from encode_questions(references, tokenizer, length, min(STRIDE, length // 4))
+            asked = [{**r, "question": cut(r["question"])} for r in references]
+            yield from encode_questions(asked, tokenizer, length, min(STRIDE, length // 4))
             return
         if self.task == "token-classification":
-            yield from encode_words(references, tokenizer, length, self._trained.label_names)
+            tagged = [{**r, "text": cut(r["text"])} for r in references]
+            whole = {r["row"]: r["text"] for r in references}
+            for sample in encode_words(tagged, tokenizer, length, self._trained.label_names):
+                yield sample._replace(reference={**sample.reference, "text": whole[sample.reference["row"]]})
             return
         for num_texts in (1, 2):
-            alike = [
-                {**r, "texts": tuple(beginning(text, tokenizer, length) for text in r["texts"])}
-                for r in references
-                if len(r["texts"]) == num_texts
-            ]
+            alike = [{**r, "texts": tuple(map(cut, r["texts"]))} for r in references if len(r["texts"]) == num_texts]
             yield from encode_texts(alike, tokenizer, length, ())
 
     def _run_alone(self, work: Round, number: int, left: dict[int, None], send: OnReplies) -> None:
@@ -248,4 +261,4 @@ def _vectors(rows: Sequence[Row], asked: Asked) -> str:
 
 def _too_long(num_tokens: int, num_pieces: int) -> Reply:
     text = f"{num_tokens:,} tokens in {num_pieces:,} pieces are more than the {MAX_REQUEST_TOKENS:,} of one request"
-    return problem(413, text, "send it in several requests")
+    return problem(413, text, SEVERAL)

@@ -176,3 +176,32 @@ def test_weights_may_have_fewer_bits(heads: Heads, settings: dict[str, str]) -> 
     row = ask(engine_of(heads["features"], **settings), TEXTS[0])
     expected = vector(heads["features"], TEXTS[0])
     assert torch.nn.functional.cosine_similarity(torch.tensor(row["embedding"]), expected, dim=0) > 0.99
+
+
+def test_a_text_that_is_cut_before_it_is_tokenized_gets_the_tags_that_it_had(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(heads["token-classification"])
+    texts = [" ".join(["anna lives in paris"] * 2_000), "annaparis" * 5_000, {"tokens": ["tom", "x" * 40_000, "anna"]}]
+    cut = ask(engine, texts)
+    monkeypatch.setattr(engine_module, "beginning", lambda text, tokenizer, length: text)
+    assert ask(engine, texts) == cut
+    assert cut[0]["num_words_cut"] > 7_000
+
+
+def test_questions_are_cut_and_contexts_too_long_are_refused_before_they_are_tokenized(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(heads["question-answering"])
+    asked = {"question": "where lives anna " * 2_000, "context": "anna lives in paris"}
+    cut = ask(engine, asked)
+    monkeypatch.setattr(engine_module, "beginning", lambda text, tokenizer, length: text)
+    assert ask(engine, asked) == cut
+    monkeypatch.setattr(engine_module, "encode_questions", lambda *given: iter(()))
+    told = ask(engine, {"question": "where", "context": "." * 500_000}, status=413)
+    assert told["error"] == "a context has more than 65,536 tokens"
+
+
+def test_more_inputs_than_tokens_allowed_are_refused_at_once(heads: Heads) -> None:
+    told = ask(engine_of(heads["features"]), ["a"] * 65_537, status=413)
+    assert told["error"].startswith("65,537 inputs have more than the 65,536 tokens")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vramfit.errors import VramfitError
 from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
-from vramfit.integrations.sagemaker.job import Job, read_job
+from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
 from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command
 from vramfit.integrations.sagemaker.metrics import MetricLines
 from vramfit.runtime.training.interruption import Interrupted, stop_request
@@ -18,7 +18,7 @@ from vramfit.runtime.training.request import TrainRequest
 STOPPED = (130, 143)
 """Exit codes after Ctrl-C and SIGTERM."""
 NOT_THE_MODEL = ("checkpoints",)
-RECORDS = ("run.json", "plan.json")
+RECORDS = ("run.json", "plan.json", "step.json", "metrics.jsonl", "tensorboard")
 _TOOLKIT = "sagemaker_training.trainer"
 """In this process where SageMaker's toolkit calls `main` itself."""
 
@@ -68,9 +68,7 @@ class _Attempt:
         return 0, ""
 
     def _run(self) -> None:
-        self._job = read_job()  # so that there is a place for the reason, whatever the arguments are
-        if self._arguments:
-            self._job = read_job(read_arguments(self._arguments))
+        self._job = read_job(read_arguments(self._arguments) if self._arguments else None)
         job, request = self._job, make_request(self._job)
         self._request = request
         _make_folder(job.checkpoint_dir)
@@ -90,8 +88,7 @@ class _Attempt:
 
         reason = reason_of(error, self._job, self._request)
         print(f"Error: {reason}", file=sys.stderr, flush=True)
-        if self._job is not None:
-            write_failure(self._job, reason)
+        write_failure(output_folder(), reason)
         return reason
 
 

@@ -1,5 +1,6 @@
 """Why a job failed, in one sentence for SageMaker's page; where memory was short, with the instance that would do."""
 
+from pathlib import Path
 from typing import Any
 
 from vramfit.devices.catalogue import find_instance
@@ -50,13 +51,14 @@ def _larger_instance(error: VramfitError, job: Job | None, request: TrainRequest
         return None
 
 
-def write_failure(job: Job, reason: str) -> None:
+def write_failure(folder: Path, reason: str) -> None:
     """Leave the sentence where SageMaker looks for it; a folder that cannot be written is only said."""
+    file = folder / "failure"
     try:
-        job.output_dir.mkdir(parents=True, exist_ok=True)
-        job.failure_file.write_text(reason, encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(reason, encoding="utf-8")
     except OSError as error:
-        print(f"cannot write {job.failure_file}: {error.strerror}", flush=True)
+        print(f"cannot write {file}: {error.strerror}", flush=True)
 
 
 def _one_line(text: str) -> str:

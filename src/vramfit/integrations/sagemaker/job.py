@@ -26,8 +26,6 @@ class Job:
     """As they were given: texts."""
     channels: dict[str, Path]
     model_dir: Path
-    output_dir: Path
-    """Where the failure file goes."""
     output_data_dir: Path
     checkpoint_dir: Path
     """Kept in S3 where the job has a checkpoint configuration, and back after an interruption."""
@@ -36,11 +34,6 @@ class Job:
     num_gpus: int
     """Of this host."""
     instance: str | None
-
-    @property
-    def failure_file(self) -> Path:
-        """Its first 1,024 characters become the reason that SageMaker shows."""
-        return self.output_dir / "failure"
 
     def data_file(self, names: Sequence[str], wanted: str | None, *, option: str) -> Path | None:
         """The data of the first of some channels that there is; None where there is none of them.
@@ -93,14 +86,12 @@ def read_job(hyperparameters: Mapping[str, str] | None = None, environment: Mapp
     config = base / "input" / "config"
     resources = _json(env.get("SM_RESOURCE_CONFIG"), config / "resourceconfig.json")
     instance = env.get("SM_CURRENT_INSTANCE_TYPE") or resources.get("current_instance_type")
-    output = Path(env.get("SM_OUTPUT_DIR") or base / "output")
     hosts = tuple(_list(env.get("SM_HOSTS")) or resources.get("hosts") or ["localhost"])
     return Job(
         hyperparameters=dict(hyperparameters) if hyperparameters is not None else _hyperparameters(env, config),
         channels=_channels(env, base, config),
         model_dir=Path(env.get("SM_MODEL_DIR") or base / "model"),
-        output_dir=output,
-        output_data_dir=Path(env.get("SM_OUTPUT_DATA_DIR") or output / "data"),
+        output_data_dir=Path(env.get("SM_OUTPUT_DATA_DIR") or output_folder(env) / "data"),
         checkpoint_dir=Path(env.get("SM_CHECKPOINT_DIR") or base / "checkpoints"),
         hosts=hosts,
         current_host=env.get("SM_CURRENT_HOST") or resources.get("current_host") or hosts[0],
@@ -113,6 +104,12 @@ def base_folder(environment: Mapping[str, str] | None = None) -> Path:
     """`/opt/ml`, or where `SAGEMAKER_BASE_DIR` says."""
     env = os.environ if environment is None else environment
     return Path(env.get("SAGEMAKER_BASE_DIR") or BASE)
+
+
+def output_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the failure file goes, whatever else is known of the job."""
+    env = os.environ if environment is None else environment
+    return Path(env.get("SM_OUTPUT_DIR") or base_folder(env) / "output")
 
 
 def _hyperparameters(env: Mapping[str, str], config: Path) -> dict[str, str]:
@@ -152,12 +149,10 @@ def _num_gpus(env: Mapping[str, str], instance: str | None) -> int:
 
 def _json(text: str | None, path: Path) -> dict[str, Any]:
     where = "a variable of the launcher" if text else str(path)
-    if not text:
-        if not path.exists():
-            return {}
-        text = path.read_text(encoding="utf-8")
+    if not text and not path.exists():
+        return {}
     try:
-        data = json.loads(text)
+        data = json.loads(text or path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise VramfitError(f"{where} is not JSON: {error}", hint="it is SageMaker's to write") from None
     if not isinstance(data, dict):

@@ -12,7 +12,7 @@ from tests.unit.integrations.sagemaker.job_folders import write_job
 
 from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
-from vramfit.integrations.sagemaker.job import Job, read_job
+from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
 from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
 from vramfit.runtime.training.interruption import Terminated
 
@@ -37,7 +37,7 @@ def test_files_tell_everything(tmp_path: Path) -> None:
     assert request.eval_data == str(tmp_path / "ml/input/data/validation/rows.csv")
     assert request.output == str(tmp_path / "ml/checkpoints/run")
     assert (request.epochs, request.batch, request.lr, request.resume) == (2.0, 8, 1e-3, True)
-    assert job.failure_file == tmp_path / "ml/output/failure"
+    assert output_folder({"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}) == tmp_path / "ml/output"
 
 
 @pytest.mark.parametrize(
@@ -235,5 +235,6 @@ def test_the_dockerfile_names_what_is_there() -> None:
     assert {"src", "pyproject.toml"} <= set(copied)
     assert all((root / name).exists() for name in copied)
     entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
+    assert any("gcc" in line for line in lines)  # without it, Triton cannot run
     assert entry[:2] == ["python", "-m"]
     assert importlib.util.find_spec(f"{entry[2]}.__main__") is not None
