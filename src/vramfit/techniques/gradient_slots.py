@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vramfit.techniques.copies import Copies, flat
 from vramfit.techniques.sight import out_of_sight
 
 SLOT_BYTES = 16 * 2**20
@@ -36,7 +37,7 @@ class GradientSlots:
         self._left = [self._event() for _ in self.slots]
         self._number = 0
         self._used_bytes = 0
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._waiting = Copies()
         self._then: list[Callable[[Any], None]] = []
 
     def _event(self) -> Any:
@@ -58,7 +59,7 @@ class GradientSlots:
             goal = flat(target)
         done, size, slot_bytes = 0, source.numel(), self.slots[0].numel()
         while done < size:
-            if self._waiting and (size - done) * width > slot_bytes - self._used_bytes:
+            if self._waiting.targets and (size - done) * width > slot_bytes - self._used_bytes:
                 self.flush()
             num = min(size - done, slot_bytes // width)
             if num == size:
@@ -75,21 +76,20 @@ class GradientSlots:
 
     def flush(self) -> None:
         """Let all that is in a slot be under way."""
-        if not self._waiting:
+        if not self._waiting.targets:
             return
         left = self._left[self._number]
         here = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(here)
-            for target, piece in self._waiting:
-                target.copy_(piece, non_blocking=True)
+            self._waiting.send()
             left.record(self._stream)
         arrived = None
         if self._then:
             arrived = self._event()
             arrived.record(self._stream)
         then, self._then = self._then, []
-        self._waiting.clear()
+        self._waiting = Copies()
         self._next()
         for tell in then:
             tell(arrived)
@@ -112,13 +112,8 @@ class GradientSlots:
                 target.copy_(slot)
             self._next()
             return
-        if not self._waiting:
+        if not self._waiting.targets:
             torch.cuda.current_stream(self.device).wait_event(self._left[self._number])
         slot.copy_(piece)
-        self._waiting.append((target, slot))
+        self._waiting.add(target, slot)
         self._used_bytes = min(-(-(begin + piece.nbytes) // ALIGNMENT) * ALIGNMENT, self.slots[0].numel())
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of a dense tensor in the order in which they lie."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -85,8 +85,7 @@ class HostStep:
         streams = self.device.type != "cpu" if streams is None else streams
         self.streams = streams and is_streamable(optimizer)
         """Whether the step is computed on the device."""
-        pairs = list(zip(learned, computed, strict=True))
-        sizes = [n for p, c in pairs for n in _home_sizes(p, c, streams=self.streams)]
+        sizes = _home_sizes(learned, computed, streams=self.streams)
         self.host_bytes = HostArena.measure(sizes, self.device)
         """What it takes of the host's memory, optimizer state and offloaded layers included."""
         self.host_bytes += 0 if self.streams else sum(_state_bytes(p, optimizer) for p in learned)
@@ -179,10 +178,10 @@ class HostStep:
         if not self.streams:
             return
         pins = self.device.type == "cuda"
-        for home in self.homes:
-            state = optimizer.state[home.master]
-            state.setdefault("step", torch.tensor(0.0))
-            for name in MOMENTS:
+        for name in MOMENTS:
+            for home in self.homes:
+                state = optimizer.state[home.master]
+                state.setdefault("step", torch.tensor(0.0))
                 there = state.get(name)
                 if there is None or (pins and not there.is_pinned()):
                     made = self._arena.empty_like(home.master, MASTER)
@@ -241,9 +240,16 @@ class HostStep:
         return register(take)
 
     def _make_homes(self, learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter]) -> list[Home]:
+        pairs = list(zip(learned, computed, strict=True))
         try:
             with _disable_current_modes():
-                return [self._make_home(p, c) for p, c in zip(learned, computed, strict=True)]
+                landings, totals = self._rooms(learned), self._rooms(learned, MASTER)
+                masters = {id(p): p for p, c in pairs if self.traces or _is_stepped_in_place(p, c)}
+                others = [p for p in learned if id(p) not in masters]
+                for weight, room in zip(others, self._rooms(others, MASTER), strict=True):
+                    masters[id(weight)] = torch.nn.Parameter(room.copy_(weight.detach()))
+                rooms = zip(pairs, landings, totals, strict=True)
+                return [Home(p, c, masters[id(p)], landing, total) for (p, c), landing, total in rooms]
         except (RuntimeError, MemoryError) as error:
             raise BudgetExceeded(
                 f"the host does not give the {format_bytes(self.host_bytes)} that offloading takes: "
@@ -254,15 +260,11 @@ class HostStep:
                 hint="end other programs, freeze a part of the model, or take a smaller one",
             ) from error
 
-    def _make_home(self, weight: torch.nn.Parameter, computed: torch.nn.Parameter) -> Home:
-        make: Callable[..., torch.Tensor] = partial(torch.empty_strided, weight.shape, weight.stride())
+    def _rooms(self, weights: list[torch.nn.Parameter], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        """Memory on the host for each weight, in its type or another: side by side, to be copied many at a time."""
         if self.traces:
-            return Home(weight, computed, weight, make(dtype=weight.dtype), make(dtype=weight.dtype))
-        landing, total = (self._arena.empty_like(weight, dtype) for dtype in (weight.dtype, MASTER))
-        if _is_stepped_in_place(weight, computed):
-            return Home(weight, computed, weight, landing, total)
-        master = self._arena.empty_like(weight, MASTER).copy_(weight.detach())
-        return Home(weight, computed, torch.nn.Parameter(master), landing, total)
+            return [torch.empty_strided(w.shape, w.stride(), dtype=w.dtype) for w in weights]
+        return [self._arena.empty_like(w, dtype or w.dtype) for w in weights]
 
     def _take(self, home: Home, computed: torch.Tensor) -> None:
         """A gradient has been made: it goes to the host, and its memory on the device is free."""
@@ -381,10 +383,11 @@ def _is_stepped_in_place(weight: torch.nn.Parameter, computed: torch.nn.Paramete
     return weight is not computed and weight.dtype == MASTER
 
 
-def _home_sizes(weight: torch.nn.Parameter, computed: torch.nn.Parameter, *, streams: bool) -> list[int]:
-    """Bytes of landing, sum and master, and of moments that are made here."""
-    num_wide = (1 if _is_stepped_in_place(weight, computed) else 2) + len(MOMENTS) * streams
-    return [weight.nbytes, *[MASTER.itemsize * weight.numel()] * num_wide]
+def _home_sizes(learned: list[torch.nn.Parameter], computed: list[torch.nn.Parameter], *, streams: bool) -> list[int]:
+    """Bytes of landings, sums and masters, and of moments that are made here, in the order in which they are made."""
+    own = [p for p, c in zip(learned, computed, strict=True) if not _is_stepped_in_place(p, c)]
+    wide = [learned, own, *[learned] * (len(MOMENTS) * streams)]
+    return [w.nbytes for w in learned] + [MASTER.itemsize * w.numel() for ws in wide for w in ws]
 
 
 def _state_bytes(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:

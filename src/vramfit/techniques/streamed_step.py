@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vramfit.techniques.gradient_slots import flat
+from vramfit.techniques.copies import Copies, flat
 
 WIDE = torch.float32
 SLOT_BYTES_A_WEIGHT = 18
@@ -42,27 +42,14 @@ class Stepped:
 
 
 @dataclass(slots=True)
-class Copies:
-    """Tensors that are copied, and where to."""
-
-    targets: list[torch.Tensor] = field(default_factory=list)
-    sources: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """One more."""
-        self.targets.append(target)
-        self.sources.append(source)
-
-
-@dataclass(slots=True)
 class Piece:
     """As much as one slot holds."""
 
-    inwards: Copies = field(default_factory=Copies)
+    inwards: Copies = field(default_factory=lambda: Copies(num_kinds=4))
     """From the host into the slot."""
     widened: Copies = field(default_factory=Copies)
     """Gradients in 16 bits, from one place in the slot to another."""
-    outwards: Copies = field(default_factory=Copies)
+    outwards: Copies = field(default_factory=lambda: Copies(num_kinds=4))
     """From the slot to the host."""
     weights: Copies = field(default_factory=Copies)
     """Masters in the slot to weights on the device, or to their rounded copies in the slot."""
@@ -144,27 +131,27 @@ class StreamedStep:
 
     def _send(self, slot: int, piece: Piece, settings: dict[str, Any], factor: float | None) -> None:
         if self._ways is None:
-            _copy(piece.inwards)
+            piece.inwards.send()
             self._compute(slot, piece, settings, factor)
-            _copy(piece.outwards)
+            piece.outwards.send()
             return
         there, ready, free = self._events[slot]
         here = torch.cuda.current_stream(self.device)
         inwards, outwards = self._ways
         with torch.cuda.stream(inwards):
             inwards.wait_event(free)
-            _copy(piece.inwards)
+            piece.inwards.send()
             there.record(inwards)
         here.wait_event(there)
         self._compute(slot, piece, settings, factor)
         ready.record(here)
         with torch.cuda.stream(outwards):
             outwards.wait_event(ready)
-            _copy(piece.outwards)
+            piece.outwards.send()
             free.record(outwards)
 
     def _compute(self, slot: int, piece: Piece, settings: dict[str, Any], factor: float | None) -> None:
-        _copy(piece.widened)
+        piece.widened.send()
         master, gradient, first, second, _ = (part[: piece.num_weights] for part in self._slots[slot])
         if factor is not None:
             gradient.mul_(factor)
@@ -174,7 +161,7 @@ class StreamedStep:
             lr=float(settings["lr"]), beta1=settings["betas"][0], beta2=settings["betas"][1],
             weight_decay=settings["weight_decay"], eps=settings["eps"], amsgrad=False, maximize=settings["maximize"],
         )  # fmt: skip
-        _copy(piece.weights)
+        piece.weights.send()
 
 
 def _stretches(slot: torch.Tensor) -> list[torch.Tensor]:
@@ -207,15 +194,3 @@ def _put(piece: Piece, slot: list[torch.Tensor], parameter: Stepped, begin: int,
             piece.weights.add(narrow.view(weight.dtype), master)
             piece.outwards.add(weight, narrow.view(weight.dtype))
     piece.num_weights += num
-
-
-def _copy(copies: Copies) -> None:
-    """All of them in one call: a step has thousands, and the host must be ahead of the link.
-
-    A prediction takes them one by one, as they go: in one call, meta tensors are copied twice.
-    """
-    if copies.targets and not any(t.is_meta for t in (copies.targets[0], copies.sources[0])):
-        torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
-        return
-    for target, source in zip(copies.targets, copies.sources, strict=True):
-        target.copy_(source, non_blocking=True)

@@ -57,6 +57,14 @@ def train(stepper: steppers.Stepper, task: str = TASK, num_steps: int = 3) -> tu
     return flat_weights(stepper.model), losses
 
 
+class SharedArena(HostArena):
+    """Blocks as for a GPU, on which tensors lie side by side."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        super().__init__(num_bytes, device)
+        self._shares = True
+
+
 @pytest.mark.parametrize("slot_bytes", [None, 5000])
 @pytest.mark.parametrize("micro_batch", [5, 12])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-fp16"])
@@ -69,9 +77,24 @@ def test_it_is_the_step_of_the_host_to_the_bit(
     weights, losses = train(make_stepper(monkeypatch, streams=False, **keywords))
     if slot_bytes is not None:
         monkeypatch.setattr("vramfit.techniques.gradient_slots.SLOT_BYTES", slot_bytes)
+        monkeypatch.setattr("vramfit.techniques.host_step.HostArena", SharedArena)
     ours, our_losses = train(make_stepper(monkeypatch, streams=True, **keywords))
     assert our_losses == losses
     assert torch.equal(ours, weights)
+
+
+def test_what_lies_side_by_side_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def num_copies() -> int:
+        stepper = make_stepper(monkeypatch, streams=True, precision="bf16", micro_batch=12)
+        train(stepper, num_steps=2)
+        assert stepper.host is not None
+        assert stepper.host._stream is not None
+        (pieces,) = {id(made): made for made in stepper.host._stream._made.values()}.values()
+        return sum(len(piece.inwards.targets) for piece in pieces)
+
+    alone = num_copies()
+    monkeypatch.setattr("vramfit.techniques.host_step.HostArena", SharedArena)
+    assert num_copies() < 0.75 * alone
 
 
 @pytest.mark.parametrize(
