@@ -157,9 +157,9 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch)
         with uninterrupted():
-            self._commit_together()
+            mean = self._commit_together(loss)
         self._size.quiet()
-        return self.ranks.accord.sum(float(loss))  # only now: until here the host need not wait for the device
+        return mean
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
@@ -336,14 +336,16 @@ class Stepper:
             check_loss(self._loss_to_check, output, batch)
             self._loss_to_check = None
 
-    def _commit_together(self) -> None:
-        """The step of all ranks; where it fails on one, all stop."""
+    def _commit_together(self, loss: torch.Tensor) -> float:
+        """The step of all ranks, and their loss; where it fails on one, all stop."""
         try:
             self._commit()
+            own = float(loss)  # only now: until here the host need not wait for the device
         except BaseException as error:
             self.ranks.accord.give_up(error)
             raise
         self.ranks.accord.agree()
+        return self.ranks.accord.sum(own)
 
     def _commit(self) -> None:
         """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""

@@ -71,7 +71,8 @@ class Replicas:
     def synchronise(self) -> None:
         """Reduce the gradients; parameters that no rank used have none, as with one process."""
         used = self.accord.any([index in self._used for index in range(len(self._learned))])
-        self._reduce()
+        with self.accord.meeting():
+            self._reduce()
         for parameter, is_used in zip(self._learned, used, strict=True):
             if not is_used:
                 parameter.grad = None
