@@ -75,30 +75,46 @@ def _injected(number: int, at: int) -> tuple[int, tuple[int, ...]]:
 def _recoveries(
     parallel: str, points: list[tuple[int, tuple[int, ...]]], right: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    """Several points in one world; where that hangs or fails, each in a world of its own, to see which."""
     cases = [(parallel, {"sizes": SIZES, "fail_at": {rank: at}}) for rank, at in points]
-    first, second = values(run_ranks(work.train_all, 2, cases, timeout_s=CASE_S * len(cases)))
-    rows = []
-    for (rank, at), ours, theirs in zip(points, first, second, strict=True):
-        away = max(work.distance(made["weights"], right["weights"]) for made in (ours, theirs))
-        places = (ours, theirs)[rank]["places"]
-        row = {
-            "parallel": parallel,
-            "rank": rank,
-            "operators": at,
-            "parts": [part for part, _ in places],
-            "names": [name for _, name in places],
-            "num_recoveries": ours["num_recoveries"],
-            "micro_batch": ours["micro_batch"],
-            "difference": away,
-            "problem": _problem(ours, theirs, away, places),
-        }
-        rows.append(row)
+    try:
+        first, second = values(run_ranks(work.train_all, 2, cases, timeout_s=CASE_S * len(cases)))
+    except (TimeoutError, SystemExit) as error:
+        if len(points) > 1:
+            return [row for point in points for row in _recoveries(parallel, [point], right)]
+        rank, at = points[0]
+        print(f"{parallel:4}  rank {rank} at {at!s:18}: {error}", flush=True)
+        return [{"parallel": parallel, "rank": rank, "operators": at, "problem": str(error)}]
+    rows = [
+        _row(parallel, rank, at, ours, theirs, right)
+        for (rank, at), ours, theirs in zip(points, first, second, strict=True)
+    ]
+    for row in rows:
         print(
-            f"{parallel:4}  rank {rank} at {at!s:18} {row['parts']}: recovered {row['num_recoveries']} times, "
-            f"micro-batch {row['micro_batch']}, {away:.1e} from one process {row['problem']}",
+            f"{parallel:4}  rank {row['rank']} at {row['operators']!s:18} {row['parts']}: recovered "
+            f"{row['num_recoveries']} times, micro-batch {row['micro_batch']}, {row['difference']:.1e} from one "
+            f"process {row['problem']}",
             flush=True,
         )
     return rows
+
+
+def _row(
+    parallel: str, rank: int, at: tuple[int, ...], ours: dict[str, Any], theirs: dict[str, Any], right: dict[str, Any]
+) -> dict[str, Any]:
+    away = max(work.distance(made["weights"], right["weights"]) for made in (ours, theirs))
+    places = (ours, theirs)[rank]["places"]
+    return {
+        "parallel": parallel,
+        "rank": rank,
+        "operators": at,
+        "parts": [part for part, _ in places],
+        "names": [name for _, name in places],
+        "num_recoveries": ours["num_recoveries"],
+        "micro_batch": ours["micro_batch"],
+        "difference": away,
+        "problem": _problem(ours, theirs, away, places),
+    }
 
 
 def _problem(ours: dict[str, Any], theirs: dict[str, Any], away: float, places: list[tuple[str, str]]) -> str:
@@ -147,7 +163,7 @@ def _head(rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "num_points": len(recovered),
         "num_points_for_good": len(rows) - len(recovered),
         "num_bad": sum(bool(row["problem"]) for row in rows),
-        "worst_difference": max(row["difference"] for row in recovered),
+        "worst_difference": max((row["difference"] for row in recovered), default=None),
         "failures_by_part": {
             parallel: dict(Counter(part for row in recovered if row["parallel"] == parallel for part in row["parts"]))
             for parallel in ("ddp", "fsdp")
