@@ -93,6 +93,8 @@ class Accord:
             self._vote(FAILED, ())
         except (RankFailed, RuntimeError, PeerOutOfMemory):
             return
+        finally:
+            self._keep_meeting_point(range(self.size))
 
     def sum(self, value: float) -> float:
         """The sum over all ranks; to be called where `agree` has just gone well."""
@@ -175,11 +177,21 @@ class Accord:
     def _failed(self) -> RankFailed:
         """Somebody has left a reason."""
         self._parted = True
-        for rank in range(self.size):
-            reason = self._reason(rank)
-            if reason is not None and rank != self.rank:
-                return RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
-        return RankFailed("another rank has stopped", hint=RESUMING)
+        found = RankFailed("another rank has stopped", hint=RESUMING)
+        with suppress(RuntimeError):
+            for rank in range(self.size):
+                reason = self._reason(rank)
+                if reason is not None and rank != self.rank:
+                    found = RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
+                    break
+            self._store.set(f"vramfit/knows/{self.rank}", "1")
+        return found
+
+    def _keep_meeting_point(self, ranks: Sequence[int]) -> None:
+        """The meeting point may go with rank 0's process: it stays until these know what they need to."""
+        if self.rank == 0:
+            with suppress(RuntimeError):
+                self._without("knows", ranks)
 
     def _lost(self, error: RuntimeError) -> RankFailed:
         """A connection broke: whose, found by who still answers."""
@@ -193,8 +205,7 @@ class Accord:
             silent = [rank for rank in silent if later.get(rank) == beats.get(rank)]  # others are in a long pass
             reasons = {rank: self._reason(rank) for rank in range(self.size) if rank != self.rank}
             self._store.set(f"vramfit/knows/{self.rank}", "1")
-            if self.rank == 0:  # the meeting point may go with this process
-                self._without("knows", [rank for rank in range(self.size) if rank not in silent])
+            self._keep_meeting_point([rank for rank in range(self.size) if rank not in silent])
         except RuntimeError:
             return RankFailed(
                 f"rank {self.rank} lost the others, and the meeting point too: rank 0 was killed, its machine is gone, "
