@@ -67,3 +67,13 @@ def difference(ours: Any, theirs: Any) -> float:
     names = [name for name in one if not name.endswith("key.bias")]
     changes = torch.stack([(one[name] - other[name]).norm() for name in names])
     return float(changes.norm() / torch.stack([other[name].norm() for name in names]).norm())
+
+
+@torch.no_grad()
+def difference_of_answers(ours: Any, theirs: Any) -> float:
+    """The largest difference between the logits of two saved models, all their weights in use."""
+    from transformers import AutoModelForSequenceClassification
+
+    one, other = (AutoModelForSequenceClassification.from_pretrained(folder).eval() for folder in (ours, theirs))
+    ids = torch.randint(5, one.config.vocab_size, (8, 12), generator=torch.Generator().manual_seed(0))
+    return float((one(input_ids=ids).logits - other(input_ids=ids).logits).abs().max())
