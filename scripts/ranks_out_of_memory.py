@@ -27,6 +27,8 @@ SIZES = (12, 12, 5)
 MAX_DIFFERENCE = 1e-6
 CASE_S = 60.0
 AT_ONCE = 10
+NUM_IN_PART = 3
+"""Points in each part of the step at the least."""
 NUM_FOR_GOOD = 4
 """Points for each way of sharing at which memory is gone for good."""
 FOR_GOOD = 100_000
@@ -56,8 +58,8 @@ def main() -> int:
 def sweep(parallel: str, num_points: int, seed: int, right: dict[str, Any]) -> list[dict[str, Any]]:
     """What happened at each point; `problem` is empty where it was right."""
     whole = {"sizes": SIZES, "counts_operators": True}
-    last = min(made[0]["num_operators"] for made in values(run_ranks(work.train_all, 2, [(parallel, whole)])))
-    points = sorted(random.Random(seed).sample(range(1, last + 1), num_points))
+    parts = [made[0]["parts"] for made in values(run_ranks(work.train_all, 2, [(parallel, whole)]))]
+    points = _spread(min(parts, key=len), num_points, random.Random(seed))
     rows = []
     for start in range(0, num_points, AT_ONCE):
         group = list(enumerate(points[start : start + AT_ONCE], start))
@@ -65,6 +67,16 @@ def sweep(parallel: str, num_points: int, seed: int, right: dict[str, Any]) -> l
     for number, at in enumerate(points[:: max(num_points // NUM_FOR_GOOD, 1)][:NUM_FOR_GOOD]):
         rows.append(_ending(parallel, number % 2, at))
     return rows
+
+
+def _spread(parts: list[str], num_points: int, draw: random.Random) -> list[int]:
+    """Operators by number, some in every part of the step; the rest anywhere."""
+    chosen: set[int] = set()
+    for part in sorted(set(parts)):
+        there = [number for number, one in enumerate(parts, 1) if one == part]
+        chosen.update(draw.sample(there, min(len(there), NUM_IN_PART)))
+    others = [number for number in range(1, len(parts) + 1) if number not in chosen]
+    return sorted([*chosen, *draw.sample(others, max(num_points - len(chosen), 0))])[:num_points]
 
 
 def _injected(number: int, at: int) -> tuple[int, tuple[int, ...]]:

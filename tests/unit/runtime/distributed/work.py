@@ -31,9 +31,11 @@ WITHOUT_MEMORY = ("_unsafe_view", "_reshape_alias", "unflatten_dense_tensors", "
 class RunsOut(TorchDispatchMode):
     """Memory runs out at the operators of these numbers, each once; only those count that ask for memory."""
 
-    def __init__(self, fail_at: Any = ()) -> None:
+    def __init__(self, fail_at: Any = (), *, notes_parts: bool = False) -> None:
         super().__init__()
         self.fail_at = set(fail_at)
+        self.parts: list[str] | None = [] if notes_parts else None
+        """Of every operator that asks for memory, the part of the step, if asked for."""
         self.num_operators = 0
         self.places: list[tuple[str, str]] = []
         """For each failure, the part of the step and the operator."""
@@ -44,6 +46,8 @@ class RunsOut(TorchDispatchMode):
         if not asks or schema.name.partition("::")[2] in WITHOUT_MEMORY:
             return func(*args, **(kwargs or {}))
         self.num_operators += 1
+        if self.parts is not None:
+            self.parts.append(_part_of_step())
         if self.num_operators in self.fail_at:
             self.places.append((_part_of_step(), schema.name.partition("::")[2]))
             raise torch.OutOfMemoryError(f"CUDA out of memory. Injected at operator {self.num_operators}")
@@ -135,7 +139,7 @@ def train(
         stepper = Stepper(model, made, micro_batch=micro_batch, max_grad_norm=0.5, precision=precision, ranks=ranks)
         rank = 0 if ranks is None else ranks.rank
         failing = (fail_at or {}).get(rank, ())
-        mode = RunsOut(failing) if failing or counts_operators else nullcontext()
+        mode = RunsOut(failing, notes_parts=counts_operators) if failing or counts_operators else nullcontext()
         windows = [window(task, size, seed) for seed, size in enumerate(sizes)]
         with mode:
             losses = [stepper.step(batch) for batch in windows]
@@ -145,7 +149,7 @@ def train(
             "losses": losses,
             "num_recoveries": stepper.num_recoveries,
             "micro_batch": stepper.micro_batch,
-            "num_operators": getattr(mode, "num_operators", 0),
+            "parts": getattr(mode, "parts", None),
             "places": getattr(mode, "places", []),
             "loss_scale": stepper.loss_scale,
         }
