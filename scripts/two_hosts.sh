@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Two network namespaces as two hosts: a run on both, and what it says when the link between them is cut.
-# Needs root, iproute2 and an environment with vramfit. Usage: scripts/two_hosts.sh [run|cut]
+# Needs root, iproute2 and an environment with vramfit. Usage: scripts/two_hosts.sh [run|cut] [ddp|fsdp]
 set -euo pipefail
-what=${1:-run}
+what=${1:-run} parallel=${2:-ddp}
 python=${PYTHON:-python}
 folder=$(mktemp -d)
 a="vf$$a" b="vf$$b"
@@ -29,7 +29,7 @@ host() {  # namespace, node rank
     "$python" -m torch.distributed.run --nnodes 2 --node-rank "$2" --nproc-per-node 1 \
     --master-addr 10.77.0.1 --master-port 29555 \
     -m vramfit train "$folder/train.csv" --model "$folder/source" --output "$folder/out" \
-    --device cpu --batch 8 --max-steps "$steps" --save-every 1000000 > "$folder/host$2.log" 2>&1
+    --device cpu --parallel "$parallel" --batch 8 --max-steps "$steps" --save-every 1000000 > "$folder/host$2.log" 2>&1
 }
 host "$a" 0 & first=$!
 host "$b" 1 & second=$!

@@ -1,6 +1,6 @@
 """`bounds`: what a stream takes under several placements, since the real one is never known for certain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vramfit.allocator.device import CapacityKind
@@ -55,6 +55,7 @@ def bounds(
     capacity_bytes: int | None = None,
     options: AllocatorOptions | None = None,
     capacity_kind: CapacityKind = "allowed",
+    side_streams: Mapping[int, int] | None = None,
 ) -> PlacementBounds:
     """Replay a stream under each placement; arguments as of `replay`.
 
@@ -75,6 +76,7 @@ def bounds(
                 options=options,
                 placement=make_placement(),
                 capacity_kind=capacity_kind,
+                side_streams=side_streams,
             )
             for make_placement in (PLACEMENTS[:1] if expandable else PLACEMENTS)
         )

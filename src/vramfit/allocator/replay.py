@@ -1,7 +1,8 @@
 """`replay`: a stream of requests and frees through the simulated allocator, with the peaks of each phase."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast, get_args
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
@@ -99,6 +100,7 @@ def replay(
     options: AllocatorOptions | None = None,
     placement: Placement | None = None,
     capacity_kind: CapacityKind = "allowed",
+    side_streams: Mapping[int, int] | None = None,
 ) -> ReplayResult:
     """Replay a stream and return its peaks.
 
@@ -107,6 +109,7 @@ def replay(
             `-k` frees what request `k` got. What is not freed stays.
         marks: phases, driver events and `empty_cache` calls, by index; more than one may share an index.
         capacity_bytes, options, placement, capacity_kind: of the `CachingAllocator`.
+        side_streams: by number, requests made on another CUDA stream than most, and which: they share no memory.
 
     Returns:
         The peaks of each phase. A request that does not fit ends the replay: see `out_of_memory`.
@@ -118,9 +121,12 @@ def replay(
     allocator = CachingAllocator(capacity_bytes, options, placement, capacity_kind=capacity_kind)
     phases = _Phases(allocator)
     held: list[Block | None] = []
+    malloc: Callable[[int], Block] = allocator.malloc
+    if side_streams:
+        malloc = partial(_malloc_beside, allocator, held, side_streams)
     position = 0
     for mark in sorted(marks, key=lambda mark: mark.index):
-        failure = _run(allocator, events, position, mark.index, held, phases)
+        failure = _run(allocator, malloc, events, position, mark.index, held, phases)
         if failure is not None:
             return ReplayResult(phases=phases.close(), out_of_memory=failure)
         position = mark.index
@@ -130,12 +136,20 @@ def replay(
             allocator.placement.on_event(cast(DriverEvent, mark.name))
         else:
             allocator.empty_cache()
-    failure = _run(allocator, events, position, len(events), held, phases)
+    failure = _run(allocator, malloc, events, position, len(events), held, phases)
     return ReplayResult(phases=phases.close(), out_of_memory=failure)
+
+
+def _malloc_beside(
+    allocator: CachingAllocator, held: list[Block | None], side_streams: Mapping[int, int], num_bytes: int
+) -> Block:
+    """The next request, on its stream."""
+    return allocator.malloc(num_bytes, side_streams.get(len(held), 0))
 
 
 def _run(
     allocator: CachingAllocator,
+    malloc: Callable[[int], Block],
     events: Sequence[int],
     begin: int,
     end: int,
@@ -143,7 +157,7 @@ def _run(
     phases: "_Phases",
 ) -> OutOfMemoryEvent | None:
     """Replay events `begin` to `end`; `held` is the block of each request so far."""
-    malloc, free = allocator.malloc, allocator.free
+    free = allocator.free
     index, size = begin, 0
     peak_bytes = allocator.peak_allocated_bytes
     try:

@@ -8,6 +8,7 @@ H200 capped at 11.17 GiB that moves the largest batch by up to 4 %, in either di
 from dataclasses import replace
 
 from vramfit.allocator.replay import Mark
+from vramfit.cuda.side_streams import SIDE_STREAMS
 from vramfit.records.stream import Stream
 
 
@@ -43,3 +44,11 @@ def warm_stream(stream: Stream) -> Stream:
 def marks_of(stream: Stream) -> list[Mark]:
     """The stream's marks as the allocator takes them."""
     return [Mark(index=m.index, kind=m.kind, name=m.name) for m in stream.marks]
+
+
+def side_streams_of(stream: Stream) -> dict[int, int]:
+    """Requests that are made on another CUDA stream than most, by number; most workloads have none."""
+    streams = {i: SIDE_STREAMS[o.operator] for i, o in enumerate(stream.origins) if o.operator in SIDE_STREAMS}
+    if not streams:
+        return {}
+    return {number: streams[origin] for number, origin in enumerate(stream.request_origins) if origin in streams}

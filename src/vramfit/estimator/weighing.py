@@ -6,7 +6,7 @@ from vramfit.allocator.bounds import PLACEMENTS, PlacementBounds, bounds
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import UsedProcessPlacement
 from vramfit.allocator.replay import OutOfMemoryEvent, ReplayResult, replay
-from vramfit.estimator.states import marks_of, warm_stream
+from vramfit.estimator.states import marks_of, side_streams_of, warm_stream
 from vramfit.records.stream import Stream
 
 
@@ -30,7 +30,13 @@ def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -
     """Replay freely, cold and warm, and inside the capacity where that would be passed."""
     warm = warm_stream(cold)
     free = _bounds(cold, options, None)
-    warm_free = replay(warm.events, marks_of(warm), options=options, placement=UsedProcessPlacement())
+    warm_free = replay(
+        warm.events,
+        marks_of(warm),
+        options=options,
+        placement=UsedProcessPlacement(),
+        side_streams=side_streams_of(warm),
+    )
     safe_bytes = max(free.safe_reserved_bytes, warm_free.peak_reserved_bytes)
     if capacity_bytes is None:
         return Outcome(free.likely, cold, None, safe_bytes, None, None)
@@ -47,7 +53,13 @@ def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -
 
 
 def _bounds(stream: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> PlacementBounds:
-    return bounds(stream.events, marks_of(stream), options=options, capacity_bytes=capacity_bytes)
+    return bounds(
+        stream.events,
+        marks_of(stream),
+        options=options,
+        capacity_bytes=capacity_bytes,
+        side_streams=side_streams_of(stream),
+    )
 
 
 def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> OutOfMemoryEvent | None:
@@ -59,6 +71,7 @@ def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> Out
             capacity_bytes=capacity_bytes,
             options=options,
             placement=make_placement(),
+            side_streams=side_streams_of(stream),
         )
         if result.out_of_memory is not None:
             return result.out_of_memory

@@ -84,12 +84,20 @@ class Inference:
         self.packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
         """Whether sequences lie end to end, so that padding takes nothing."""
 
-    def run(self, samples: Samples, on_output: OnOutput, on_progress: OnProgress = lambda done, total: None) -> None:
-        """Pass all samples through the model, longest first.
+    def run(
+        self,
+        samples: Samples,
+        on_output: OnOutput,
+        on_progress: OnProgress = lambda done, total: None,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """Pass samples through the model, longest first.
 
         Args:
             on_output: called once for each batch that went through.
             on_progress: called with samples done and samples to do.
+            rows: which, by number; None takes all.
 
         Raises:
             RecoveryExhausted: a single sample does not fit.
@@ -97,17 +105,24 @@ class Inference:
         self.run_parts(
             [samples],
             lambda _, output, batch, rows: on_output(output, batch, rows),
-            lambda done: on_progress(done, len(samples)),
+            lambda done: on_progress(done, len(samples) if rows is None else len(rows)),
+            rows=rows,
         )
 
     def run_parts(
-        self, parts: Iterable[Samples], on_output: OnPartOutput, on_progress: Callable[[int], None] = lambda done: None
+        self,
+        parts: Iterable[Samples],
+        on_output: OnPartOutput,
+        on_progress: Callable[[int], None] = lambda done: None,
+        *,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """Pass samples through the model that come part by part, such as those that are still being tokenized.
 
         Args:
             on_output: called with the part too.
             on_progress: called with samples done.
+            rows: of every part, which samples, by number; None takes all.
 
         Raises:
             RecoveryExhausted: a single sample does not fit.
@@ -117,7 +132,7 @@ class Inference:
             self.model.eval()
         done = 0
         try:
-            for passed in self._passes(parts, on_output):
+            for passed in self._passes(parts, on_output, rows):
                 _land(passed, on_output)
                 done += len(passed.rows)
                 on_progress(done)
@@ -126,11 +141,13 @@ class Inference:
                 self.model.train()
             generators.restore()
 
-    def _passes(self, parts: Iterable[Samples], on_output: OnPartOutput) -> Iterator[_Passed]:
+    def _passes(
+        self, parts: Iterable[Samples], on_output: OnPartOutput, rows: Sequence[int] | None
+    ) -> Iterator[_Passed]:
         """Batches that went through, each given only when the next one is on its way."""
         flying: deque[_Passed] = deque()
         for samples in parts:
-            waiting = deque(self._groups(samples))
+            waiting = deque(self._groups(samples, rows))
             while waiting:
                 group = waiting.popleft()
                 passed = self._try(samples, group, on_output)

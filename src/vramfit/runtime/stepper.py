@@ -161,9 +161,9 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch)
         with uninterrupted():
-            self._commit_together()
+            mean = self._commit_together(loss)
         self._size.quiet()
-        return self._of_all(loss)
+        return mean
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
@@ -343,14 +343,17 @@ class Stepper:
             check_loss(self._loss_to_check, output, batch)
             self._loss_to_check = None
 
-    def _commit_together(self) -> None:
-        """The step of all ranks; where it fails on one, all stop."""
+    def _commit_together(self, loss: torch.Tensor) -> torch.Tensor:
+        """The step of all ranks, and their loss; where it fails on one, all stop."""
         try:
             self._commit()
+            if self.ranks.size > 1:
+                loss = loss.cpu()  # what goes wrong on the device is known here at the latest
         except BaseException as error:
             self.ranks.accord.give_up(error)
             raise
         self.ranks.accord.agree()
+        return self._of_all(loss)
 
     def _commit(self) -> None:
         """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""

@@ -118,17 +118,18 @@ def _step_at_once(optimizer: torch.optim.Optimizer) -> None:
     )
 
 
-def _step_portion(optimizer: torch.optim.Optimizer, portion: Parameters) -> None:
-    for _ in range(NUM_ATTEMPTS):
+def _step_portion(optimizer: torch.optim.Optimizer, portion: Parameters, num_attempts: int = NUM_ATTEMPTS) -> None:
+    for attempt in range(num_attempts):
+        if attempt:
+            free_memory()
         if _try(optimizer, portion):
             return
-        free_memory()
     if len(portion) == 1:
         _step_on_host(optimizer, portion[0])
         return
     middle = len(portion) // 2
-    _step_portion(optimizer, portion[:middle])
-    _step_portion(optimizer, portion[middle:])
+    for half in (portion[:middle], portion[middle:]):
+        _step_portion(optimizer, half, num_attempts=1)  # all that can be freed is: to collect for each takes minutes
 
 
 def _try(optimizer: torch.optim.Optimizer, portion: Parameters) -> bool:

@@ -4,6 +4,7 @@ The collectives themselves ask for nothing: what they read and write is here. `r
 FSDP2's order is that of torch 2.11 and 2.13 (torch/distributed/fsdp/_fully_shard).
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.cuda.side_streams import ALL_GATHER, SHARDED_GRADIENT
 from vramfit.models.anatomy import encoder_layers
 from vramfit.step.window import clip
 from vramfit.trace.tracer import Tracer
@@ -21,6 +23,9 @@ from vramfit.workload import Workload
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel's `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`."""
+BROADCAST_BYTES = 250 * 2**20
+NUM_BROADCASTS = 2
+"""Its `broadcast_bucket_size`, and `max_in_flight` of `broadcast_coalesced` (torch/csrc/distributed/c10d/comm.cpp)."""
 NUM_SCALARS = 2
 """What a pass over DDP's wrapper begins with, and the gradient it is given."""
 
@@ -67,14 +72,32 @@ class ReplicaOnPaper(AloneOnPaper):
     def __init__(self, tracer: Tracer, model: torch.nn.Module) -> None:
         super().__init__(model)
         with _disable_current_modes():
-            limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
-            assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
-            indices, _ = assign(self.learned, limits)
-            self._views = dict(view for bucket in indices for view in self._bucket(tracer, bucket))
+            self._broadcast(tracer)
+            buckets = self._buckets(FIRST_BUCKET_BYTES, BUCKET_BYTES)
+            self._views = dict(view for b in reversed(buckets) for view in self._bucket(tracer, b))
+            self._views.clear()  # laid out anew after the first pass
+            self._views = dict(view for b in buckets for view in self._bucket(tracer, b))
             tracer.template.gradient_bytes = sum(p.nbytes for p in self.learned)
             self._scalars = [torch.empty((), device="meta") for _ in range(NUM_SCALARS)]
         for scalar in self._scalars:
             tracer.hold(scalar, "ddp_scalar")
+
+    def _buckets(self, *limits: int) -> list[list[int]]:
+        """Parameters that go together, the last ones first."""
+        assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+        found, _ = assign(self.learned[::-1], list(limits))
+        last = len(self.learned) - 1
+        return [[last - i for i in indices] for indices in found]
+
+    def _broadcast(self, tracer: Tracer) -> None:
+        """Rank 0's weights go to all in flat copies."""
+        under_way: deque[torch.Tensor] = deque(maxlen=NUM_BROADCASTS)
+        for indices in self._buckets(BROADCAST_BYTES):
+            if len(under_way) == NUM_BROADCASTS:
+                under_way.popleft()
+            size = sum(self.learned[i].numel() for i in indices)
+            under_way.append(torch.empty(size, dtype=self.learned[indices[0]].dtype, device="meta"))
+            tracer.hold(under_way[-1], "ddp_broadcast")
 
     def _bucket(self, tracer: Tracer, indices: list[int]) -> list[tuple[int, torch.Tensor]]:
         """A bucket, and the gradients that lie in it."""
@@ -181,7 +204,7 @@ class ShardOnPaper:
     def _gather(self, group: _Group) -> None:
         if group.buffer is None and not group.gathered and group.parameters:
             numel = sum(group.padded) * self._num_ranks
-            group.buffer = self._hold((numel,), group.parameters[0].dtype, "all_gather", group.path)
+            group.buffer = self._hold((numel,), group.parameters[0].dtype, ALL_GATHER, group.path)
 
     def _copy_out(self, group: _Group, *, forward: bool) -> None:
         if group.buffer is None:
@@ -255,7 +278,7 @@ class ShardOnPaper:
         self._reduced = self._hold((numel * self._num_ranks,), dtype, "reduce_scatter", group.path)
         for i in learned:
             group.parameters[i].grad = None
-        scattered = self._hold((numel,), dtype, "sharded_gradient", group.path)
+        scattered = self._hold((numel,), dtype, SHARDED_GRADIENT, group.path)
         with _disable_current_modes():
             parts = scattered.split([group.padded[i] for i in learned])
             for i, part in zip(learned, parts, strict=True):

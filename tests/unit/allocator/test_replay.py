@@ -19,6 +19,19 @@ def test_positive_events_request_and_others_free_by_number() -> None:
     assert result.out_of_memory is None
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_what_one_cuda_stream_has_freed_does_not_serve_another(expandable: bool) -> None:
+    events = [30 * MIB, 0, 30 * MIB, -1, 30 * MIB]
+    options = AllocatorOptions(expandable_segments=expandable)
+
+    alone = replay(events, options=options)
+    beside = replay(events, options=options, side_streams={1: 7})
+
+    assert alone.peak_reserved_bytes < 45 * MIB
+    assert beside.peak_reserved_bytes - alone.peak_reserved_bytes == alone.peak_reserved_bytes
+    assert beside.peak_allocated_bytes == alone.peak_allocated_bytes
+
+
 def test_an_empty_stream_takes_nothing() -> None:
     result = replay([])
 

@@ -17,6 +17,10 @@ class ClassCounts:
         """Some more samples."""
         self._pairs.update(zip(true, said, strict=True))
 
+    def merge(self, other: "ClassCounts") -> None:
+        """The samples of another one."""
+        self._pairs.update(other._pairs)
+
     def scores(self) -> dict[str, float]:
         """`accuracy`, `macro_f1` over the classes that occur; with two classes `f1` of the second and `mcc`."""
         total = sum(self._pairs.values())

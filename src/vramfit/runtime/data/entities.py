@@ -1,7 +1,7 @@
 """Named entities in a row of tags, and how many of them were found, as seqeval and conlleval count them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 OUTSIDE = "O"
 PREFIXES = ("B-", "I-", "E-", "S-")
@@ -72,6 +72,11 @@ class EntityCounts:
         self.num_true += len(there)
         self.num_words_right += sum(a == b for a, b in zip(true, found, strict=True))
         self.num_words += len(true)
+
+    def merge(self, other: "EntityCounts") -> None:
+        """The sentences of another one."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def scores(self) -> dict[str, float]:
         """Precision, recall and F1 over all entities; 0 where there is nothing to divide by."""

@@ -35,6 +35,10 @@ class RunningMetrics(Protocol):
         """
         ...
 
+    def merge(self, other: Any) -> None:
+        """Adds what another one of this kind was given."""
+        ...
+
     def result(self) -> dict[str, float]:
         """Name → figure, over all that was added."""
         ...
@@ -67,6 +71,10 @@ class _Loss:
         self.total += sum(values)
         self.count += len(values)
 
+    def merge(self, other: "_Loss") -> None:
+        self.total += other.total
+        self.count += other.count
+
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0
 
@@ -89,6 +97,10 @@ class ClassMetrics:
         labels = batch["labels"]
         self._loss.add(_losses(output.logits, labels))
         self._counts.add(labels.tolist(), output.logits.argmax(-1).tolist())
+
+    def merge(self, other: "ClassMetrics") -> None:
+        self._counts.merge(other._counts)
+        self._loss.merge(other._loss)
 
     def result(self) -> dict[str, float]:
         return self._counts.scores() | {"loss": self._loss.mean()}
@@ -118,6 +130,10 @@ class TagMetrics:
             found = [self._names[chosen[place]] if place >= 0 else OUTSIDE for place in reference["first"]]
             self._counts.add(reference["tags"], found)
 
+    def merge(self, other: "TagMetrics") -> None:
+        self._counts.merge(other._counts)
+        self._loss.merge(other._loss)
+
     def result(self) -> dict[str, float]:
         accuracy = self._counts.num_words_right / self._counts.num_words if self._counts.num_words else 0.0
         spans = self._counts.scores() if self._has_spans else {}
@@ -143,10 +159,17 @@ class AnswerMetrics:
         start = _losses(output.start_logits, batch["start_positions"])
         self._loss.add((start + _losses(output.end_logits, batch["end_positions"])) / 2)
         for answer, reference in zip(read_answers(output, references), references, strict=True):
-            number = reference["question_number"]
-            known = self._answers.get(number)
-            self._answers[number] = answer if known is None else known.or_better(answer)
-            self._gold[number] = reference["answers"]
+            self._take(reference["question_number"], answer, reference["answers"])
+
+    def merge(self, other: "AnswerMetrics") -> None:
+        for number, answer in other._answers.items():
+            self._take(number, answer, other._gold[number])
+        self._loss.merge(other._loss)
+
+    def _take(self, number: int, answer: Answer, gold: list[str]) -> None:
+        known = self._answers.get(number)
+        self._answers[number] = answer if known is None else known.or_better(answer)
+        self._gold[number] = gold
 
     def result(self) -> dict[str, float]:
         may_be_silent = any(not gold for gold in self._gold.values())
@@ -176,6 +199,10 @@ class MaskedMetrics:
                 chosen, true = logits[places], labels[places]
                 self._loss.add(_losses(chosen, true))
                 self._num_right += int((chosen.argmax(-1) == true).sum())
+
+    def merge(self, other: "MaskedMetrics") -> None:
+        self._loss.merge(other._loss)
+        self._num_right += other._num_right
 
     def result(self) -> dict[str, float]:
         loss = self._loss.mean()

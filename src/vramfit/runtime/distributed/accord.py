@@ -6,8 +6,10 @@ comes before a collective.
 """
 
 import pickle
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RankFailed
 from vramfit.runtime.distributed.heartbeat import BEAT_S, beats_of
 from vramfit.runtime.distributed.world import COLLECTIVE_TIMEOUT_S
+from vramfit.step.out_of_memory import is_out_of_memory
 
 WELL, OUT_OF_MEMORY, FAILED = 0, 1, 2
 NUM_VALUES = 6
@@ -90,14 +93,16 @@ class Accord:
             self._vote(FAILED, ())
         except (RankFailed, RuntimeError, PeerOutOfMemory):
             return
+        finally:
+            self._keep_meeting_point(range(self.size))
 
     def sum(self, value: float) -> float:
         """The sum over all ranks; to be called where `agree` has just gone well."""
-        return self._reduce(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.SUM).item()
+        return float(self._reduce([value], torch.float64, dist.ReduceOp.SUM)[0])
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Which flags some rank has set; to be called where `agree` has just gone well."""
-        return self._reduce(torch.tensor(flags, dtype=torch.uint8), dist.ReduceOp.MAX).bool().tolist()
+        return [bool(flag) for flag in self._reduce(flags, torch.uint8, dist.ReduceOp.MAX)]
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 has, for all; anything that pickles."""
@@ -127,7 +132,7 @@ class Accord:
         self.num_votes += 1
         who = self.size - self.rank if state != WELL else 0  # of several, the lowest rank is named
         ballot = [state, who, *values, *(0 for _ in range(NUM_VALUES - len(values)))]
-        made = self._reduce(torch.tensor(ballot, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
+        made = self._reduce(ballot, torch.int64, dist.ReduceOp.MAX)
         worst, rank = made[0], self.size - made[1]
         if worst == FAILED:
             raise self._failed()
@@ -135,11 +140,33 @@ class Accord:
             raise PeerOutOfMemory(f"rank {rank} ran out of memory")
         return tuple(made[2 : 2 + len(values)])
 
-    def _reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Inside is a collective of PyTorch's own, which all have agreed to. What fails there cannot be voted on, since
+        the others wait in it: this rank leaves its reason and ends, and that ends them.
+
+        Raises:
+            RankFailed: this rank ran out of memory there, or another one has gone.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not is_out_of_memory(error) and isinstance(error, RuntimeError):
+                raise self._lost(error) from None
+            self._parted = True
+            with suppress(RuntimeError):
+                self._store.set(f"vramfit/reason/{self.rank}", _in_words(error))
+            if not is_out_of_memory(error):
+                raise
+            said = f"rank {self.rank} ran out of memory inside a collective, where others wait: {_in_words(error)}"
+            raise RankFailed(said, rank=self.rank, reason=_in_words(error), hint=RESUMING) from None
+
+    def _reduce(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
         """On the host, out of sight of an emulated GPU."""
         with _disable_current_modes():
+            tensor = torch.tensor(values, dtype=dtype)
             self._guard(lambda: dist.all_reduce(tensor, op=operation, group=self._group))
-        return tensor
+            return tensor.tolist()
 
     def _guard(self, collective: Any) -> None:
         try:
@@ -150,16 +177,26 @@ class Accord:
     def _failed(self) -> RankFailed:
         """Somebody has left a reason."""
         self._parted = True
-        for rank in range(self.size):
-            reason = self._reason(rank)
-            if reason is not None and rank != self.rank:
-                return RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
-        return RankFailed("another rank has stopped", hint=RESUMING)
+        found = RankFailed("another rank has stopped", hint=RESUMING)
+        with suppress(RuntimeError):
+            for rank in range(self.size):
+                reason = self._reason(rank)
+                if reason is not None and rank != self.rank:
+                    found = RankFailed(f"rank {rank} has stopped: {reason}", rank=rank, reason=reason, hint=RESUMING)
+                    break
+            self._store.set(f"vramfit/knows/{self.rank}", "1")
+        return found
+
+    def _keep_meeting_point(self, ranks: Sequence[int]) -> None:
+        """The meeting point may go with rank 0's process: it stays until these know what they need to."""
+        if self.rank == 0:
+            with suppress(RuntimeError):
+                self._without("knows", ranks)
 
     def _lost(self, error: RuntimeError) -> RankFailed:
         """A connection broke: whose, found by who still answers."""
         self._parted = True
-        said = str(error).splitlines()[0]
+        said = _first_sentence(error)
         try:
             self._store.set(f"vramfit/alive/{self.rank}", "1")
             beats = beats_of(range(self.size))
@@ -168,12 +205,11 @@ class Accord:
             silent = [rank for rank in silent if later.get(rank) == beats.get(rank)]  # others are in a long pass
             reasons = {rank: self._reason(rank) for rank in range(self.size) if rank != self.rank}
             self._store.set(f"vramfit/knows/{self.rank}", "1")
-            if self.rank == 0:  # the meeting point may go with this process
-                self._without("knows", [rank for rank in range(self.size) if rank not in silent])
+            self._keep_meeting_point([rank for rank in range(self.size) if rank not in silent])
         except RuntimeError:
             return RankFailed(
-                f"rank {self.rank} lost the others, and the meeting point too: the network is cut or the machine of "
-                f"rank 0 is gone ({said})",
+                f"rank {self.rank} lost the others, and the meeting point too: rank 0 was killed, its machine is gone, "
+                f"or the network is cut ({said})",
                 reason=said,
                 hint=RESUMING,
             )
@@ -197,6 +233,12 @@ class Accord:
     def _reason(self, rank: int) -> str | None:
         name = f"vramfit/reason/{rank}"
         return self._store.get(name).decode() if self._store.check([name]) else None
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    """What gloo says, without where it is in its source and what it guesses."""
+    line = re.sub(r"^\[[^\]]*\]\s*", "", str(error).splitlines()[0])
+    return line.partition(" This is typically")[0].rstrip(". ")
 
 
 def _in_words(error: BaseException) -> str:

@@ -7,6 +7,7 @@ waits in a collective.
 """
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -28,9 +29,11 @@ def meeting_point() -> Any:
     """A connection of our own to where the ranks met: waiting on it holds nobody else up.
 
     Raises:
-        RuntimeError: it cannot be reached.
+        RuntimeError, OSError: it cannot be reached.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with socket.create_connection((host, port), timeout=PATIENCE_S):
+        pass  # a store would try for long, and print where it is in the source of PyTorch
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     return store(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S))
 

@@ -170,7 +170,8 @@ class _VotedAllGather(_Voted):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
         self._accord.agree()
-        return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+        with self._accord.meeting():
+            return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _VotedReduceScatter(_Voted):
@@ -178,4 +179,5 @@ class _VotedReduceScatter(_Voted):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
         self._accord.agree()
-        return REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        with self._accord.meeting():
+            return REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)

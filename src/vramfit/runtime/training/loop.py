@@ -12,6 +12,7 @@ from vramfit.runtime.data.metrics import make_metrics
 from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.distributed.company import Company
+from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import Stepper
@@ -254,13 +255,21 @@ class Loop:
         self._settle()
         started = time.perf_counter()
         metrics, us = make_metrics(samples), self._parts.us
-        if us.leads or us.shards:  # a model in shards is passed through by all together
+        own = None  # a model in shards is passed through by all together
+        if us.size > 1 and not us.shards:
+            own = share_out(samples.lengths, us.size)[us.rank]
+        if own is None or own:
             self._parts.inference.run(
                 samples,
                 lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
                 self._tell_evaluating,
+                rows=own,
             )
         self._parts.stepper.ranks.rest()
+        if own is not None:
+            metrics, *others = us.gather(metrics)
+            for other in others:
+                metrics.merge(other)
         result = us.first(metrics.result)
         time_s = time.perf_counter() - started
         progress = self.progress

@@ -1,6 +1,7 @@
 """Metrics by hand, and the same however the batches are split."""
 
 import json
+import pickle
 from math import exp, log
 from types import SimpleNamespace
 from typing import Any
@@ -55,12 +56,17 @@ def answer_of(samples: Samples, batch: dict[str, torch.Tensor], indices: list[in
     return SimpleNamespace(logits=logits)
 
 
-def measured(samples: Samples, batches: list[list[int]]) -> dict[str, float]:
-    metrics: RunningMetrics = make_metrics(samples)
-    for indices in batches:
+def measured(samples: Samples, batches: list[list[int]], num_parts: int = 1) -> dict[str, float]:
+    """What is found over batches that are dealt out to several metrics, which are merged."""
+    parts: list[RunningMetrics] = [make_metrics(samples) for _ in range(num_parts)]
+    for number, indices in enumerate(batches):
         batch = samples.collate(indices)
-        metrics.update(answer_of(samples, batch, indices), batch, [samples.references[i] for i in indices])
-    result = metrics.result()
+        references = [samples.references[i] for i in indices]
+        parts[number % num_parts].update(answer_of(samples, batch, indices), batch, references)
+    metrics, *others = pickle.loads(pickle.dumps(parts))  # they come from other processes
+    for other in others:
+        metrics.merge(other)
+    result: dict[str, float] = metrics.result()
     assert metrics.best_metric in result
     return result
 
@@ -71,7 +77,7 @@ TASKS = ["sequence-classification", "token-classification", "question-answering"
 @pytest.mark.parametrize("task", TASKS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_the_result_is_the_same_however_batches_are_split(
+def test_the_result_is_the_same_however_batches_are_split_and_shared_out(
     read: Any, write: Any, task: str, data: st.DataObject
 ) -> None:
     samples = made(read, write, task)
@@ -80,6 +86,7 @@ def test_the_result_is_the_same_however_batches_are_split(
     cuts = sorted(data.draw(st.sets(st.integers(1, len(samples) - 1))))
     batches = [list(order[a:b]) for a, b in zip([0, *cuts], [*cuts, len(samples)], strict=True)]
     assert measured(samples, batches) == pytest.approx(whole, rel=1e-6)
+    assert measured(samples, batches, num_parts=3) == pytest.approx(whole, rel=1e-6)
 
 
 def test_two_classes_by_hand() -> None:

@@ -1,10 +1,15 @@
 """Several processes train as one does: the same weights, memory that runs out together, and nobody waits for ever."""
 
 import pytest
+import torch
 from tests.unit.runtime.distributed import work
 from tests.unit.runtime.distributed.launch import Ended, run_ranks
+from tests.unit.runtime.small_models import HEADS
 
 MAX_DIFFERENCE = 1e-6
+MAX_WIDE_DIFFERENCE = 1e-12
+"""In float64, whose rounding is 5e8 times finer."""
+WITHOUT_GRADIENT = {"qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"}
 MAX_WAIT_S = 30.0
 TASKS = ("sequence-classification", "masked-lm")
 PARALLELS = ("ddp", "fsdp")
@@ -31,6 +36,38 @@ def test_ranks_end_with_the_weights_of_one_process(alone: list[dict], size: int,
             assert work.distance(found["weights"], right["weights"]) < MAX_DIFFERENCE, (parallel, keywords)
             assert found["losses"] == pytest.approx(right["losses"], abs=1e-5)
             assert found["num_recoveries"] == 0
+
+
+@pytest.mark.parametrize(("size", "tasks"), [(2, tuple(HEADS)), (4, ("question-answering",))])
+def test_where_every_pass_sees_the_same_the_gradient_is_that_of_one_process_in_every_precision(
+    size: int, tasks: tuple[str, ...]
+) -> None:
+    """Of one window: later ones begin from weights that may be cast to other neighbours in 16 bits."""
+    asked = [{"task": task, "precision": "fp32"} for task in tasks] + [
+        {"task": "sequence-classification", "precision": precision} for precision in ("amp-bf16", "amp-fp16")
+    ]
+    (right,) = values(run_ranks(work.gradients, 1, [(None, keywords) for keywords in asked]))
+    cases = [(parallel, keywords) for parallel in PARALLELS for keywords in asked]
+    for made in values(run_ranks(work.gradients, size, cases)):
+        for case, found, expected in zip(cases, made, right * len(PARALLELS), strict=True):
+            assert work.distance(found, expected) < MAX_DIFFERENCE, case
+
+
+def test_question_answering_is_the_same_but_for_what_rounding_alone_moves() -> None:
+    """A constant added to all logits of a row changes nothing: two biases have no gradient but what rounding leaves,
+    and AdamW makes whole steps of that. In float64 it leaves less than AdamW's epsilon."""
+    task = {"task": "question-answering"}
+    wide = {**task, "dtype": torch.float64}
+    ((narrow_right, wide_right),) = values(run_ranks(work.train_all, 1, [(None, task), (None, wide)]))
+    cases = [(parallel, keywords) for parallel in PARALLELS for keywords in (task, wide)]
+    for narrow_ddp, wide_ddp, narrow_fsdp, wide_fsdp in values(run_ranks(work.train_all, 2, cases)):
+        for narrow in (narrow_ddp, narrow_fsdp):
+            moved = {n: w for n, w in narrow["weights"].items() if n not in WITHOUT_GRADIENT}
+            right = {n: w for n, w in narrow_right["weights"].items() if n in moved}
+            assert len(right) == len(narrow["weights"]) - len(WITHOUT_GRADIENT)
+            assert work.distance(moved, right) < MAX_DIFFERENCE
+        for found in (wide_ddp, wide_fsdp):
+            assert work.distance(found["weights"], wide_right["weights"]) < MAX_WIDE_DIFFERENCE
 
 
 @pytest.mark.parametrize("parallel", PARALLELS)
@@ -61,6 +98,37 @@ def test_an_error_on_one_rank_ends_all_with_its_reason() -> None:
 
 def test_a_killed_rank_ends_the_others_within_seconds() -> None:
     ended = run_ranks(work.train_until_told, 3, "fsdp", "killed")
+    assert ended[1].exit_code == -9
+    for survivor in (ended[0], ended[2]):
+        assert survivor.error.startswith("RankFailed: rank 1 is lost: it ended without a word"), survivor
+        assert survivor.after_s < MAX_WAIT_S
+
+
+def test_a_killed_first_rank_takes_the_meeting_point_with_it_and_ends_the_others_too() -> None:
+    ended = run_ranks(work.train_until_told, 3, "ddp", "killed", who=0)
+    assert ended[0].exit_code == -9
+    for survivor in ended[1:]:
+        assert "lost the others, and the meeting point too: rank 0 was killed" in survivor.error, survivor
+        assert survivor.after_s < MAX_WAIT_S
+
+
+def test_an_error_after_the_step_ends_all_with_its_reason() -> None:
+    """Where the host first waits for the device, what went wrong there comes to light."""
+    first, second = run_ranks(work.train_until_told, 2, "ddp", "fails late", who=0)
+    assert first.error == "ValueError: the device has failed"
+    assert second.error == "RankFailed: rank 0 has stopped: the device has failed"
+
+
+def test_memory_that_runs_out_inside_a_collective_ends_all_with_its_reason() -> None:
+    ended = run_ranks(work.train_until_told, 3, "ddp", "out of memory in the collective")
+    assert ended[1].error.startswith("RankFailed: rank 1 ran out of memory inside a collective"), ended[1]
+    for survivor in (ended[0], ended[2]):
+        assert survivor.error.startswith("RankFailed: rank 1 has stopped: CUDA out of memory"), survivor
+        assert survivor.after_s < MAX_WAIT_S
+
+
+def test_a_rank_killed_inside_a_collective_is_named_by_the_others() -> None:
+    ended = run_ranks(work.train_until_told, 3, "ddp", "killed in the collective")
     assert ended[1].exit_code == -9
     for survivor in (ended[0], ended[2]):
         assert survivor.error.startswith("RankFailed: rank 1 is lost: it ended without a word"), survivor
