@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from statistics import mean
 
-from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
+from vramfit.planner.bench import PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
@@ -91,11 +91,10 @@ class PassTimes:
 
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
-        traced = self._bench.traced(self._recipe, PROBED_PASSES)
-        traced = replace(traced, workload=replace(traced.workload, seq=seq))
-        template = traced.template(ANY_BATCH)
+        workload = replace(self._bench.traced(self._recipe, PROBED_PASSES).workload, seq=seq)
+        template = self._bench.work_by_length(self._recipe).template(seq)
         one, several = (
-            self._bench.seconds(template, self._passes(traced.workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
+            self._bench.seconds(template, self._passes(workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
