@@ -58,7 +58,7 @@ class WorkByLength:
 
     def _is_worthwhile(self, whole: StreamTemplate) -> bool:
         workload, resolved = self._traced.workload, self._traced.resolved
-        if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None or workload.compile:
+        if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None:
             return False
         some_layers = isinstance(workload.checkpointing, int) or workload.freeze not in (None, "embeddings")
         kinds = set(getattr(resolved.config, "layer_types", None) or ())

@@ -31,6 +31,7 @@ def whole_at(traced: TracedWorkload, seq: int) -> StreamTemplate:
         {"precision": "amp-fp16", "max_grad_norm": 1.0},
         {"precision": "amp-bf16", "checkpointing": "full"},
         {"precision": "amp-bf16", "attention": "packed"},
+        {"precision": "amp-bf16", "compile": True},
         {"task": "token-classification"},
         {"freeze": "embeddings", "attention": "eager"},
     ],
