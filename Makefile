@@ -39,7 +39,7 @@ browser:
 	echo "No Chromium here, and it cannot be installed: tests of the page are left out. On Debian: apt-get install chromium"
 
 test: $(STAMP) browser  ## Run the whole test suite
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## Lint and types, as CI runs them
 	$(BIN)/ruff format --check .

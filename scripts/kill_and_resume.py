@@ -2,7 +2,7 @@
 
     python scripts/kill_and_resume.py --count 50
     python scripts/kill_and_resume.py --count 5 --fork      # quicker: children have torch imported already
-    python scripts/kill_and_resume.py --train "--offload weights --precision bf16"
+    python scripts/kill_and_resume.py --train "--offload weights --precision bf16" --train ""
 
 A small model is trained on the CPU. Every kill is followed by a look at all checkpoints (each must be whole) and by
 `--resume`, which may be killed again; a run that comes to its end must have saved the same weights bit for bit.
@@ -10,6 +10,7 @@ Leaves with 0 when all of them have.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -145,6 +146,8 @@ def import_everything() -> None:
     import vramfit.runtime.training.trained  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what was imported is no garbage, and forks need not look through it
 
 
 def wait_until_begun(run: Run, output: Path) -> None:
@@ -166,13 +169,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50, help="kills")
     parser.add_argument("--steps", type=int, default=150, help="steps of a run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--train", default="", metavar="OPTIONS", help="more options of `vramfit train`")
+    parser.add_argument(
+        "--train", action="append", metavar="OPTIONS", help="more options of `vramfit train`; again for another round"
+    )
     parser.add_argument("--fork", action="store_true", help="fork this process in place of starting new ones")
     options = parser.parse_args()
     if options.fork:
         import_everything()
+    return max([_round(options, settings) for settings in options.train or [""]])
+
+
+def _round(options: argparse.Namespace, settings: str) -> int:
+    """Kills with some settings."""
+    print(f"train {settings}".rstrip(), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        return disturb(Path(name), options)
+        return disturb(Path(name), argparse.Namespace(**{**vars(options), "train": settings}))
 
 
 def disturb(folder: Path, options: argparse.Namespace) -> int:

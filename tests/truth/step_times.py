@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.truth.cases import HERE, model_of, workload_of
 
+from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.timing import work_of
 from vramfit.records.work import Work
@@ -39,6 +40,7 @@ def timed_cases() -> tuple[TimedCase, ...]:
     return tuple(TimedCase(f["case"], _work(f["case"]), f["step_s"], f["spread"]) for f in found)
 
 
+@collection_paused()
 def _work(case: dict[str, Any]) -> Work:
     workload = workload_of(case)
     return traced_work(model_of(case), **{key: getattr(workload, key) for key in KEYWORDS})

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.truth.cases import load, model_of, workload_of
 
-from vramfit.allocator.bounds import bounds
 from vramfit.allocator.replay import PhasePeaks
+from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.states import marks_of
+from vramfit.estimator.weighing import weigh
 from vramfit.units import MIB
 
 CASES = [(name, case) for name in ("peaks_h200", "peaks_random_h200") for case in load(name)]
@@ -55,13 +55,14 @@ def rows() -> tuple[Row, ...]:
     return tuple(row_of(name, recorded) for name, recorded in CASES)
 
 
+@collection_paused()
 def row_of(name: str, recorded: dict[str, Any]) -> Row:
     case, result = recorded["case"], recorded["result"]
     workload = workload_of(case)
     keywords = {key: getattr(workload, key) for key in KEYWORDS}
-    traced, _ = resolve_workload(model_of(case), keywords)
-    stream = traced.stream(case["batch"])
-    likely = bounds(stream.events, marks_of(stream)).likely
+    traced, target = resolve_workload(model_of(case), keywords)
+    outcome = weigh(traced.stream(case["batch"]), traced.options, target.capacity_bytes)
+    likely = outcome.likely
     steps: list[PhasePeaks] = [p for p in likely.phases if "step" in p.name]
     true = result["steps"]
     return Row(
@@ -72,7 +73,7 @@ def row_of(name: str, recorded: dict[str, Any]) -> Row:
         reserved=tuple(p.cumulative_reserved_bytes - t["reserved"] for p, t in zip(steps, true, strict=False)),
         true_allocated=tuple(t["peak"] for t in true),
         true_reserved=tuple(t["reserved"] for t in true),
-        safe_reserved=estimate(model_of(case), **keywords).safe_reserved_bytes,
+        safe_reserved=outcome.safe_reserved_bytes,
     )
 
 
@@ -140,6 +141,15 @@ def test_no_step_is_under_predicted() -> None:
 
 def test_the_safe_bound_of_reserved_is_never_below_the_truth() -> None:
     assert [row.case for row in rows() if row.safe_reserved < max(row.true_reserved)] == []
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_an_estimate_gives_the_same_figures(index: int) -> None:
+    row = rows()[index]
+    workload = workload_of(row.case)
+    e = estimate(model_of(row.case), **{key: getattr(workload, key) for key in KEYWORDS})
+    assert e.safe_reserved_bytes == row.safe_reserved
+    assert e.phases["steady_step"].peak_reserved_bytes == row.reserved[-1] + row.true_reserved[-1]
 
 
 @pytest.mark.parametrize("batch", [1, 2])

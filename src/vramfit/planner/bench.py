@@ -6,6 +6,7 @@ from typing import Any
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
+from vramfit.estimator.by_length import WorkByLength
 from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
@@ -71,6 +72,7 @@ class Bench:
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
         self._safe: dict[tuple[Recipe, int], int] = {}
         self._traced: dict[tuple[Recipe, int], TracedWorkload] = {}
+        self._by_length: dict[Recipe, WorkByLength] = {}
 
     @property
     def base(self) -> Workload:
@@ -219,6 +221,12 @@ class Bench:
             most = self.share if recipe.attention == "packed" else None  # short ones may all go into one row
             self._traced[key] = replace(self._base, workload=workload, num_sequences=most)
         return self._traced[key]
+
+    def work_by_length(self, recipe: Recipe) -> WorkByLength:
+        """What passes of a recipe do where they are shorter."""
+        if recipe not in self._by_length:
+            self._by_length[recipe] = WorkByLength(self.traced(recipe, PROBED_PASSES), ANY_BATCH)
+        return self._by_length[recipe]
 
     def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:
         """Seconds of a step on the GPU; on a usual one where its rates are not known."""

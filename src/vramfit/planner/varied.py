@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from statistics import mean
 
-from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
+from vramfit.planner.bench import PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
@@ -91,11 +91,10 @@ class PassTimes:
 
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
-        traced = self._bench.traced(self._recipe, PROBED_PASSES)
-        traced = replace(traced, workload=replace(traced.workload, seq=seq))
-        template = traced.template(ANY_BATCH)
+        workload = replace(self._bench.traced(self._recipe, PROBED_PASSES).workload, seq=seq)
+        template = self._bench.work_by_length(self._recipe).template(seq)
         one, several = (
-            self._bench.seconds(template, self._passes(traced.workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
+            self._bench.seconds(template, self._passes(workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
@@ -116,6 +115,19 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
             passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in fill(batch, most))
         else:
             passes_s = sum(times.seconds(num, tokens) for num, tokens in group(_as_padded(bench, batch), most))
+        found.append(times.rest(choice.micro_batch) + passes_s)
+    return mean(found)
+
+
+def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
+    """What `time_on_lengths` gives at least: passes of full length alone, which take no further trace."""
+    if choice.recipe.attention == "packed":
+        return 0.0
+    times, full = PassTimes(bench, choice.recipe), bench.base.seq
+    found = []
+    for batch in _batches(bench, lengths):
+        passes = group(_as_padded(bench, batch), choice.micro_batch * full)
+        passes_s = sum(times.seconds(num, tokens) for num, tokens in passes if tokens == full)
         found.append(times.rest(choice.micro_batch) + passes_s)
     return mean(found)
 
@@ -150,7 +162,12 @@ def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> C
     """The choice that is fastest on the lengths, among those that are fast at full length."""
     others = sorted(search.largest(), key=lambda c: c.step_time_s * c.recipe.price)
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]
-    best = min(compared, key=lambda c: time_on_lengths(bench, c, lengths) * c.recipe.price)
+    best, best_s = compared[0], time_on_lengths(bench, compared[0], lengths) * compared[0].recipe.price
+    for other in compared[1:]:
+        price = other.recipe.price
+        if least_on_lengths(bench, other, lengths) * price < best_s:
+            other_s = time_on_lengths(bench, other, lengths) * price
+            best, best_s = (other, other_s) if other_s < best_s else (best, best_s)
     return _grown(bench, search, best)
 
 

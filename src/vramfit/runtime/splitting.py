@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
-from vramfit.techniques.packing import PER_TOKEN, is_per_token
+from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token
 from vramfit.techniques.padding import padded_width
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from vramfit.errors import VramfitError
+from vramfit.listening import listen, url_of
 from vramfit.serve.app import App
 from vramfit.serve.limits import STOP_S
 from vramfit.serve.metrics import Metrics
@@ -16,7 +16,6 @@ from vramfit.serve.pool import Pool
 from vramfit.serve.settings import ServeSettings
 from vramfit.serve.worker import Ready
 
-BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
 LAST_ANSWERS_S = 8
@@ -51,15 +50,14 @@ def serve(
         NoPlanFits: a worker's share of the memory does not hold the model and one text.
         CheckpointError, UnknownModel, WorkloadError, VramfitError: the model, or a port that cannot be had.
     """
-    bound = _bind(host, port)
+    bound = listen(host, port)
     metrics = Metrics()
     pool = Pool(settings, metrics)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         workers = pool.start()
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it once more when it has stopped
-        shown = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{shown}:{bound.getsockname()[1]}/", workers)
+        on_ready(url_of(host, bound), workers)
         config = uvicorn.Config(
             App(pool, metrics, settings.timeout_s),
             lifespan="off",
@@ -97,20 +95,3 @@ class _Server(uvicorn.Server):
 def _interrupt(number: int, frame: Any) -> None:
     """A polite kill while the model is loaded ends it as Ctrl-C does."""
     raise KeyboardInterrupt
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise VramfitError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            hint="choose another --host or --port; port 0 takes any that is free",
-        ) from None
-    bound.setblocking(False)
-    return bound

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
 from vramfit.step.inputs import SENTENCE_LABELS, Batch
+from vramfit.techniques.packing import IGNORED
 
-IGNORED = -100
 LABELS = frozenset({"labels", "start_positions", "end_positions", *SENTENCE_LABELS})
 """Inputs that only a loss reads."""
 

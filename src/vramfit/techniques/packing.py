@@ -4,12 +4,9 @@ The model is that of transformers, unchanged: its attention is told through the 
 begin (`packed_attention`), and hooks see to what looks at a sequence as a whole: the first token, the answer's place.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import backbone, embeddings
@@ -25,28 +22,6 @@ PER_TOKEN = 2
 """Dimensions of a tensor that has a column for each token."""
 IGNORED = -100
 """The label of a token that no loss counts."""
-NUM_SEQUENCES = "num_packed_sequences"
-"""Beside a filled row: how many of its sequences are real. It goes no further than the backbone's hooks."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackShape:
-    """The shape of a filled row: what is compiled for it serves every batch that is filled up to it."""
-
-    num_tokens: int
-    num_sequences: int
-    """At most; those that fill the row included, and empty ones after them."""
-    longest: int
-
-    def fill(self, lengths: Sequence[int]) -> list[int]:
-        """The lengths of the sequences that fill the row."""
-        left = self.num_tokens - sum(lengths)
-        fill = [self.longest] * (left // self.longest) + [left % self.longest] * (left % self.longest > 0)
-        if left < 0 or len(lengths) + len(fill) > self.num_sequences:
-            raise WorkloadError(
-                [f"{len(lengths)} sequences of {sum(lengths)} tokens do not go into a row of {self.num_tokens}"]
-            )
-        return fill
 
 
 def apply(model: Any, task: Task) -> None:
@@ -68,19 +43,15 @@ def apply(model: Any, task: Task) -> None:
     configs: list[Any] = [model.config, base.config]
     for config in configs:
         config._attn_implementation = IMPLEMENTATION
-    base.register_forward_pre_hook(_take_note, with_kwargs=True)
     base.register_forward_hook(_pool_each if task in POOLED_TASKS else _pool_each_beside, with_kwargs=True)
     if task == "question-answering":
         model.register_forward_hook(_answers_apart, with_kwargs=True)
 
 
-def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -> dict[str, Any]:
+def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
     """A padded batch as one row of the tokens that are attended to; call the model with it as with any batch.
 
     Done on the host, so that the device need not be waited for.
-
-    Args:
-        shape: fill the row up to this shape with sequences that nothing looks at, so that many batches share one.
     """
     ids = batch["input_ids"]
     mask = batch.get("attention_mask")
@@ -88,24 +59,18 @@ def pack(batch: Batch, model: torch.nn.Module, shape: PackShape | None = None) -
     lengths = kept.sum(1).tolist()
     if min(lengths) == 0:
         raise WorkloadError(["a sequence of the batch has no token that is attended to: it cannot be packed"])
-    fill = [] if shape is None else shape.fill(lengths)
-    row = sum(fill)
     packed: dict[str, Any] = {
-        name: F.pad(value[kept], (0, row), value=IGNORED if name == "labels" else 0)[None]
-        if is_per_token(name, value, ids.shape[1])
-        else value
+        name: value[kept][None] if is_per_token(name, value, ids.shape[1]) else value
         for name, value in batch.items()
         if name != "attention_mask"
     }
-    places = [torch.arange(n) for n in (*lengths, *fill)]
-    packed["position_ids"] = torch.cat(places)[None] + _first_position(model)
+    places = torch.cat([torch.arange(n) for n in lengths])
+    packed["position_ids"] = places[None] + _first_position(model)
     if "token_type_ids" not in batch and has_token_types(model):
         packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
-    ends = torch.tensor([0, *lengths, *fill]).cumsum(0)
-    more = 0 if shape is None else shape.num_sequences - len(lengths) - len(fill)
-    packed["cu_seq_lens_q"] = F.pad(ends, (0, more), value=int(ends[-1])).to(torch.int32)
-    packed["max_length_q"] = max(lengths) if shape is None else shape.longest
-    return packed | ({} if shape is None else {NUM_SEQUENCES: len(lengths)})
+    packed["cu_seq_lens_q"] = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    packed["max_length_q"] = max(lengths)
+    return packed
 
 
 def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
@@ -157,17 +122,11 @@ def _first_position(model: torch.nn.Module) -> int:
     return int(table.padding_idx) + 1 if hasattr(table, "create_position_ids_from_input_ids") else 0
 
 
-def _take_note(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """How many sequences are real stays here: layers would be compiled anew for every number."""
-    module._num_packed = kwargs.pop(NUM_SEQUENCES, None)
-    return args, kwargs
-
-
 def _pool_each(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """For heads that look at one vector a sequence: its first token's, or the mean of all."""
     if kwargs.get("cu_seq_lens_q") is None:
         return output
-    ends = _real_ends(module, kwargs)
+    ends = kwargs["cu_seq_lens_q"].long()
     hidden = output.last_hidden_state[0]
     if getattr(module.config, "classifier_pooling", "cls") == "mean":
         each = torch.segment_reduce(hidden.float(), "mean", offsets=ends, axis=0, unsafe=True).to(hidden.dtype)
@@ -181,13 +140,7 @@ def _pool_each_beside(module: Any, args: Any, kwargs: dict[str, Any], output: An
     """The same beside the vectors of all tokens."""
     if kwargs.get("cu_seq_lens_q") is None or getattr(output, "pooler_output", None) is None:
         return output
-    return _pooled(module, output, output.last_hidden_state[0][_real_ends(module, kwargs)[:-1]])
-
-
-def _real_ends(module: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    """Where the real sequences begin and end."""
-    ends: torch.Tensor = kwargs["cu_seq_lens_q"].long()
-    return ends if module._num_packed is None else ends[: module._num_packed + 1]
+    return _pooled(module, output, output.last_hidden_state[0][kwargs["cu_seq_lens_q"].long()[:-1]])
 
 
 def _pooled(module: Any, output: Any, first: torch.Tensor) -> Any:
@@ -202,7 +155,7 @@ def _answers_apart(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
     longest = kwargs.get("max_length_q")
     if kwargs.get("cu_seq_lens_q") is None or longest is None:
         return output
-    ends = _real_ends(backbone(module), kwargs)
+    ends = kwargs["cu_seq_lens_q"].long()
     places = torch.arange(longest, device=ends.device)
     inside = places < ends.diff()[:, None]
     for name in ("start_logits", "end_logits"):

@@ -6,7 +6,8 @@ fused, so that only what a call, backward or another kernel reads takes memory.
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,20 +25,31 @@ LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_d
 """Operators that are kernels of their own, by the beginning of their names; all others are fused."""
 
 
+MAX_KEPT = 16
+_kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+_tracers: list[Tracer] = []
+"""Those whose layers run; the last one writes down what compiled ones do."""
+
+
 @contextmanager
-def compiled_layers(model: torch.nn.Module, dialect: Callable[[], Any], tracer: Tracer) -> Iterator[None]:
+def compiled_layers(
+    model: torch.nn.Module, dialect: Callable[[], Any], tracer: Tracer, likeness: Hashable = None
+) -> Iterator[None]:
     """While it lasts, the model's layers run as compiled ones.
 
     Args:
         dialect: makes the function mode under which a layer's operators go CUDA's way.
         tracer: writes down what they do.
+        likeness: models with the same one share what is compiled; None where nothing may be shared.
     """
-    layers, made = encoder_layers(model), _Compiled(dialect, tracer)
+    layers, made = encoder_layers(model), _Compiled(dialect, likeness)
     for layer in layers:
         layer._compiled_call_impl = partial(made.run, layer)
+    _tracers.append(tracer)
     try:
         yield
     finally:
+        _tracers.pop()
         for layer in layers:
             layer._compiled_call_impl = None
 
@@ -45,17 +57,20 @@ def compiled_layers(model: torch.nn.Module, dialect: Callable[[], Any], tracer: 
 class _Compiled:
     """Layers that are alike share what was compiled."""
 
-    def __init__(self, dialect: Callable[[], Any], tracer: Tracer) -> None:
+    def __init__(self, dialect: Callable[[], Any], likeness: Hashable) -> None:
         self._dialect = dialect
-        self._tracer = tracer
-        self._made: dict[Any, Callable[..., Any]] = {}
+        self._likeness = likeness
+        self._made = OrderedDict[Any, Callable[..., Any]]() if likeness is None else _kept
 
     def run(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         weights = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
         flat, shape = tree_flatten((weights, args, kwargs))
-        key = (type(layer), shape, tuple(map(_kind, flat)), torch.is_grad_enabled(), layer.training)
+        kinds = tuple(map(_kind, flat))
+        key = (self._likeness, type(layer), shape, kinds, torch.is_grad_enabled(), layer.training)
         if key not in self._made:
             self._made[key] = self._compile(layer, flat, shape)
+            while len(self._made) > MAX_KEPT:
+                self._made.popitem(last=False)
         return self._made[key](*(x for x in flat if isinstance(x, torch.Tensor)))
 
     def _compile(self, layer: torch.nn.Module, flat: list[Any], shape: Any) -> Callable[..., Any]:
@@ -77,8 +92,8 @@ class _Compiled:
 
         made: Callable[..., Any] = aot_function(
             call,
-            fw_compiler=lambda graph, _: _FusedGraph(graph, self._tracer),
-            bw_compiler=lambda graph, _: _FusedGraph(graph, self._tracer),
+            fw_compiler=lambda graph, _: _FusedGraph(graph),
+            bw_compiler=lambda graph, _: _FusedGraph(graph),
             partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
             decompositions=select_decomp_table(),
         )
@@ -114,15 +129,14 @@ class _FusedGraph:
 
     _boxed_call = True
 
-    def __init__(self, graph: GraphModule, tracer: Tracer) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         self._nodes = list(graph.graph.nodes)
-        self._tracer = tracer
         self._made = {node for node in self._nodes if _is_made(node)}
         self._last = self._last_uses()
         self._kernels = self._fuse()
 
     def __call__(self, inputs: list[Any]) -> Any:
-        with self._tracer.compiled():
+        with _tracers[-1].compiled():
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
@@ -150,7 +164,7 @@ class _FusedGraph:
         if _is_library_call(node):
             return target(*map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__))
         if node in self._kernels:
-            self._tracer.count_fused(*self._kernels[node])
+            _tracers[-1].count_fused(*self._kernels[node])
         return _empty(node.meta["val"])
 
     def _fuse(self) -> dict[Node, tuple[list[Any], list[Any]]]:

@@ -1,8 +1,9 @@
 """`trace`: a model and a workload → the template of its request stream."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,7 +70,13 @@ def trace(
         batch = len(workload.lengths)
     with (
         _worded(resolved.name),
-        tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
+        tracing(
+            model,
+            workload,
+            profile,
+            probe=PROBE_BATCH if batch is None else None,
+            likeness=_likeness(resolved, workload, profile, num_resident),
+        ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
         inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
@@ -82,6 +89,17 @@ def trace(
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
+
+
+def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_resident: int) -> Hashable:
+    """Models with the same one have the same layers, however many; None for a module, which may be unlike any other."""
+    if resolved.module is not None or not workload.compile:
+        return None
+    sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
+    batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
+    beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
+    job = replace(workload, **batch, **beside)  # type: ignore[arg-type]
+    return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
 
 
 def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None) -> Batch:
@@ -127,9 +145,14 @@ class Session:
 
 @contextmanager
 def tracing(
-    model: torch.nn.Module, workload: Workload, profile: CudaProfile, *, probe: int | None
+    model: torch.nn.Module,
+    workload: Workload,
+    profile: CudaProfile,
+    *,
+    probe: int | None,
+    likeness: Hashable = None,
 ) -> Iterator[Session]:
-    """Load a model and open a session on it; any loop may run inside."""
+    """Load a model and open a session on it; any loop may run inside. Of `likeness`, see `compiled_layers`."""
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
@@ -144,7 +167,7 @@ def tracing(
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
         if workload.compile:
-            stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer))
+            stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer, likeness))
         yield Session(tracer, lambda: context("cuda"))
 
 

@@ -1,17 +1,16 @@
 """The server: a socket on loopback, and the application on it until Ctrl-C."""
 
 import os
-import socket
 from collections.abc import Callable
 
 import uvicorn
 
 from vramfit.errors import VramfitError
+from vramfit.listening import listen, url_of
 from vramfit.web.app import create_app
 
 MAX_WORKERS = 4
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-BACKLOG = 1024
 
 
 def serve(
@@ -39,28 +38,11 @@ def serve(
             f"--host {host}: the page is for this machine alone, on {', '.join(LOOPBACK)}",
             hint=f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE",
         )
-    bound = _bind(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{bound.getsockname()[1]}/"
+    bound = listen(host, port)
+    url = url_of(host, bound)
     workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
     app = create_app(num_workers=workers, allow_local=allow_local, on_ready=lambda: on_ready(url))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
     )
     uvicorn.Server(config).run(sockets=[bound])
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise VramfitError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port, or 0 for any that is free"
-        ) from None
-    bound.setblocking(False)
-    return bound

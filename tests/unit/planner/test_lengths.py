@@ -9,9 +9,13 @@ import torch
 
 from vramfit.errors import VramfitError
 from vramfit.planner import lengths as lengths_module
+from vramfit.planner.bench import Bench
 from vramfit.planner.lengths import lengths_from_data, lengths_of
 from vramfit.planner.plan import plan
-from vramfit.planner.varied import fill, group
+from vramfit.planner.request import Request
+from vramfit.planner.search import Choice
+from vramfit.planner.space import recipes, trainings
+from vramfit.planner.varied import fill, group, least_on_lengths, time_on_lengths
 from vramfit.runtime.splitting import split
 
 WORDS = ("a", "few", "words", "of", "text", "to", "count")
@@ -124,3 +128,16 @@ def test_samples_beyond_the_model_are_cut_and_counted() -> None:
     assert made.workload.seq == 512
     assert made.lengths is not None
     assert made.lengths.num_truncated == 2
+
+
+def test_passes_of_full_length_alone_take_no_longer_than_all() -> None:
+    request = Request.of({"batch": 12, "seq": 64, "gpu": "t4"})
+    bench = Bench("bert-tiny", request)
+    draw = Random(1)
+    sampled = lengths_of([draw.choice([5, 20, 40, 64]) for _ in range(100)])
+    for recipe in recipes(request, next(trainings(request, 2)), bench.base, (7, 5)):
+        for micro_batch in (2, 6):
+            choice = Choice(recipe, micro_batch, 0.0, 0)
+            assert 0 < least_on_lengths(bench, choice, sampled) < time_on_lengths(bench, choice, sampled)
+    full = lengths_of([64] * 10)
+    assert least_on_lengths(bench, choice, full) == time_on_lengths(bench, choice, full)

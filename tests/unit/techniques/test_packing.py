@@ -72,35 +72,6 @@ def test_gradients_are_those_of_the_padded_batch(family: str, task: str) -> None
     assert (gradients[1] - gradients[0]).norm() < 1e-5 * gradients[0].norm()
 
 
-@pytest.mark.parametrize("task", HEADS)
-@pytest.mark.parametrize("family", PACKED)
-def test_a_filled_row_gives_the_same(family: str, task: str) -> None:
-    """One shape for every batch: 300 tokens, 40 sequences."""
-    batch = with_pads(family, make_batch(task))
-    model = packed_model(family, task).eval()
-    shape = packing.PackShape(num_tokens=300, num_sequences=40, longest=16)
-    filled = packing.pack(batch, model, shape)
-    assert filled["input_ids"].shape == (1, 300)
-    assert filled["cu_seq_lens_q"].shape == (41,)
-    num_real = int(batch["attention_mask"].sum())
-    loss = head_loss(model, batch)
-    made, packed = model(**model_inputs(filled)), packing.pack(batch, model)
-    expected = model(**model_inputs(packed))
-    sums = zip(loss.sums(made, filled), loss.sums(expected, packed), strict=True)
-    assert all(torch.allclose(a, b, rtol=1e-5) for a, b in sums)
-    for name in ("logits", "start_logits"):
-        if getattr(made, name, None) is not None:
-            a, b = getattr(made, name), getattr(expected, name)
-            a = a[:, :num_real] if a.dim() == 3 else a
-            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
-
-
-def test_a_row_that_cannot_hold_the_batch_is_refused() -> None:
-    model = packed_model("bert", "masked-lm")
-    with pytest.raises(WorkloadError, match="do not go into a row of 32"):
-        packing.pack(make_batch("masked-lm"), model, packing.PackShape(num_tokens=32, num_sequences=40, longest=16))
-
-
 @pytest.mark.parametrize("family", PACKED)
 def test_no_sample_sees_another(family: str) -> None:
     task = "token-classification"

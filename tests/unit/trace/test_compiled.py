@@ -1,11 +1,14 @@
 """Compiled layers in a prediction: less is kept than by plain ones, and layers that are alike are looked at once."""
 
+from collections import OrderedDict
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from vramfit import estimate
+from vramfit.estimator import traced
+from vramfit.trace import compiled
 from vramfit.trace.compiled import _Compiled
 
 SETTINGS = {"gpu": "h200", "torch_version": "2.11", "loop": "stepper", "optimizer": "adamw-fused", "batch": 16}
@@ -14,16 +17,16 @@ SETTINGS = {"gpu": "h200", "torch_version": "2.11", "loop": "stepper", "optimize
 @pytest.mark.parametrize("attention", ["sdpa", "packed"])
 @pytest.mark.parametrize("model", ["bert-small", "distilroberta-base", "albert-base-v2", "modernbert-base"])
 def test_compiled_layers_keep_less(model: str, attention: str) -> None:
-    plain, compiled = (
+    plain, fused = (
         estimate(model, seq=128, precision="amp-bf16", attention=attention, compile=c, **SETTINGS)
         for c in (False, True)
     )
-    kept = [e.breakdown["activations"] + e.breakdown["temporaries"] for e in (plain, compiled)]
+    kept = [e.breakdown["activations"] + e.breakdown["temporaries"] for e in (plain, fused)]
     assert 0.5 * kept[0] < kept[1] < 0.97 * kept[0]
-    assert compiled.peak_allocated_bytes < plain.peak_allocated_bytes
-    assert compiled.step_time_s < plain.step_time_s
-    assert compiled.basis == "derived"
-    assert any("compiled" in note for note in compiled.notes)
+    assert fused.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert fused.step_time_s < plain.step_time_s
+    assert fused.basis == "derived"
+    assert any("compiled" in note for note in fused.notes)
 
 
 def test_alike_layers_are_compiled_once() -> None:
@@ -31,6 +34,20 @@ def test_alike_layers_are_compiled_once() -> None:
     with patch.object(_Compiled, "_compile", autospec=True, side_effect=compile_layer) as made:
         estimate("bert-base-uncased", seq=64, compile=True, **SETTINGS)
     assert made.call_count == 1
+
+
+def test_jobs_with_the_same_layers_share_what_was_compiled_and_others_do_not() -> None:
+    compile_layer: Any = _Compiled._compile
+    keywords = {"seq": 40, "compile": True} | SETTINGS
+    with patch.object(_Compiled, "_compile", autospec=True, side_effect=compile_layer) as made:
+        first = estimate("bert-mini", **keywords)
+        estimate("bert-mini", **keywords | {"optimizer": "sgd", "checkpointing": "full"})
+        assert made.call_count == 1
+        for other in ({"precision": "amp-bf16"}, {"gpu": "t4"}, {"dropout": False}, {"seq": 48}):
+            estimate("bert-mini", **keywords | other)
+        assert made.call_count == 5
+    with patch.object(compiled, "_kept", OrderedDict()), patch.object(traced, "_kept", OrderedDict()):
+        assert estimate("bert-mini", **keywords) == first
 
 
 def test_what_is_kept_grows_with_tokens_and_layers() -> None:
@@ -50,11 +67,11 @@ def test_what_is_kept_grows_with_tokens_and_layers() -> None:
 @pytest.mark.parametrize("settings", [{"checkpointing": "full"}, {"freeze": 2}, {"lora": 8}, {"precision": "fp32"}])
 def test_compiled_layers_go_with_other_techniques(settings: dict[str, Any]) -> None:
     keywords = {"precision": "amp-bf16", "seq": 64} | SETTINGS | settings
-    plain, compiled = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
-    assert compiled.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.05)
+    plain, fused = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
+    assert fused.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.05)
 
 
 def test_inference_is_compiled_too() -> None:
     keywords = {"seq": 128, "batch": 16, "mode": "infer", "precision": "amp-bf16", "gpu": "h200"}
-    plain, compiled = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
-    assert compiled.peak_allocated_bytes <= plain.peak_allocated_bytes
+    plain, fused = (estimate("bert-small", compile=c, **keywords) for c in (False, True))
+    assert fused.peak_allocated_bytes <= plain.peak_allocated_bytes

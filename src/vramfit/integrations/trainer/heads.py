@@ -8,8 +8,9 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.tasks import AUTO_CLASSES, task_of_class
-from vramfit.step.heads import IGNORED, head_loss, model_inputs
+from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import IGNORED
 
 Origin = Literal["head", "smoother", "function", "own"]
 MAX_DIFFERENCE = 1e-3

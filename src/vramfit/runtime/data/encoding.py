@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.examples import Reference
-from vramfit.step.heads import IGNORED
+from vramfit.techniques.packing import IGNORED
 
 CHUNK_ROWS = 1024
 CHUNK_CHARACTERS = 2_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.heads import IGNORED
+from vramfit.techniques.packing import IGNORED
 
 REPLACED = 0.8
 """Of the chosen tokens, this part becomes the mask token, half of the rest another token, and the rest stays (Devlin

@@ -11,8 +11,8 @@ from vramfit.runtime.data.answers import Answer, read_answers, scores
 from vramfit.runtime.data.classes import ClassCounts
 from vramfit.runtime.data.entities import OUTSIDE, EntityCounts, are_spans
 from vramfit.runtime.data.samples import Samples
-from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import IGNORED
 
 MASKED_CHUNK = 256
 """Masked tokens whose logits, one for each word of the vocabulary, are looked at together."""

@@ -15,8 +15,8 @@ from vramfit.runtime.data.examples import Examples, read_examples
 from vramfit.runtime.data.masking import Masking
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.data.token_store import TokenStore
-from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import IGNORED
 from vramfit.techniques.padding import padded_width
 from vramfit.workload import Task
 

@@ -36,9 +36,9 @@ from vramfit.runtime.training.state import (
     restore_random,
     whole,
 )
-from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
 from vramfit.step.own_parts import local
+from vramfit.techniques.packing import IGNORED
 
 
 @dataclass(kw_only=True, slots=True)

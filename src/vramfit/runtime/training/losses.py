@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from vramfit.step.heads import IGNORED
 from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import IGNORED
 
 
 def smoothed_loss(smoothing: float) -> Callable[[Any, Batch], torch.Tensor]:

@@ -1,0 +1,130 @@
+"""`WorkByLength`: what a step does at other lengths, for its time.
+
+Layers that are alike do the same, so that models of one and of two layers show what any number of them does. Whether
+they are alike is not guessed: at the length that was traced in full, the work must come out the same, call by call.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from vramfit.errors import VramfitError
+from vramfit.estimator.traced import TracedWorkload
+from vramfit.models.resolve import ResolvedModel
+from vramfit.records.work import Phase
+from vramfit.trace.run import trace
+from vramfit.trace.template import StreamTemplate
+from vramfit.trace.work import StretchTemplate, WorkTemplate
+
+WORTHWHILE_LAYERS = 10
+"""With fewer, one trace of the whole model is as quick as two of shallow ones."""
+PASSES = ("steady.micro0", "steady.micro1")
+Calls = list[tuple[WorkTemplate, Phase, int]]
+
+
+class WorkByLength:
+    """What the passes of a workload do at any length.
+
+    Args:
+        traced: the workload at its full length, of two passes or more.
+        batch: one that its trace serves.
+    """
+
+    def __init__(self, traced: TracedWorkload, batch: int) -> None:
+        self._traced = traced
+        self._batch = batch
+        self._layers_add_up: bool | None = None
+        self._made: dict[int, StreamTemplate] = {}
+
+    def template(self, seq: int) -> StreamTemplate:
+        """A template with the work of a step at a length; what it asks of memory may be left out."""
+        if seq not in self._made:
+            traced = replace(self._traced, workload=replace(self._traced.workload, seq=seq))
+            self._made[seq] = self._from_shallow(seq) or traced.template(self._batch)
+        return self._made[seq]
+
+    def _from_shallow(self, seq: int) -> StreamTemplate | None:
+        """None where it takes a trace of the whole model."""
+        full = self._traced.workload.seq
+        if seq == full:
+            return None
+        whole = self._traced.template(self._batch)
+        if self._layers_add_up is None:
+            made = self._make(full) if self._is_worthwhile(whole) else None
+            self._layers_add_up = made is not None and all(_same(made[name], whole.work[name]) for name in PASSES)
+        work = self._make(seq) if self._layers_add_up else None
+        return None if work is None else replace(whole, segments={}, origins=[], work={**whole.work, **work})
+
+    def _is_worthwhile(self, whole: StreamTemplate) -> bool:
+        workload, resolved = self._traced.workload, self._traced.resolved
+        if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None:
+            return False
+        some_layers = isinstance(workload.checkpointing, int) or workload.freeze not in (None, "embeddings")
+        kinds = set(getattr(resolved.config, "layer_types", None) or ())
+        if some_layers or len(kinds) > 1 or not all(name in whole.work for name in PASSES):
+            return False
+        return _num_layers(resolved) >= WORTHWHILE_LAYERS
+
+    def _make(self, seq: int) -> dict[str, list[StretchTemplate]] | None:
+        try:
+            one, two = (self._trace(seq, num_layers).work for num_layers in (1, 2))
+        except (VramfitError, AttributeError):
+            return None
+        num_more = _num_layers(self._traced.resolved) - 2
+        made = {name: _deepen(one[name], two[name], num_more) for name in PASSES}
+        return None if None in made.values() else made  # type: ignore[return-value]
+
+    def _trace(self, seq: int, num_layers: int) -> StreamTemplate:
+        traced = self._traced
+        config = copy.deepcopy(traced.resolved.config)
+        config.num_hidden_layers = num_layers
+        return trace(
+            replace(traced.resolved, config=config),
+            replace(traced.workload, seq=seq),
+            traced.profile,
+            num_sequences=traced.num_sequences,
+        )
+
+
+def _num_layers(resolved: ResolvedModel) -> int:
+    return getattr(resolved.config, "num_hidden_layers", None) or 0
+
+
+def _calls(stretch: StretchTemplate) -> Calls:
+    return [(work, phase, num) for (work, phase), num in stretch.calls.items()]
+
+
+def _figures(work: WorkTemplate) -> tuple[Any, ...]:
+    return tuple(getattr(work, name) for name in WorkTemplate.__slots__)
+
+
+def _pairs(left: Calls, right: Calls) -> Iterator[tuple[bool, int, int]]:
+    """Of calls in order: whether they do the same, and how often each comes."""
+    for (a, a_phase, a_num), (b, b_phase, b_num) in zip(left, right, strict=True):
+        yield (a_phase, _figures(a)) == (b_phase, _figures(b)), a_num, b_num
+
+
+def _deepen(one: list[StretchTemplate], two: list[StretchTemplate], num_more: int) -> list[StretchTemplate] | None:
+    """Stretches with so many more layers than two; None where the second does something that the first does not."""
+    if len(one) != len(two) or any(len(a.calls) != len(b.calls) for a, b in zip(one, two, strict=True)):
+        return None
+    made = []
+    for a, b in zip(one, two, strict=True):
+        left, right = _calls(a), _calls(b)
+        if not all(alike for alike, _, _ in _pairs(left, right)):
+            return None
+        deep = StretchTemplate()
+        deep.waits = b.waits
+        nums = (b_num + num_more * (b_num - a_num) for _, a_num, b_num in _pairs(left, right))
+        deep.calls = {(work, phase): num for (work, phase, _), num in zip(right, nums, strict=True)}
+        made.append(deep)
+    return made
+
+
+def _same(left: list[StretchTemplate], right: list[StretchTemplate]) -> bool:
+    """Whether stretches do the same, call by call and in the same order."""
+    if [(len(s.calls), s.waits) for s in left] != [(len(s.calls), s.waits) for s in right]:
+        return False
+    pairs = (_pairs(_calls(a), _calls(b)) for a, b in zip(left, right, strict=True))
+    return all(alike and a_num == b_num for found in pairs for alike, a_num, b_num in found)

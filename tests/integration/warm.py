@@ -1,0 +1,45 @@
+"""A process that has imported the large libraries, and becomes `vramfit` as often as it is asked: each time by a fork.
+
+It reads a command a line as JSON, and answers with its exit code.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import sys
+
+IMPORTED = (
+    *("torch", "torch._dynamo"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
+)
+
+
+def main() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # what was imported is no garbage
+    for line in iter(sys.stdin.readline, ""):
+        child = os.fork()
+        if not child:
+            _become(**json.loads(line))
+            return  # to leave as an interpreter does
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _become(arguments: list[str], environment: dict[str, str], folder: str, streams: list[str]) -> None:
+    """Run `python -m vramfit ARGUMENTS`, its streams read from and written to files."""
+    for number, (path, flags) in enumerate(zip(streams, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)):
+        os.dup2(os.open(path, flags), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv[1:] = arguments
+    runpy.run_module("vramfit", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
