@@ -70,6 +70,7 @@ class _Taken:
 
     step: int
     epoch: float
+    began: float
     num_tokens: int
     lr: float
     skipped: bool
@@ -154,9 +155,9 @@ class Loop:
 
     def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
         """One step. A GPU's loss is read when the next step has been sent: so it need not wait for the host."""
-        p, stepper, progress = self._parts, self._parts.stepper, self.progress
+        p, stepper, progress, began = self._parts, self._parts.stepper, self.progress, time.perf_counter()
         if self._taken is None:
-            self._settled_at = time.perf_counter()
+            self._settled_at = began
         batch = p.train.collate(rows, epoch=epoch)
         lr, skipped_before = p.schedule.lr, stepper.num_skipped
         loss = self._step(batch) if _has_labels(batch) else None
@@ -165,26 +166,31 @@ class Loop:
         taken = _Taken(
             step=progress.step,
             epoch=progress.epochs(num_batches),
+            began=began,
             num_tokens=num_tokens,
             lr=lr,
             skipped=stepper.num_skipped > skipped_before,
             loss=loss,
         )
-        self._settle()
+        self._settle(next_is_sent=True)
         self._taken = taken
         if not p.place.computes_apart:
             self._settle()
 
-    def _settle(self) -> None:
-        """Read the loss of the last step, and tell of it."""
+    def _settle(self, *, next_is_sent: bool = False) -> None:
+        """Read the loss of the last step, and tell of it.
+
+        A step's time is from one reading to the next; where no step has been sent after it, it is its own.
+        """
         p, stepper, taken = self._parts, self._parts.stepper, self._taken
         if taken is None:
             return
         self._taken = None
         loss = math.nan if taken.loss is None else float(taken.loss)
         now = time.perf_counter()
-        time_s, self._settled_at = now - self._settled_at, now
-        self.progress.time_s += time_s
+        since, self._settled_at = self._settled_at, now
+        self.progress.time_s += now - since
+        time_s = now - (since if next_is_sent else taken.began)
         self.progress.lost(loss)
         diverged = None if taken.loss is None else self.watch.see(taken.step, loss, skipped=taken.skipped)
         self._on_event(
