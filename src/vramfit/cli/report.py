@@ -80,8 +80,8 @@ def _predicted(subject: "Subject") -> "Subject":
                 subject = replace(subject, estimate=estimate(workload.model, **_keywords(workload)))
             course = subject.course
             if course is not None and subject.course_estimate is None:
-                size = {"batch": course.batch, "micro_batch": course.micro_batch, "seq": course.seq, "accumulate": None}
-                subject = replace(subject, course_estimate=estimate(workload.model, **{**_keywords(workload), **size}))
+                keywords = {**_keywords(workload), **course.size}
+                subject = replace(subject, course_estimate=estimate(workload.model, **keywords))
             return replace(subject, grid=fit_grid(workload, on_cell=show))
         except VramfitError as error:
             return replace(subject, notes=(*subject.notes, f"batches and lengths were not predicted: {error}"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 FILE_NAME = "step.json"
 """In the folder of a run."""
@@ -24,6 +25,19 @@ class StepCourse:
     """Requests and frees."""
     requested_bytes: tuple[int, ...]
     """The most in each of equal stretches of events."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sequence where nothing was padded; `micro_batch` times `seq` is then what a pass may hold."""
+
+    @property
+    def size(self) -> dict[str, Any]:
+        """The fields of a workload that has this step's size: to the token, or to less than a sequence of `seq`."""
+        num_tokens, seq = sum(self.lengths), self.seq
+        if not self.lengths:
+            return {"batch": self.batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
+        if num_tokens <= self.micro_batch * seq:
+            return {"batch": self.batch, "micro_batch": None, "seq": seq, "accumulate": 1, "lengths": self.lengths}
+        batch = -(-num_tokens // seq)
+        return {"batch": batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
 
 
 def sample(course: Sequence[int], num_points: int = MAX_POINTS) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, lim
             "xaxis": {"title": {"text": "step"}},
             "yaxis": {"title": {"text": title}},
             "showlegend": len(data) > 1,
-            "legend": {"orientation": "h", "y": -0.3},
+            "legend": {"orientation": "h", "y": -0.45},
             "shapes": shapes,
         },
     }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vramfit.records.course import StepCourse
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Plan
@@ -153,7 +154,7 @@ def _estimate(subject: Subject, drawn: Drawn) -> Iterator[str]:
     shown, course = subject.course_estimate or estimate, subject.course
     about = "Predicted, stacked by what it is."
     if course is not None and subject.course_estimate is not None:
-        about = _beside(subject.course_estimate, course.step, max(course.requested_bytes), course.device)
+        about = _beside(subject.course_estimate, course)
     place = drawn.place("timeline", timeline(shown, course if subject.course_estimate else None), about)
     yield section("One step, from left to right", place, about=about)
     when = f"{format_bytes(estimate.peak_allocated_bytes)} allocated, {peak_moment(estimate.peak, estimate.workload)}."
@@ -169,17 +170,19 @@ def _estimate(subject: Subject, drawn: Drawn) -> Iterator[str]:
 FIGURES = ("requested", "allocated", "reserved")
 
 
-def _beside(predicted: Estimate, step: int, measured_bytes: int, device: str) -> str:
+def _beside(predicted: Estimate, course: StepCourse) -> str:
     """How near the prediction of a recorded step is."""
-    most = max(point.requested_bytes for point in predicted.timeline)
-    off = 100 * (most - measured_bytes) / measured_bytes
-    w = predicted.workload
-    where = ", on which workspaces of CUDA's libraries take nothing" if device == "emulated" else ""
-    device = "the emulated GPU" if device == "emulated" else device
+    most, measured = max(point.requested_bytes for point in predicted.timeline), max(course.requested_bytes)
+    off = 100 * (most - measured) / measured
+    size = f"{course.batch} × {course.seq} tokens"
+    if course.lengths:
+        size = f"{len(course.lengths):,} sequences, {sum(course.lengths):,} tokens, nothing padded"
+    emulated = course.device == "emulated"
+    where = ", on which workspaces of CUDA's libraries take nothing" if emulated else ""
     return (
-        f"Step {step:,} ({w.batch} × {w.seq} tokens) as it ran on {device}{where}, over its prediction. "
-        f"Peak of what was requested: measured {format_bytes(measured_bytes)}, predicted {format_bytes(most)} "
-        f"({off:+.2f} %)."
+        f"Step {course.step:,} ({size}) as it ran on {'the emulated GPU' if emulated else course.device}{where}, over "
+        f"its prediction. Peak of what was requested: measured {format_bytes(measured)}, predicted "
+        f"{format_bytes(most)} ({off:+.2f} %)."
     )
 
 

@@ -102,7 +102,11 @@ def _from_folder(folder: Path) -> Subject:
 
 def _is_of(course: StepCourse, plan: Plan) -> bool:
     """Whether a recorded step has the very size that a plan is for."""
-    return (course.batch, course.micro_batch, course.seq) == (plan.workload.batch, plan.micro_batch, plan.workload.seq)
+    return not course.lengths and (course.batch, course.micro_batch, course.seq) == (
+        plan.workload.batch,
+        plan.micro_batch,
+        plan.workload.seq,
+    )
 
 
 def _text(path: Path) -> str:

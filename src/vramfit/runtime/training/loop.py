@@ -15,6 +15,7 @@ from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.splitting import lengths_of
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.divergence import Watch
@@ -38,6 +39,7 @@ from vramfit.runtime.training.state import (
 )
 from vramfit.step.inputs import Batch
 from vramfit.step.own_parts import local
+from vramfit.techniques import packing
 from vramfit.techniques.packing import IGNORED
 
 
@@ -216,9 +218,13 @@ class Loop:
         """One step, written down where it is the dearest so far and memory did not run out in it."""
         p, stepper = self._parts, self._parts.stepper
         num_samples, seq = batch["input_ids"].shape
-        fits = max(stepper.micro_batch * (stepper.seq or seq) // seq, 1)
+        micro_batch = min(num_samples, max(stepper.micro_batch * (stepper.seq or seq) // seq, 1))
+        lengths: tuple[int, ...] = ()
+        if packing.is_applied(stepper.model):
+            lengths = tuple(lengths_of(batch, packs=True))
+            micro_batch, seq = stepper.micro_batch, stepper.seq or seq
         recoveries_before = stepper.num_recoveries
-        recording = self._recorder.step(self.progress.step + 1, num_samples, min(num_samples, fits), seq)
+        recording = self._recorder.step(self.progress.step + 1, num_samples, micro_batch, seq, lengths)
         with recording as courses, p.place.active():
             loss = stepper.advance(batch)
         if courses and stepper.num_recoveries == recoveries_before:

@@ -23,7 +23,9 @@ class Recorder:
         self._num_left = MAX_RECORDED
 
     @contextmanager
-    def step(self, number: int, batch: int, micro_batch: int, seq: int) -> Iterator[list[StepCourse]]:
+    def step(
+        self, number: int, batch: int, micro_batch: int, seq: int, lengths: tuple[int, ...] = ()
+    ) -> Iterator[list[StepCourse]]:
         """Inside, a step is taken; afterwards the list has its course, if it was recorded.
 
         Args:
@@ -31,15 +33,17 @@ class Recorder:
             batch: samples.
             micro_batch: samples of a forward pass.
             seq: tokens of the longest, padding included.
+            lengths: of the sequences, where they are packed: `micro_batch` times `seq` is what a pass may hold then.
         """
         found: list[StepCourse] = []
-        if number < 2 or batch * seq <= self._largest or not self._num_left or not can_record(self._place):
+        num_tokens = sum(lengths) or batch * seq
+        if number < 2 or num_tokens <= self._largest or not self._num_left or not can_record(self._place):
             yield found
             return
         with recorded(self._place) as course:
             yield found
         if course:
-            self._largest = batch * seq
+            self._largest = num_tokens
             self._num_left -= 1
             found.append(
                 StepCourse(
@@ -50,6 +54,7 @@ class Recorder:
                     seq=seq,
                     num_events=len(course),
                     requested_bytes=sample(course),
+                    lengths=lengths,
                 )
             )
 

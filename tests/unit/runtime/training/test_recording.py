@@ -1,5 +1,6 @@
 """A step of a run is written down as it goes, and lies over its prediction."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,30 @@ def test_pytorchs_own_trace_is_read_request_by_request() -> None:
 def test_a_course_is_sampled_without_losing_its_peak() -> None:
     assert max(sample([*range(1000), 5000, *range(1000)], 20)) == 5000
     assert sample([], 20) == ()
+
+
+def test_a_packed_step_is_recorded_with_its_lengths(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        epochs=1,
+        batch=16,
+        micro_batch=8,
+        attention="packed",
+        precision="amp-bf16",
+        device="emulated",
+        memory="256MiB",
+    )
+    course = from_json(StepCourse, (tmp_path / "out" / FILE_NAME).read_text())
+    assert len(course.lengths) == course.batch == 16
+    assert len(set(course.lengths)) > 1
+    assert course.micro_batch == 8
+
+
+def test_a_course_names_the_workload_of_its_size() -> None:
+    course = StepCourse(
+        step=2, device="cuda:0", batch=3, micro_batch=2, seq=10, num_events=1, requested_bytes=(1,), lengths=(9, 4, 6)
+    )
+    assert course.size == {"batch": 3, "micro_batch": None, "seq": 10, "accumulate": 1, "lengths": (9, 4, 6)}
+    larger = replace(course, lengths=(10, 10, 5))  # more than a pass may hold
+    assert larger.size == {"batch": 3, "micro_batch": 2, "seq": 10, "accumulate": None}
+    assert replace(course, lengths=()).size == {"batch": 3, "micro_batch": 2, "seq": 10, "accumulate": None}
