@@ -5,7 +5,6 @@
 A block is `<!-- figures: NAME -->` … `<!-- end -->`; what lies between is replaced.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,11 @@ from statistics import median
 from typing import Any
 
 import capped_run
-import forked
+import readme_runs
 from pages import paragraph, table
+from readme_runs import newest
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GIB, KIB = 2**30, 2**10
@@ -45,14 +44,6 @@ def names(text: str) -> list[str]:
     return [found[1] for found in BLOCK.findall(text)]
 
 
-def _newest(question: str) -> Any:
-    return json.loads(sorted(RESULTS.glob(f"{question}_*.json"))[-1].read_text(encoding="utf-8"))
-
-
-def _lines(question: str, *keys: str) -> list[dict[str, Any]]:
-    return forked.read_lines(sorted(RESULTS.glob(f"{question}_*.jsonl"))[-1], *keys)
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
@@ -62,7 +53,7 @@ def accuracy() -> str:
     import accuracy as made
 
     fresh = [line for line in made.random_cases() if not line.startswith("Under-predicted")]
-    speed = _newest("speed_of_prediction")["figures"]
+    speed = newest("speed_of_prediction")["figures"]
     return "\n".join(
         [
             f"From {made.num_cases()} runs and searches on an H200.",
@@ -98,7 +89,7 @@ def peers() -> str:
 
 def trained() -> str:
     """Fine-tuning in a third of the memory, and in less."""
-    r = _newest("trained_h200")
+    r = newest("trained_h200")
     plain, budget = r["sst2-plain"], r["sst2-budget"]
     runs = [
         ("a plain fp32 loop", plain["accuracy"], plain["least_reserved_bytes"], _mean_step(plain["runs"])),
@@ -133,13 +124,13 @@ def _reserved(runs: list[dict[str, Any]]) -> float:
 
 def plans() -> str:
     """Plans run for real, and beside every setting of a grid."""
-    lines = [line for line in _lines("planned_runs_h200", "name") if "error" not in line]
+    lines = readme_runs.lines("planned_runs_h200", "name")
     made = [line for line in lines if line["is_plan"]]
     held = [n for n in made if not (n["num_alloc_retries"] or n["num_ooms"] or n.get("failed"))]
     exact = [line for line in made if line["training_reserved_bytes"] == line["predicted_reserved_bytes"]]
     refused = [line for line in lines if not line["is_plan"]]
     right = [line for line in refused if line.get("failed") or line["num_ooms"]]
-    tried = [line for line in _lines("brute_force_h200", "key") if line["fits"]]
+    tried = [line for line in readme_runs.lines("brute_force_h200", "key") if line["fits"]]
     reached = sorted(_reached(tried), reverse=True)
     return paragraph(
         "On an H200 capped at 2, 4, 8, 11.17 and 16 GiB (`benchmarks/planned_runs.py`: four models, 128 and 512",
@@ -180,7 +171,7 @@ def _time_error(lines: list[dict[str, Any]]) -> str:
 
 def loading() -> str:
     """Seconds to load BERT-large, beside others."""
-    r = _newest("loading_h200")
+    r = newest("loading_h200")
     seconds = {(row["loader"], row["kind"]): f"{row['seconds']:.2f} s" for row in r["rows"] if row.get("seconds")}
     told = [
         f"{kind} in {seconds['vramfit', kind]}, against {seconds['from_pretrained', kind]} by `from_pretrained` and "
@@ -198,7 +189,7 @@ def loading() -> str:
 
 def stepper() -> str:
     """A long run in a budget, undisturbed and disturbed."""
-    r = _newest("stepper_h200")
+    r = newest("stepper_h200")
     calm, disturbed = r["undisturbed"], r["disturbed"]
     below = calm["predicted"]["peak_allocated_bytes"] - calm["max_allocated_bytes"]
     rows = [row["overhead"] for row in r["overhead"]["rows"]]
@@ -226,6 +217,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "plans": plans,
     "loading": loading,
     "stepper": stepper,
+    "packed": readme_runs.packed,
+    "predicted": readme_runs.predicted,
+    "offloaded": readme_runs.offloaded,
+    "served": readme_runs.served,
+    "watched": readme_runs.watched,
 }
 
 if __name__ == "__main__":

@@ -65,7 +65,6 @@ def _unmeasured(workload: Workload) -> list[str]:
     """Techniques whose figures no GPU has shown."""
     found = {
         "what one GPU of several takes is read from torch's sources": workload.num_gpus > 1,
-        "what packed attention takes is read from torch's sources": workload.attention == "packed",
         "what compiled layers keep is what torch's partitioner says, with all that can be fused taken for fused": (
             workload.compile
         ),

@@ -17,7 +17,7 @@ WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
 }
-FEW = "{} compared with few measurements"
+COMPILED = "compiled layers were compared with few measurements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,7 @@ class Margin:
 
 
 def _why(basis: str, workload: Workload) -> str:
-    if basis == "derived" and workload.compile:
-        return FEW.format("compiled layers were")
-    return FEW.format("packed attention was") if basis == "derived" and workload.attention == "packed" else WORDS[basis]
+    return COMPILED if basis == "derived" and workload.compile else WORDS[basis]
 
 
 def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin:

@@ -1,0 +1,202 @@
+"""Blocks of the README about runs on a GPU: without padding, with host memory, served, watched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import forked
+from pages import paragraph, table
+
+RESULTS = Path(__file__).parent / "results"
+GIB = 2**30
+CAP = int(11.17 * GIB)
+SHOWN = {"bert-base-uncased": "BERT-base", "bert-large-uncased": "BERT-large"}
+PEERS = {"trainer": "the Trainer", "accelerate": "Accelerate's loop"}
+SIDES = ("planned-compiled", "planned", *PEERS)
+SMALLEST = "smallest "
+
+
+def newest(question: str) -> Any:
+    """The newest results that answer a question."""
+    return json.loads(sorted(RESULTS.glob(f"{question}_*.json"))[-1].read_text(encoding="utf-8"))
+
+
+def lines(question: str, *keys: str) -> list[dict[str, Any]]:
+    """The cases of the newest results, without those that failed."""
+    found = forked.read_lines(sorted(RESULTS.glob(f"{question}_*.jsonl"))[-1], *keys)
+    return [line for line in found if "error" not in line]
+
+
+def packed() -> str:
+    """Training without padding beside the peers, and what is predicted of it."""
+    found = _by_side(lines("packed_speed_h200", "model", "side", "cap", "lengths"))
+    rows = []
+    for lengths, about in (("real", "1,000 reviews, 287 tokens on average"), ("full", "all of 512 tokens")):
+        for model, shown in SHOWN.items():
+            sides = {side: found[model, side, CAP, lengths] for side in SIDES if (model, side, CAP, lengths) in found}
+            ours = max(sides[side]["tokens_per_s"] for side in sides if side not in PEERS)
+            row = [
+                _thousands(sides[s]["tokens_per_s"]) if s in sides else None for s in ("planned-compiled", "planned")
+            ]
+            row += [f"{_thousands(sides[s]['tokens_per_s'])} ({ours / sides[s]['tokens_per_s']:.1f}×)" for s in PEERS]
+            rows.append([f"{shown}, {about}", *row])
+    return "\n".join(
+        [
+            table(["real tokens a second in 11.17 GiB", "compiled", "not compiled", *PEERS.values()], rows),
+            "",
+            paragraph(*_about_packed(found)),
+        ]
+    )
+
+
+def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    planned = [line for key, line in found.items() if key[1] in SIDES[:2]]
+    apart = {
+        compiled: [
+            line["predicted_allocated_bytes"] / line["max_allocated_bytes"] - 1
+            for line in planned
+            if line["settings"]["compile"] == compiled
+        ]
+        for compiled in (False, True)
+    }
+    assert min(map(min, apart.values())) >= 0
+    starts = [line["rehearsal_s"] for line in planned if line["settings"]["compile"]]
+    searches = [line["search_s"] for key, line in found.items() if key[1] in PEERS]
+    free = _by_side(lines("packed_speed_unwaited_h200", "model", "side", "cap", "lengths"))
+    base = {side: free["bert-base-uncased", side, CAP, "real"]["tokens_per_s"] for side in SIDES}
+    large = free["bert-large-uncased", "planned-compiled", 0, "real"]
+    (profile,) = (n["profile_s"] for n in lines("packed_speed_profile_h200", "model", "cap") if n["cap"] == 0)
+    return [
+        "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW; each",
+        "peer with the",
+        f"batch it found in {min(searches):.0f} to {max(searches):.0f} s. Compiling took {min(starts):.0f} to",
+        f"{max(starts):.0f} s before the first step, which is not in the table. Peaks were predicted",
+        f"{max(apart[False]):.3%} too high at most, compiled ones {max(apart[True]):.1%}, none too low. These",
+        "steps were",
+        "waited for one by one; sent without waiting, BERT-base made",
+        f"{_thousands(max(base['planned'], base['planned-compiled']))} tokens a second,",
+        f"{_thousands(base['trainer'])} in the Trainer and {_thousands(base['accelerate'])} in Accelerate's",
+        "loop. Without",
+        f"a cap BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak: of",
+        f"{1000 * _step_s(large):.0f} ms a step, matrix products take {1000 * profile['matmul']:.0f}, attention",
+        f"{1000 * profile['attention']:.0f}, fused kernels about {1000 * profile['compiled']:.0f}.",
+    ]
+
+
+def _step_s(line: dict[str, Any]) -> float:
+    """Of 64 reviews."""
+    return float(64 * 286.725 / line["tokens_per_s"])
+
+
+def predicted() -> str:
+    """`vramfit predict` beside pipelines."""
+    found = {line["side"]: line for line in lines("inference_speed_h200", "model", "side", "cap")}
+    ours, pipeline, loop = found["packed"], found["pipeline"], found["loop"]
+    return paragraph(
+        "`vramfit predict` on the same reviews, BERT-base in bf16 under the same cap",
+        "(`benchmarks/inference_speed.py`),",
+        f"makes {_thousands(ours['tokens_per_s'])} real tokens a second from file to labels,",
+        f"{_ratio(ours, pipeline)} times",
+        f"what a `transformers` pipeline makes with its best batch ({pipeline['batch']}); of tokens that are",
+        "there already,",
+        f"{ours['forward_tokens_per_s'] / loop['forward_tokens_per_s']:.1f} times a padded loop's.",
+    )
+
+
+def _ratio(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return f"{one['tokens_per_s'] / other['tokens_per_s']:.1f}"
+
+
+def offloaded() -> str:
+    """Budgets below the optimizer's state, and the smallest ones."""
+    found = {line["name"]: line for line in lines("offloaded_h200", "name")}
+    shown = {
+        "bert-large-uncased free": "BERT-large, no budget",
+        "bert-large-uncased 2.5GiB": "BERT-large in 2.5 GiB, nothing on the host",
+        "bert-large-uncased 1GiB": "BERT-large in 1 GiB",
+        "xlm-roberta-large 2GiB": "XLM-RoBERTa-large in 2 GiB",
+    }
+    shown |= {name: f"the least for {name.removeprefix(SMALLEST)}" for name in found if name.startswith(SMALLEST)}
+    rows = [
+        [
+            about,
+            f"{found[name]['allocated_bytes'] / GIB:.3f} GiB",
+            f"{(found[name]['predicted_allocated_bytes'] - found[name]['allocated_bytes']) / 1024:.0f} KiB more",
+            f"{found[name]['predicted_host_bytes'] / GIB:.1f} GiB" if found[name]["predicted_host_bytes"] else None,
+            f"{found[name]['step_s']:.2f} s",
+            f"{found[name]['tokens_per_s']:,.0f}",
+        ]
+        for name, about in shown.items()
+    ]
+    ours, theirs = found["beside ours"], found["beside torchao"]
+    return "\n".join(
+        [
+            table(["", "allocated", "predicted", "host memory", "a step", "tokens/s"], rows),
+            "",
+            paragraph(
+                "One H200 (`benchmarks/offloaded_runs.py`), all parameters, 512 tokens, effective batch 32,",
+                "clipping on; the",
+                "smallest budgets were found by planning, and had an allocator retry or none. Over 200 steps",
+                "without dropout,",
+                *_curves(found),
+                f"With the optimizer in host memory, a step of 8 samples took {ours['step_s']:.2f} s with",
+                "masters and moments",
+                "in fp32 there; torchao's `CPUOffloadOptimizer`, which keeps them in bf16 and neither clips",
+                "nor accumulates,",
+                f"took {theirs['step_s']:.2f} s for as much on the device.",
+            ),
+        ]
+    )
+
+
+def _curves(found: dict[str, dict[str, Any]]) -> list[str]:
+    free = found["curve bert-large-uncased free"]["losses"]
+    apart = {
+        budget: max(
+            abs(a - b) for a, b in zip(found[f"curve bert-large-uncased {budget}"]["losses"], free, strict=True)
+        )
+        for budget in ("2.5GiB", "1GiB")
+    }
+    return [
+        f"losses were at most {apart['2.5GiB']:.2f} (in 2.5 GiB, with bf16 weights and 8-bit moments) and",
+        f"{apart['1GiB']:.2f} (in 1 GiB) from those without a budget: weights drawn at random, whose losses",
+        "jump between",
+        f"{min(free):.2f} and {max(free):.2f}, so that rounding shows.",
+    ]
+
+
+def served() -> str:
+    """A server on a GPU, beside one request at a time."""
+    r = newest("serving_h200")
+    hard, plain = r["hard"], r["plain"]
+    return paragraph(
+        f"On an H200 capped at {r['memory'].replace('GiB', ' GiB')} (`benchmarks/serving.py`), {r['clients']}",
+        "clients sent",
+        f"MiniLM {hard['num_requests']:,} requests, with broken JSON, empty texts and texts of 100,000 words",
+        "among them:",
+        f"{hard['num_5xx']} errors of the server, {hard['num_lost'] + hard['num_wrong']} answers lost or wrong.",
+        "Of plain",
+        f"requests it answered {plain['requests_per_s']:,.0f} a second, {plain['times_as_fast']:.1f} times what",
+        f"`transformers` answers one at a time; half within {1000 * plain['p50_s']:.0f} ms, 99 % within",
+        f"{1000 * plain['p99_s']:.0f} ms.",
+    )
+
+
+def watched() -> str:
+    """What the watch costs."""
+    r = newest("watch_overhead_h200")["base_128_bf16"]
+    share = r["overhead"]["light"]
+    cost = f"{share:.1%} of" if share > 0.001 else "nothing that can be told from noise in"
+    return paragraph(
+        f"On an H200 (`benchmarks/watch_overhead.py`) a light watch costs {cost} a BERT-base step of",
+        f"{1000 * r['seconds']['plain']:.0f} ms, and sees the peak that torch counts, to the byte; a detailed one makes",
+        f"the step {1 + r['overhead']['detailed']:.0f} times as long.",
+    )
+
+
+def _by_side(found: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {(n["model"], n["side"], n["cap"], n["lengths"]): n for n in found}
+
+
+def _thousands(rate: float) -> str:
+    return f"{round(rate, -3):,.0f}"
