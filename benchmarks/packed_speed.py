@@ -254,15 +254,19 @@ def _profile(stepper: Any, batches: Any) -> dict[str, Any]:
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile, schedule
 
+    kernels: list[Any] = []
+
+    def take(made: Any) -> None:
+        kernels.extend(event for event in made.events() if event.device_type == DeviceType.CUDA)
+
     torch.cuda.synchronize()
     phases = schedule(wait=0, warmup=NUM_WARM, active=NUM_PROFILED)  # under its eyes, layers are compiled anew
-    with profile(activities=[ProfilerActivity.CUDA], schedule=phases) as made:
+    with profile(activities=[ProfilerActivity.CUDA], schedule=phases, on_trace_ready=take) as made:
         for number in range(NUM_WARM + NUM_PROFILED):
             stepper.advance(next(batches))
             if number in (NUM_WARM - 1, NUM_WARM + NUM_PROFILED - 1):
                 torch.cuda.synchronize()
             made.step()
-    kernels = [event for event in made.events() if event.device_type == DeviceType.CUDA]
     begin, end = min(k.time_range.start for k in kernels), max(k.time_range.end for k in kernels)
     kinds, names = Counter(dict.fromkeys((*KERNELS, "other"), 0.0)), Counter[str]()
     for kernel in kernels:

@@ -189,8 +189,8 @@ def watched() -> str:
     cost = f"{share:.1%} of" if share > 0.001 else "nothing that can be told from noise in"
     return paragraph(
         f"On an H200 (`benchmarks/watch_overhead.py`) a light watch costs {cost} a BERT-base step of",
-        f"{1000 * r['seconds']['plain']:.0f} ms, and sees the peak that torch counts, to the byte; a detailed one makes",
-        f"the step {1 + r['overhead']['detailed']:.0f} times as long.",
+        f"{1000 * r['seconds']['plain']:.0f} ms, and sees the peak that torch counts, to the byte; a detailed one",
+        f"makes the step {1 + r['overhead']['detailed']:.0f} times as long.",
     )
 
 
