@@ -1,6 +1,6 @@
 """`bounds`: what a stream takes under several placements, since the real one is never known for certain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vramfit.allocator.device import CapacityKind
@@ -52,6 +52,7 @@ def bounds(
     events: Sequence[int],
     marks: Sequence[Mark] = (),
     *,
+    streams: Mapping[int, int] | None = None,
     capacity_bytes: int | None = None,
     options: AllocatorOptions | None = None,
     capacity_kind: CapacityKind = "allowed",
@@ -71,6 +72,7 @@ def bounds(
             replay(
                 events,
                 marks,
+                streams=streams,
                 capacity_bytes=capacity_bytes,
                 options=options,
                 placement=make_placement(),

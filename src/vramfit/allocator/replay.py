@@ -1,6 +1,6 @@
 """`replay`: a stream of requests and frees through the simulated allocator, with the peaks of each phase."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -95,6 +95,7 @@ def replay(
     events: Sequence[int],
     marks: Sequence[Mark] = (),
     *,
+    streams: Mapping[int, int] | None = None,
     capacity_bytes: int | None = None,
     options: AllocatorOptions | None = None,
     placement: Placement | None = None,
@@ -106,6 +107,7 @@ def replay(
         events: one number an event. A positive one requests that many bytes; requests count from 0, and
             `-k` frees what request `k` got. What is not freed stays.
         marks: phases, driver events and `empty_cache` calls, by index; more than one may share an index.
+        streams: request → its CUDA stream, for those that are not made on the default one.
         capacity_bytes, options, placement, capacity_kind: of the `CachingAllocator`.
 
     Returns:
@@ -120,7 +122,7 @@ def replay(
     held: list[Block | None] = []
     position = 0
     for mark in sorted(marks, key=lambda mark: mark.index):
-        failure = _run(allocator, events, position, mark.index, held, phases)
+        failure = _run(allocator, events, position, mark.index, held, phases, streams)
         if failure is not None:
             return ReplayResult(phases=phases.close(), out_of_memory=failure)
         position = mark.index
@@ -130,7 +132,7 @@ def replay(
             allocator.placement.on_event(cast(DriverEvent, mark.name))
         else:
             allocator.empty_cache()
-    failure = _run(allocator, events, position, len(events), held, phases)
+    failure = _run(allocator, events, position, len(events), held, phases, streams)
     return ReplayResult(phases=phases.close(), out_of_memory=failure)
 
 
@@ -141,6 +143,7 @@ def _run(
     end: int,
     held: list[Block | None],
     phases: "_Phases",
+    streams: Mapping[int, int] | None,
 ) -> OutOfMemoryEvent | None:
     """Replay events `begin` to `end`; `held` is the block of each request so far."""
     malloc, free = allocator.malloc, allocator.free
@@ -149,7 +152,7 @@ def _run(
     try:
         for index, size in enumerate(events[begin:end], begin):
             if size > 0:
-                held.append(malloc(size))
+                held.append(malloc(size, streams.get(len(held), 0)) if streams else malloc(size))
                 if allocator.allocated_bytes > peak_bytes:
                     peak_bytes = allocator.allocated_bytes
                     phases.allocated_peak_index = index

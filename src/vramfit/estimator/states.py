@@ -37,6 +37,7 @@ def warm_stream(stream: Stream) -> Stream:
         origins=stream.origins,
         marks=[replace(m, index=moved_to[m.index]) for m in stream.marks if m.name != "cublas_loaded"],
         parts=[(moved_to[index], part) for index, part in stream.parts],
+        request_streams={number[request]: cuda_stream for request, cuda_stream in stream.request_streams.items()},
     )
 
 

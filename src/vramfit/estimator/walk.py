@@ -102,7 +102,7 @@ def walk(
         if index == begin:
             at_begin = {request: block.size for request, block in live.items()}
         if event > 0:
-            block = allocator.malloc(event)
+            block = allocator.malloc(event, stream.request_streams.get(len(held), 0))
             request, change = len(held), block.size
             live[request] = block
             held.append(block)

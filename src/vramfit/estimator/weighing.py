@@ -30,7 +30,13 @@ def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -
     """Replay freely, cold and warm, and inside the capacity where that would be passed."""
     warm = warm_stream(cold)
     free = _bounds(cold, options, None)
-    warm_free = replay(warm.events, marks_of(warm), options=options, placement=UsedProcessPlacement())
+    warm_free = replay(
+        warm.events,
+        marks_of(warm),
+        streams=warm.request_streams,
+        options=options,
+        placement=UsedProcessPlacement(),
+    )
     safe_bytes = max(free.safe_reserved_bytes, warm_free.peak_reserved_bytes)
     if capacity_bytes is None:
         return Outcome(free.likely, cold, None, safe_bytes, None, None)
@@ -47,7 +53,13 @@ def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -
 
 
 def _bounds(stream: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> PlacementBounds:
-    return bounds(stream.events, marks_of(stream), options=options, capacity_bytes=capacity_bytes)
+    return bounds(
+        stream.events,
+        marks_of(stream),
+        streams=stream.request_streams,
+        options=options,
+        capacity_bytes=capacity_bytes,
+    )
 
 
 def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> OutOfMemoryEvent | None:
@@ -56,6 +68,7 @@ def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> Out
         result = replay(
             stream.events,
             marks_of(stream),
+            streams=stream.request_streams,
             capacity_bytes=capacity_bytes,
             options=options,
             placement=make_placement(),

@@ -1,11 +1,12 @@
 """`trace`: a model and a workload → the template of its request stream."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
@@ -72,7 +73,8 @@ def trace(
         tracing(model, workload, profile, probe=PROBE_BATCH if batch is None else None) as session,
     ):
         session.tracer.begin("inputs", "inputs")
-        inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
+        with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
+            inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
@@ -229,7 +231,8 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             host.drop()
         else:
             _step_on_device(optimizer, rank, scaler, workload.max_grad_norm)
-        del mean  # asked for only now: the host runs ahead until here
+        of_all = torch.empty_like(mean) if several else None
+        del mean, of_all  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
     if not shards(workload):
