@@ -78,6 +78,7 @@ def estimate_stream(
         _stretch(likely, shown[0], stream),
         options,
         outcome.replayed_capacity_bytes,
+        outcome.make_placement(),
     )
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
@@ -100,7 +101,7 @@ def estimate_stream(
         fits=outcome.fits and host_fits,
         fits_cold=outcome.fits_cold and host_fits,
         num_retries=outcome.num_retries,
-        phases=_phases(likely),
+        phases=_phases(outcome.replays),
         peak=PeakMoment(
             phase="steady_step" if top.name.startswith("steady") else top.name,
             part=origin.part,
@@ -127,10 +128,11 @@ def _workload_at(workload: Workload, micro_batch: int) -> Workload:
     return workload.with_batch(micro_batch * (workload.accumulate or 1))
 
 
-def _phases(result: ReplayResult) -> dict[str, PhaseEstimate]:
-    """Phases by name; the steady steps together."""
-    steady = [p for p in result.phases if p.name.startswith("steady_step")]
-    named = {p.name: [p] for p in result.phases if p not in steady[1:]} | {"steady_step": steady}
+def _phases(replays: tuple[ReplayResult, ...]) -> dict[str, PhaseEstimate]:
+    """Phases by name, each with the most it takes in any of the replays; the steady steps together."""
+    named: dict[str, list[PhasePeaks]] = {}
+    for phase in (phase for result in replays for phase in result.phases):
+        named.setdefault("steady_step" if phase.name.startswith("steady_step") else phase.name, []).append(phase)
     return {
         name: PhaseEstimate(
             peak_requested_bytes=max(p.peak_requested_bytes for p in group),

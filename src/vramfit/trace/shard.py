@@ -4,7 +4,7 @@ The order is that of torch 2.11 and 2.13 (torch/distributed/fsdp/_fully_shard). 
 the gradients, is asked for on CUDA streams of their own: no other stream can use their blocks again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +72,7 @@ class ShardOnPaper:
 
     def _group(self, module: torch.nn.Module, path: str, claimed: set[int], *, is_root: bool) -> _Group:
         """Every parameter of a module that no group has yet, cut; then the whole ones go."""
-        parameters = [p for p in module.parameters() if id(p) not in claimed]
-        claimed.update(id(p) for p in parameters)
+        parameters = list(_managed(module, claimed))
         shards, padded = [], []
         for parameter in parameters:
             rows = -(-parameter.shape[0] // self._num_ranks)
@@ -211,6 +210,16 @@ class ShardOnPaper:
         self._reduced = None
         self._order.clear()
         self._queued = False
+
+
+def _managed(module: torch.nn.Module, claimed: set[int]) -> Iterator[torch.nn.Parameter]:
+    """Parameters that no group has yet, those of children first (`_get_managed_modules`)."""
+    for child in module.children():
+        yield from _managed(child, claimed)
+    for parameter in module.parameters(recurse=False):
+        if id(parameter) not in claimed:
+            claimed.add(id(parameter))
+            yield parameter
 
 
 class _Through(torch.autograd.Function):
