@@ -30,8 +30,10 @@ def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
             num_requests += 1
         else:
             block, size = live.pop(-event)
-            for action in ("free_requested", "free_completed"):
-                entries.append(_entry(action, block.address, size, cuda_stream=block.pool.stream))
+            entries.extend(
+                _entry(action, block.address, size, cuda_stream=block.pool.stream)
+                for action in ("free_requested", "free_completed")
+            )
             allocator.free(block)
     return {
         "segments": _segments(allocator, options.expandable_segments),

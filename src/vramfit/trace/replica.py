@@ -112,7 +112,7 @@ def _arrivals(num_leaves: int) -> list[int]:
     found: list[int] = []
     with _disable_current_modes(), torch.enable_grad():
         leaves = [torch.zeros((), requires_grad=True) for _ in range(1 + num_leaves)]  # the first: DDP's own anchor
-        nodes = [leaf.view_as(leaf).grad_fn.next_functions[0][0] for leaf in leaves]  # type: ignore[union-attr]
+        nodes: list[Any] = [leaf.view_as(leaf).grad_fn.next_functions[0][0] for leaf in leaves]  # type: ignore[union-attr]
         for index, node in enumerate(nodes[1:]):
             node.register_hook(lambda *_, index=index: found.append(index))
         touched: torch.Tensor = _Touch.apply(*leaves)

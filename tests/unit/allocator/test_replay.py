@@ -114,3 +114,10 @@ def test_a_phase_cannot_begin_twice() -> None:
 def test_a_mark_that_means_nothing_is_refused(kind: str, name: str, index: int) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Mark(index=index, kind=kind, name=name)  # type: ignore[arg-type]
+
+
+def test_what_one_cuda_stream_has_freed_is_no_use_to_another() -> None:
+    events = [30 * 2**20, 0, 30 * 2**20]
+    assert replay(events).peak_reserved_bytes == 30 * 2**20
+    assert replay(events, streams={1: 2}).peak_reserved_bytes == 60 * 2**20
+    assert replay(events, streams={0: 2, 1: 2}).peak_reserved_bytes == 30 * 2**20

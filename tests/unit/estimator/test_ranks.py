@@ -51,6 +51,12 @@ def test_checkpointed_layers_are_gathered_once_for_backward() -> None:
     assert checkpointed.peak_requested_bytes < plain.peak_requested_bytes
 
 
+def test_the_peak_of_shards_is_what_lives_then_and_no_phase_takes_more() -> None:
+    found = rank(4, "fsdp")
+    assert sum(found.breakdown.values()) == found.peak_allocated_bytes
+    assert max(p.peak_allocated_bytes for p in found.phases.values()) == found.peak_allocated_bytes
+
+
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
