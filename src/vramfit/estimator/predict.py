@@ -1,11 +1,13 @@
 """`estimate`: what a workload takes, phase by phase, and why."""
 
+from dataclasses import replace
 from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
 from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.rooms import rooms_of, steps_by_room
 from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import Timed, time_workload
@@ -44,6 +46,10 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     """The estimate of a traced workload at a micro-batch."""
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
+    if steps_by_room(traced.workload):
+        traced = replace(traced, rooms=rooms_of(cold, traced.options))
+        template = traced.template(micro_batch)
+        cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
     workload = _workload_at(traced.workload, micro_batch)
     return estimate_stream(

@@ -23,6 +23,7 @@ class RankOnPaper(Protocol):
     def begin(self) -> None: ...
     def before_pass(self, index: int, num_passes: int) -> None: ...
     def clip(self, max_grad_norm: float | None) -> None: ...
+    def size_of(self, parameter: torch.nn.Parameter) -> int: ...
 
 
 def rank_on_paper(tracer: Tracer, model: torch.nn.Module, workload: Workload) -> RankOnPaper:
@@ -48,3 +49,6 @@ class AloneOnPaper:
 
     def clip(self, max_grad_norm: float | None) -> None:
         clip(self.learned, max_grad_norm)
+
+    def size_of(self, parameter: torch.nn.Parameter) -> int:
+        return parameter.nbytes

@@ -51,6 +51,9 @@ class ReplicaOnPaper:
     def clip(self, max_grad_norm: float | None) -> None:
         clip(self.learned, max_grad_norm)
 
+    def size_of(self, parameter: torch.nn.Parameter) -> int:
+        return parameter.nbytes
+
     def _verify(self, num_ranks: int) -> None:
         """`verify_params_across_processes`: how many parameters each rank has, then their shapes and strides."""
         counts = [self._hold((1,), torch.int64, "ddp_scalar") for _ in range(1 + num_ranks)]

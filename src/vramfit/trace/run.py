@@ -53,6 +53,7 @@ def trace(
     batch: int | None = None,
     num_resident: int = 0,
     num_sequences: int | None = None,
+    rooms: tuple[int, int] = (0, 0),
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
@@ -60,6 +61,7 @@ def trace(
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
         num_resident: layers that stay on the device where weights are offloaded.
         num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
+        rooms: bytes that the first and any later step find beside what is in use, which decides its portions.
 
     Raises:
         TraceError: the model's forward depends on data.
@@ -80,7 +82,7 @@ def trace(
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs)
+            _stepper_steps(session, model, workload, inputs, rooms)
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -191,7 +193,9 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
     _repeat_first(session.tracer.template)
 
 
-def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+def _stepper_steps(
+    session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch, rooms: tuple[int, int]
+) -> None:
     """The step of `Stepper`: summed losses, clipped once, committed whole."""
     several = workload.num_gpus > 1
     if several:
@@ -230,7 +234,10 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             host.write()
             host.drop()
         else:
-            _step_on_device(optimizer, rank, scaler, workload.max_grad_norm)
+            _finish(optimizer, rank, scaler, workload.max_grad_norm)
+            if several:
+                session.tracer.begin(f"{step}.optimizer", "optimizer")  # again: from here on there is a room
+            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)])
         of_all = torch.empty_like(mean) if several else None
         del mean, of_all  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
@@ -244,14 +251,15 @@ def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
     return loss * INITIAL_SCALE
 
 
-def _step_on_device(
-    optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None
-) -> None:
+def _finish(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None) -> None:
     if scaler is not None:
         scaler.unscale_(optimizer)
     rank.clip(max_grad_norm)
     secure_state(optimizer)
-    take_step(optimizer)
+
+
+def _step_on_device(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, room_bytes: int) -> None:
+    take_step(optimizer, room=lambda: room_bytes, size_of=rank.size_of)
     if scaler is not None:
         scaler.update()
     optimizer.zero_grad(set_to_none=True)

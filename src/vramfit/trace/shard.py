@@ -66,6 +66,7 @@ class ShardOnPaper:
         tracer.template.gathered_peak_bytes = sizes[-1] + 2 * max(sizes)
         shard_of = {id(p): shard for g in self._groups for p, shard in zip(g.parameters, g.shards, strict=True)}
         self.learned = [shard_of[id(p)] for p in model.parameters() if p.requires_grad]
+        self._whole_bytes = {id(shard_of[id(p)]): p.nbytes for p in model.parameters()}
         for group in self._groups:
             group.module.register_forward_pre_hook(self._hook(self._pre_forward, group), prepend=True, with_kwargs=True)
             group.module.register_forward_hook(self._hook(self._post_forward, group))
@@ -108,6 +109,10 @@ class ShardOnPaper:
         grads = [p.grad for p in self.learned if p.grad is not None]
         torch.nn.utils.get_total_norm(grads)
         torch._foreach_mul_(grads, 1.0)
+
+    def size_of(self, parameter: torch.nn.Parameter) -> int:
+        """As `DTensor.nbytes`: of the whole parameter."""
+        return self._whole_bytes[id(parameter)]
 
     def _gather(self, group: _Group) -> None:
         if group.buffer is None and not group.gathered and group.parameters:
