@@ -1,4 +1,4 @@
-"""One GPU of several against recorded runs of DDP and FSDP2 on an H200, where a fake process group stood for the rest."""
+"""One GPU of several against recorded runs of DDP and FSDP2 on an H200, where a fake group stood for the others."""
 
 import json
 from typing import Any
@@ -17,8 +17,10 @@ CASES = [
     for case in json.loads((HERE / "ranks_h200.json").read_text())
     if case["job"]["model"] == "distilbert-base-uncased"
     or (case["parallel"], case["num_gpus"], case["job"]["model"]) == ("fsdp", 8, "roberta-base")
+    or (case["job"]["optimizer"] == "adamw" and case["num_gpus"] in (2, 8))
 ]
-"""Of the 36 that were run, twice each: the smallest model in every world, and where two runs differed most."""
+"""Of the 36 that were run, twice each: the smallest model in every world, where two runs differed most, and steps that
+need temporaries."""
 
 
 def keywords_of(case: dict[str, Any]) -> dict[str, Any]:
