@@ -140,6 +140,32 @@ class FreshPlacement:
         return self._lowest
 
 
+class AlternatingPlacement(FreshPlacement):
+    """A fresh process whose weights come to lie in two ranges, by turns that only the seed decides.
+
+    While a model is loaded, the host memory of weights already copied becomes free, and the driver puts chunks there
+    too; which ones differs from run to run. It shows where weights are let go one by one, as shards are cut.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+        self._above = _BASE_ADDRESS + TIB
+        self._is_loading = True
+
+    def on_event(self, event: DriverEvent) -> None:
+        super().on_event(event)
+        self._is_loading = self._is_loading and event != "model_loaded"
+
+    def _reserve(self, size: int) -> int:
+        if not self._is_loading or self._random.random() < 0.5:
+            return super()._reserve(size)
+        lowest, self._lowest = self._lowest, self._above
+        address = super()._reserve(size)
+        self._above, self._lowest = self._lowest, lowest
+        return address
+
+
 class UsedProcessPlacement(FreshPlacement):
     """What 21 recorded processes on an H200 (CUDA 13) did, which used the GPU before they loaded a model.
 

@@ -1,8 +1,7 @@
 """`replay`: a stream of requests and frees through the simulated allocator, with the peaks of each phase."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, cast, get_args
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
@@ -96,11 +95,11 @@ def replay(
     events: Sequence[int],
     marks: Sequence[Mark] = (),
     *,
+    streams: Mapping[int, int] | None = None,
     capacity_bytes: int | None = None,
     options: AllocatorOptions | None = None,
     placement: Placement | None = None,
     capacity_kind: CapacityKind = "allowed",
-    side_streams: Mapping[int, int] | None = None,
 ) -> ReplayResult:
     """Replay a stream and return its peaks.
 
@@ -108,8 +107,8 @@ def replay(
         events: one number an event. A positive one requests that many bytes; requests count from 0, and
             `-k` frees what request `k` got. What is not freed stays.
         marks: phases, driver events and `empty_cache` calls, by index; more than one may share an index.
+        streams: request → its CUDA stream, for those that are not made on the default one.
         capacity_bytes, options, placement, capacity_kind: of the `CachingAllocator`.
-        side_streams: by number, requests made on another CUDA stream than most, and which: they share no memory.
 
     Returns:
         The peaks of each phase. A request that does not fit ends the replay: see `out_of_memory`.
@@ -121,12 +120,9 @@ def replay(
     allocator = CachingAllocator(capacity_bytes, options, placement, capacity_kind=capacity_kind)
     phases = _Phases(allocator)
     held: list[Block | None] = []
-    malloc: Callable[[int], Block] = allocator.malloc
-    if side_streams:
-        malloc = partial(_malloc_beside, allocator, held, side_streams)
     position = 0
     for mark in sorted(marks, key=lambda mark: mark.index):
-        failure = _run(allocator, malloc, events, position, mark.index, held, phases)
+        failure = _run(allocator, events, position, mark.index, held, phases, streams)
         if failure is not None:
             return ReplayResult(phases=phases.close(), out_of_memory=failure)
         position = mark.index
@@ -136,34 +132,27 @@ def replay(
             allocator.placement.on_event(cast(DriverEvent, mark.name))
         else:
             allocator.empty_cache()
-    failure = _run(allocator, malloc, events, position, len(events), held, phases)
+    failure = _run(allocator, events, position, len(events), held, phases, streams)
     return ReplayResult(phases=phases.close(), out_of_memory=failure)
-
-
-def _malloc_beside(
-    allocator: CachingAllocator, held: list[Block | None], side_streams: Mapping[int, int], num_bytes: int
-) -> Block:
-    """The next request, on its stream."""
-    return allocator.malloc(num_bytes, side_streams.get(len(held), 0))
 
 
 def _run(
     allocator: CachingAllocator,
-    malloc: Callable[[int], Block],
     events: Sequence[int],
     begin: int,
     end: int,
     held: list[Block | None],
     phases: "_Phases",
+    streams: Mapping[int, int] | None,
 ) -> OutOfMemoryEvent | None:
     """Replay events `begin` to `end`; `held` is the block of each request so far."""
-    free = allocator.free
+    malloc, free = allocator.malloc, allocator.free
     index, size = begin, 0
     peak_bytes = allocator.peak_allocated_bytes
     try:
         for index, size in enumerate(events[begin:end], begin):
             if size > 0:
-                held.append(malloc(size))
+                held.append(malloc(size, streams.get(len(held), 0)) if streams else malloc(size))
                 if allocator.allocated_bytes > peak_bytes:
                     peak_bytes = allocator.allocated_bytes
                     phases.allocated_peak_index = index

@@ -63,4 +63,6 @@ def after(first: Stream, second: Stream) -> Stream:
         origins=[*first.origins, *second.origins],
         marks=[*first.marks, *(replace(m, index=moved_to[m.index]) for m in second.marks if m.kind == "phase")],
         parts=[*first.parts, *((moved_to[index], part) for index, part in second.parts)],
+        request_streams=first.request_streams
+        | {number[request]: cuda_stream for request, cuda_stream in second.request_streams.items()},
     )

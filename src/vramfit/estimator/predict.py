@@ -1,11 +1,13 @@
 """`estimate`: what a workload takes, phase by phase, and why."""
 
+from dataclasses import replace
 from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
 from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.rooms import rooms_of, steps_by_room
 from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import Timed, time_workload
@@ -44,6 +46,10 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     """The estimate of a traced workload at a micro-batch."""
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
+    if steps_by_room(traced.workload):
+        traced = replace(traced, rooms=rooms_of(cold, traced.options))
+        template = traced.template(micro_batch)
+        cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
     workload = _workload_at(traced.workload, micro_batch)
     return estimate_stream(
@@ -78,6 +84,7 @@ def estimate_stream(
         _stretch(likely, shown[0], stream),
         options,
         outcome.replayed_capacity_bytes,
+        outcome.make_placement(),
     )
     request = _request_at(stream, top.allocated_peak_index)
     origin = stream.origins[stream.request_origins[request]]
@@ -100,7 +107,7 @@ def estimate_stream(
         fits=outcome.fits and host_fits,
         fits_cold=outcome.fits_cold and host_fits,
         num_retries=outcome.num_retries,
-        phases=_phases(likely),
+        phases=_phases(outcome.replays),
         peak=PeakMoment(
             phase="steady_step" if top.name.startswith("steady") else top.name,
             part=origin.part,
@@ -127,10 +134,11 @@ def _workload_at(workload: Workload, micro_batch: int) -> Workload:
     return workload.with_batch(micro_batch * (workload.accumulate or 1))
 
 
-def _phases(result: ReplayResult) -> dict[str, PhaseEstimate]:
-    """Phases by name; the steady steps together."""
-    steady = [p for p in result.phases if p.name.startswith("steady_step")]
-    named = {p.name: [p] for p in result.phases if p not in steady[1:]} | {"steady_step": steady}
+def _phases(replays: tuple[ReplayResult, ...]) -> dict[str, PhaseEstimate]:
+    """Phases by name, each with the most it takes in any of the replays; the steady steps together."""
+    named: dict[str, list[PhasePeaks]] = {}
+    for phase in (phase for result in replays for phase in result.phases):
+        named.setdefault("steady_step" if phase.name.startswith("steady_step") else phase.name, []).append(phase)
     return {
         name: PhaseEstimate(
             peak_requested_bytes=max(p.peak_requested_bytes for p in group),

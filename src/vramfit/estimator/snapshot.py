@@ -20,17 +20,20 @@ def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
     for event in stream.events:
         if event > 0:
             before_bytes = allocator.reserved_bytes
-            block = allocator.malloc(event)
+            cuda_stream = stream.request_streams.get(num_requests, 0)
+            block = allocator.malloc(event, cuda_stream)
             if options.expandable_segments and allocator.reserved_bytes > before_bytes:
                 entries.append(_entry("segment_map", block.address, allocator.reserved_bytes - before_bytes))
             origin = stream.origins[stream.request_origins[num_requests]]
-            entries.append(_entry("alloc", block.address, event, _frames(origin)))
+            entries.append(_entry("alloc", block.address, event, _frames(origin), cuda_stream))
             live[num_requests] = (block, event)
             num_requests += 1
         else:
             block, size = live.pop(-event)
-            entries.append(_entry("free_requested", block.address, size))
-            entries.append(_entry("free_completed", block.address, size))
+            entries.extend(
+                _entry(action, block.address, size, cuda_stream=block.pool.stream)
+                for action in ("free_requested", "free_completed")
+            )
             allocator.free(block)
     return {
         "segments": _segments(allocator, options.expandable_segments),
@@ -56,12 +59,14 @@ class _Watched(FreshPlacement):
         self._tell("segment_free", address, size)
 
 
-def _entry(action: str, address: int, size: int, frames: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def _entry(
+    action: str, address: int, size: int, frames: list[dict[str, Any]] | None = None, cuda_stream: int = 0
+) -> dict[str, Any]:
     return {
         "action": action,
         "addr": address,
         "size": size,
-        "stream": 0,
+        "stream": cuda_stream,
         "device": 0,
         "time_us": 0,
         "frames": frames or [],

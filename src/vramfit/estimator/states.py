@@ -8,7 +8,6 @@ H200 capped at 11.17 GiB that moves the largest batch by up to 4 %, in either di
 from dataclasses import replace
 
 from vramfit.allocator.replay import Mark
-from vramfit.cuda.side_streams import SIDE_STREAMS
 from vramfit.records.stream import Stream
 
 
@@ -38,17 +37,10 @@ def warm_stream(stream: Stream) -> Stream:
         origins=stream.origins,
         marks=[replace(m, index=moved_to[m.index]) for m in stream.marks if m.name != "cublas_loaded"],
         parts=[(moved_to[index], part) for index, part in stream.parts],
+        request_streams={number[request]: cuda_stream for request, cuda_stream in stream.request_streams.items()},
     )
 
 
 def marks_of(stream: Stream) -> list[Mark]:
     """The stream's marks as the allocator takes them."""
     return [Mark(index=m.index, kind=m.kind, name=m.name) for m in stream.marks]
-
-
-def side_streams_of(stream: Stream) -> dict[int, int]:
-    """Requests that are made on another CUDA stream than most, by number; most workloads have none."""
-    streams = {i: SIDE_STREAMS[o.operator] for i, o in enumerate(stream.origins) if o.operator in SIDE_STREAMS}
-    if not streams:
-        return {}
-    return {number: streams[origin] for number, origin in enumerate(stream.request_origins) if origin in streams}

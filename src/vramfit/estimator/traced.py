@@ -31,6 +31,8 @@ class TracedWorkload:
     """Layers that stay on the device where weights are offloaded."""
     num_sequences: int | None = None
     """That a packed row may hold; None: as many as a step has."""
+    rooms: tuple[int, int] = (0, 0)
+    """Bytes that the first and any later step find beside what is in use."""
 
     @property
     def options(self) -> AllocatorOptions:
@@ -60,7 +62,8 @@ class TracedWorkload:
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
             return self._trace(batch)
-        key = (self.resolved.config.to_json_string(), self.profile, batch, self._traced_alike(), self.num_resident)
+        traced = (self.profile, batch, self._traced_alike(), self.num_resident, self.rooms)
+        key = (self.resolved.config.to_json_string(), *traced)
         packed = (self.num_sequences, self.workload.accumulate) if self.workload.attention == "packed" else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
@@ -94,4 +97,5 @@ class TracedWorkload:
             batch=batch,
             num_resident=self.num_resident,
             num_sequences=self.num_sequences,
+            rooms=self.rooms,
         )

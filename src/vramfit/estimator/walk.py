@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 from vramfit.allocator.caching import CachingAllocator
 from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.placement import Placement
 from vramfit.allocator.pool import Block
 from vramfit.records.estimate import CATEGORIES, Category, TensorGroup, TimelinePoint
 from vramfit.records.stream import Origin, Stream
@@ -18,6 +19,8 @@ OF_RANKS: dict[str, Category] = {
     "ddp_bucket": "gradients",
     "reduce_scatter": "gradients",
     "sharded_gradient": "gradients",
+    "chunk_cat": "temporaries",
+    "split_with_sizes_copy": "temporaries",
     "all_gather": "weights",
     "gathered": "weights",
 }
@@ -80,15 +83,16 @@ def walk(
     steady: tuple[int, int],
     options: AllocatorOptions,
     capacity_bytes: int | None = None,
+    placement: Placement | None = None,
 ) -> Walk:
     """Replay once more, looking.
 
     Args:
         peak_index: the event at which the allocated peak occurs.
         steady: first and last event of the steady step, for the timeline.
-        options, capacity_bytes: of the replay whose peak it is.
+        options, capacity_bytes, placement: of the replay whose peak it is.
     """
-    allocator = CachingAllocator(capacity_bytes, options)
+    allocator = CachingAllocator(capacity_bytes, options, placement)
     events_of_driver = [m for m in stream.marks if m.kind == "driver"]
     held: list[Block] = []
     live: dict[int, Block] = {}
@@ -102,7 +106,7 @@ def walk(
         if index == begin:
             at_begin = {request: block.size for request, block in live.items()}
         if event > 0:
-            block = allocator.malloc(event)
+            block = allocator.malloc(event, stream.request_streams.get(len(held), 0))
             request, change = len(held), block.size
             live[request] = block
             held.append(block)

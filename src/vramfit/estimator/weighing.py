@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from vramfit.allocator.bounds import PLACEMENTS, PlacementBounds, bounds
+from vramfit.allocator.bounds import LOADING_PLACEMENTS, PLACEMENTS, MakePlacement, PlacementBounds, bounds
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import UsedProcessPlacement
 from vramfit.allocator.replay import OutOfMemoryEvent, ReplayResult, replay
-from vramfit.estimator.states import marks_of, side_streams_of, warm_stream
+from vramfit.estimator.states import marks_of, warm_stream
 from vramfit.records.stream import Stream
 
 
@@ -16,6 +16,10 @@ class Outcome:
 
     likely: ReplayResult
     """The replay whose figures are given."""
+    make_placement: MakePlacement
+    """The placement of that replay."""
+    replays: tuple[ReplayResult, ...]
+    """All that the peaks of phases are taken from."""
     stream: Stream
     """The stream of that replay: a cold process's, unless only a warm one fits."""
     replayed_capacity_bytes: int | None
@@ -33,45 +37,61 @@ def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -
     warm_free = replay(
         warm.events,
         marks_of(warm),
+        streams=warm.request_streams,
         options=options,
         placement=UsedProcessPlacement(),
-        side_streams=side_streams_of(warm),
     )
     safe_bytes = max(free.safe_reserved_bytes, warm_free.peak_reserved_bytes)
+    shown = (*_shown(free, cold), cold, None, safe_bytes)
     if capacity_bytes is None:
-        return Outcome(free.likely, cold, None, safe_bytes, None, None)
+        return Outcome(*shown, None, None)
     if safe_bytes <= capacity_bytes:
-        return Outcome(free.likely, cold, None, safe_bytes, True, True)
+        return Outcome(*shown, True, True)
     if free.likely.peak_requested_bytes > capacity_bytes:
-        return Outcome(free.likely, cold, None, safe_bytes, False, False)  # not even without any waste
+        return Outcome(*shown, False, False)  # not even without any waste
     capped, capped_cold = _bounds(warm, options, capacity_bytes), _bounds(cold, options, capacity_bytes)
     if not capped.fits:
-        return Outcome(free.likely, cold, None, safe_bytes, False, capped_cold.fits)
-    shown = (capped_cold.likely, cold) if capped_cold.fits else (capped.likely, warm)
+        return Outcome(*shown, False, capped_cold.fits)
+    kept = (*_shown(capped_cold, cold), cold) if capped_cold.fits else (*_shown(capped, warm), warm)
     safe_bytes = min(safe_bytes, capacity_bytes)
-    return Outcome(*shown, capacity_bytes, safe_bytes, True, capped_cold.fits, capped.num_retries)
+    return Outcome(*kept, capacity_bytes, safe_bytes, True, capped_cold.fits, capped.num_retries)
+
+
+def _placements(stream: Stream) -> tuple[MakePlacement, ...]:
+    """Shards are cut from weights that then go: where these lay decides what is found free."""
+    return (*PLACEMENTS, *LOADING_PLACEMENTS) if stream.request_streams else PLACEMENTS
+
+
+def _shown(found: PlacementBounds, stream: Stream) -> tuple[ReplayResult, MakePlacement, tuple[ReplayResult, ...]]:
+    """The likeliest replay; of shards, whose placement is anybody's guess, the one that takes most."""
+    if not stream.request_streams:
+        return found.likely, PLACEMENTS[0], (found.likely,)
+    pairs = zip(found.replays, _placements(stream), strict=False)
+    most, make_placement = max(pairs, key=lambda pair: pair[0].peak_allocated_bytes)
+    return most, make_placement, found.replays
 
 
 def _bounds(stream: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> PlacementBounds:
     return bounds(
         stream.events,
         marks_of(stream),
+        streams=stream.request_streams,
+        placements=_placements(stream),
         options=options,
         capacity_bytes=capacity_bytes,
-        side_streams=side_streams_of(stream),
     )
 
 
 def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> OutOfMemoryEvent | None:
     """The request that does not fit under some placement; None if it runs under all. The likeliest comes first."""
-    for make_placement in PLACEMENTS[:1] if options.expandable_segments else PLACEMENTS:
+    for make_placement in _placements(stream)[: 1 if options.expandable_segments else None]:
         result = replay(
             stream.events,
             marks_of(stream),
+            streams=stream.request_streams,
             capacity_bytes=capacity_bytes,
             options=options,
             placement=make_placement(),
-            side_streams=side_streams_of(stream),
         )
         if result.out_of_memory is not None:
             return result.out_of_memory

@@ -1,6 +1,6 @@
 """`Stream`: the ordered requests and frees of a run, with where each request came from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MarkKind = Literal["phase", "driver"]
@@ -39,6 +39,8 @@ class Stream:
     marks: list[StreamMark]
     parts: list[tuple[int, str]]
     """(index, part): from this event on the run is in this part."""
+    request_streams: dict[int, int] = field(default_factory=dict)
+    """Request → number of the CUDA stream it is made on, where that is not the default one (0)."""
 
     @property
     def num_requests(self) -> int:

@@ -64,7 +64,12 @@ def goes_in_portions(optimizer: torch.optim.Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith(PER_PARAMETER) and not hooked
 
 
-def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lambda: 0) -> None:
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    *,
+    room: Callable[[], int] = lambda: 0,
+    size_of: Callable[[torch.nn.Parameter], int] = lambda parameter: parameter.nbytes,
+) -> None:
     """One optimizer step, whole: out of memory inside it is undone, and done again in smaller portions.
 
     A fused step needs no temporaries and cannot fail so. Any other goes portion by portion, each backed up first;
@@ -72,6 +77,7 @@ def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lam
 
     Args:
         room: gives the bytes known to be there beside what is in use: portions are as large as they allow.
+        size_of: what a parameter counts for in a portion; of a shard, its whole parameter.
 
     Raises:
         RecoveryExhausted: an optimizer that only steps as a whole found no room; everything is as before.
@@ -82,7 +88,7 @@ def take_step(optimizer: torch.optim.Optimizer, *, room: Callable[[], int] = lam
     if not goes_in_portions(optimizer):
         _step_at_once(optimizer)
         return
-    for portion in list(_portions(optimizer, room())):
+    for portion in list(_portions(optimizer, room(), size_of)):
         _step_portion(optimizer, portion)
 
 
@@ -175,18 +181,22 @@ def _step_on_host(optimizer: torch.optim.Optimizer, parameter: torch.nn.Paramete
                 state[name] = value
 
 
-def _portions(optimizer: torch.optim.Optimizer, room_bytes: int) -> Iterator[Parameters]:
+def _portions(
+    optimizer: torch.optim.Optimizer,
+    room_bytes: int,
+    size_of: Callable[[torch.nn.Parameter], int] = lambda parameter: parameter.nbytes,
+) -> Iterator[Parameters]:
     portion: Parameters = []
     size = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            if portion and size + parameter.nbytes > max(PORTION_BYTES, room_bytes // _copies(optimizer, parameter)):
+            if portion and size + size_of(parameter) > max(PORTION_BYTES, room_bytes // _copies(optimizer, parameter)):
                 yield portion
                 portion, size = [], 0
             portion.append(parameter)
-            size += parameter.nbytes
+            size += size_of(parameter)
     if portion:
         yield portion
 

@@ -89,9 +89,9 @@ class Ledger:
         id_, _ = self._live.pop(giver.untyped_storage()._cdata)
         self._watch(taker.untyped_storage(), id_)
 
-    def request(self, tensor: torch.Tensor, size: Polynomial, origin: Origin) -> None:
+    def request(self, tensor: torch.Tensor, size: Polynomial, origin: Origin, cuda_stream: int = 0) -> None:
         """A storage comes to be."""
-        self._entries.append(Request(self.follow(tensor), size, self._index(origin)))
+        self._entries.append(Request(self.follow(tensor), size, self._index(origin), cuda_stream))
 
     def request_for_good(self, size: int, origin: Origin) -> None:
         """A block that is never given back."""

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
@@ -53,6 +54,7 @@ def trace(
     batch: int | None = None,
     num_resident: int = 0,
     num_sequences: int | None = None,
+    rooms: tuple[int, int] = (0, 0),
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
@@ -60,6 +62,7 @@ def trace(
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
         num_resident: layers that stay on the device where weights are offloaded.
         num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
+        rooms: bytes that the first and any later step find beside what is in use, which decides its portions.
 
     Raises:
         TraceError: the model's forward depends on data.
@@ -79,13 +82,14 @@ def trace(
         ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
-        inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
+        with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
+            inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs)
+            _stepper_steps(session, model, workload, inputs, rooms)
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -212,7 +216,9 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
     _repeat_first(session.tracer.template)
 
 
-def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+def _stepper_steps(
+    session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch, rooms: tuple[int, int]
+) -> None:
     """The step of `Stepper`: summed losses, clipped once, committed whole."""
     several = workload.num_gpus > 1
     if several:
@@ -251,8 +257,12 @@ def _stepper_steps(session: Session, model: torch.nn.Module, workload: Workload,
             host.write()
             host.drop()
         else:
-            _step_on_device(optimizer, rank, scaler, workload.max_grad_norm)
-        del mean  # asked for only now: the host runs ahead until here
+            _finish(optimizer, rank, scaler, workload.max_grad_norm)
+            if several:
+                session.tracer.begin(f"{step}.optimizer", "optimizer")  # again: from here on there is a room
+            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)])
+        of_all = torch.empty_like(mean) if several else None
+        del mean, of_all  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
     if not shards(workload):
@@ -264,14 +274,15 @@ def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
     return loss * INITIAL_SCALE
 
 
-def _step_on_device(
-    optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None
-) -> None:
+def _finish(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None) -> None:
     if scaler is not None:
         scaler.unscale_(optimizer)
     rank.clip(max_grad_norm)
     secure_state(optimizer)
-    take_step(optimizer)
+
+
+def _step_on_device(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, room_bytes: int) -> None:
+    take_step(optimizer, room=lambda: room_bytes, size_of=rank.size_of)
     if scaler is not None:
         scaler.update()
     optimizer.zero_grad(set_to_none=True)

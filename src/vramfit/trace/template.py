@@ -63,6 +63,7 @@ class Request:
     id: int
     size: Polynomial
     origin: int
+    cuda_stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class StreamTemplate:
             origins=self.origins,
             marks=writer.marks,
             parts=writer.parts,
+            request_streams=writer.request_streams,
         )
 
 
@@ -185,6 +187,7 @@ class _Writer:
         self.request_origins: list[int] = []
         self.marks: list[StreamMark] = []
         self.parts: list[tuple[int, str]] = []
+        self.request_streams: dict[int, int] = {}
 
     def write(self, entries: list[Entry], batch: int) -> None:
         events, origins, request_of = self.events, self.request_origins, self._request_of
@@ -196,6 +199,8 @@ class _Writer:
                 if size is None:
                     size = sizes[entry.size] = evaluate(entry.size, batch)  # type: ignore[union-attr]
                 request_of[entry.id] = len(origins)  # type: ignore[union-attr]
+                if entry.cuda_stream:  # type: ignore[union-attr]
+                    self.request_streams[len(origins)] = entry.cuda_stream  # type: ignore[union-attr]
                 origins.append(entry.origin)  # type: ignore[union-attr]
                 events.append(size)
             elif kind is Release:

@@ -65,11 +65,11 @@ class Tracer(TorchDispatchMode):
         """The driver is told of a library that is loaded."""
         self._ledger.notice(name)
 
-    def hold(self, tensor: torch.Tensor, operator: str, module: str = "") -> None:
+    def hold(self, tensor: torch.Tensor, operator: str, module: str = "", *, cuda_stream: int = 0) -> None:
         """Follow the storage of a tensor that is there: a parameter, a buffer."""
         if not self._ledger.is_known(tensor):
             size = (tensor.untyped_storage().nbytes(),)
-            self._ledger.request(tensor, size, Origin(operator, module, self.part))
+            self._ledger.request(tensor, size, Origin(operator, module, self.part), cuda_stream)
 
     def let_go(self, tensor: torch.Tensor) -> None:
         """Give back the block of a tensor that goes on without one."""

@@ -14,6 +14,7 @@ from vramfit.allocator import (
     ShuffledPlacement,
     UsedProcessPlacement,
 )
+from vramfit.allocator.placement import AlternatingPlacement
 
 MIB = 2**20
 MAKERS: tuple[Callable[[], Placement], ...] = (
@@ -21,6 +22,7 @@ MAKERS: tuple[Callable[[], Placement], ...] = (
     DescendingPlacement,
     UsedProcessPlacement,
     lambda: ShuffledPlacement(seed=7),
+    lambda: AlternatingPlacement(seed=7),
 )
 STEPS = st.lists(st.integers(1, 300) | st.sampled_from(["model_loaded", "cublas_loaded", "release"]), max_size=60)
 
@@ -83,3 +85,14 @@ def test_h200_loses_64_mib_to_each_cublas_handle() -> None:
     placement.on_event("cublas_loaded")
 
     assert placement.place(32 * MIB) == first + (32 + 64) * MIB
+
+
+def test_weights_lie_in_two_ranges_and_what_comes_after_them_in_one() -> None:
+    placement = AlternatingPlacement(seed=1)
+    weights = [placement.place(32 * MIB) for _ in range(20)]
+    placement.on_event("model_loaded")
+    later = [placement.place(32 * MIB) for _ in range(20)]
+    gaps = [abs(a - b) for a, b in pairwise(sorted(weights))]
+    assert sum(gap > 32 * MIB for gap in gaps) == 1
+    assert later == sorted(later, reverse=True)
+    assert all(b == a - 32 * MIB for a, b in pairwise(later))

@@ -4,12 +4,8 @@ from typing import Any
 
 import pytest
 
-from vramfit.allocator.replay import replay
-from vramfit.cuda.side_streams import SIDE_STREAMS
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.states import side_streams_of
 from vramfit.records.estimate import Estimate
 from vramfit.units import MIB
 
@@ -50,21 +46,15 @@ def test_gradients_of_several_passes_are_kept_whole_until_the_last() -> None:
     assert several == pytest.approx(rank(8, "fsdp", passes=7).peak_requested_bytes, abs=MIB)
 
 
-def test_memory_of_the_streams_that_gather_and_scatter_serves_nothing_else() -> None:
-    """The same requests on one stream would be served by what others have freed."""
-    shape = {"batch": 16, "micro_batch": 8, "seq": 64, "loop": "stepper", "num_gpus": 2, "parallel": "fsdp"}
-    traced, _ = resolve_workload(MODEL, {**shape, "gpu": "h200", "optimizer": "adamw-fused"})
-    stream = traced.stream(8)
-    beside = side_streams_of(stream)
-    assert {stream.origins[stream.request_origins[number]].operator for number in beside} == set(SIDE_STREAMS)
-    together, apart = (replay(stream.events, side_streams=streams) for streams in (None, beside))
-    assert apart.peak_requested_bytes == together.peak_requested_bytes
-    assert apart.peak_reserved_bytes > together.peak_reserved_bytes
-
-
 def test_checkpointed_layers_are_gathered_once_for_backward() -> None:
     plain, checkpointed = rank(4, "fsdp"), rank(4, "fsdp", checkpointing="full")
     assert checkpointed.peak_requested_bytes < plain.peak_requested_bytes
+
+
+def test_the_peak_of_shards_is_what_lives_then_and_no_phase_takes_more() -> None:
+    found = rank(4, "fsdp")
+    assert sum(found.breakdown.values()) == found.peak_allocated_bytes
+    assert max(p.peak_allocated_bytes for p in found.phases.values()) == found.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(

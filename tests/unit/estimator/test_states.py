@@ -1,5 +1,7 @@
 """A warm process: workspaces first, everything else as it was."""
 
+from dataclasses import replace
+
 from vramfit.allocator.replay import replay
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.states import marks_of, warm_stream
@@ -50,3 +52,7 @@ def test_a_whole_step_asks_for_the_same_in_another_order() -> None:
     cold, warm = replay(stream.events, marks_of(stream)), replay(moved.events, marks_of(moved))
     assert warm.peak_requested_bytes == cold.peak_requested_bytes
     assert [p.name for p in warm.phases if p.name] == [p.name for p in cold.phases if p.name]
+
+
+def test_requests_stay_on_their_cuda_streams() -> None:
+    assert warm_stream(replace(small(), request_streams={1: 1, 3: 2})).request_streams == {2: 1, 3: 2}

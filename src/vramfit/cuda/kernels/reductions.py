@@ -14,6 +14,8 @@ WARP = 32
 VALUES_PER_THREAD = 16
 MAX_VALUES_PER_THREAD = 256
 VECTOR = 4
+FOREACH_CHUNK = 65536
+"""Elements that a block of a multi-tensor kernel takes (ForeachFunctors.cuh, kChunkSize)."""
 
 Dims = list[tuple[int, int]]  # (stride in bytes, size), inner first
 
@@ -153,3 +155,14 @@ def reduce(call: KernelCall, script: Script) -> None:
 @kernel("norm", "linalg_vector_norm")
 def norm(call: KernelCall, script: Script) -> None:
     _reduce(call, script, _dims_argument(call, 2))
+
+
+@kernel("_foreach_norm")
+def foreach_norm(call: KernelCall, script: Script) -> None:
+    """ForeachReduceOp.cu (2.11), foreach_tensor_norm_cuda: partial norms, as many for all as the largest needs."""
+    tensors: tuple[TensorSpec, ...] = call.args[0]
+    num_chunks = max(ceil_div(x.numel, FOREACH_CHUNK) for x in tensors)
+    partial = script.temp(len(tensors) * num_chunks * max(tensors[0].itemsize, 4))
+    for index in range(len(tensors)):
+        script.out(index)
+    script.free(partial)

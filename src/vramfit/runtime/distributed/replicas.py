@@ -17,8 +17,7 @@ from vramfit.runtime.distributed.accord import Accord
 from vramfit.step.window import clip
 
 NUM_PRIMINGS = 2
-"""DDP lays its buckets out anew after the first backward pass, by the order in which gradients came: one after another,
-the last parameter's first, as `trace.ranks` has it."""
+"""DDP lays its buckets out anew after the first backward pass, by the order in which gradients came."""
 
 
 class Replicas:
@@ -35,15 +34,13 @@ class Replicas:
         self.accord = accord
         self.rank, self.size = accord.rank, accord.size
         self._learned = [p for p in model.parameters() if p.requires_grad]
-        carrier = _Carrier(self._learned[::-1])
-        self._wrapper = DistributedDataParallel(carrier, gradient_as_bucket_view=True)
+        self._wrapper = DistributedDataParallel(_Carrier(self._learned), gradient_as_bucket_view=True)
         self._wrapper.register_comm_hook(None, _sum)
         self._one = torch.ones((), device=self._learned[0].device)
         for _ in range(NUM_PRIMINGS):
             for parameter in self._learned:
                 parameter.grad = None  # else it would keep the buckets before
             self._reduce()
-        carrier.goes_in_order = False
         self._views = [p.grad for p in self._learned if p.grad is not None]
         assert len(self._views) == len(self._learned)
         self._used: set[int] = set()
@@ -108,13 +105,9 @@ class _Carrier(torch.nn.Module):
         super().__init__()
         self.learned = torch.nn.ParameterList(learned)
         self._anchor = torch.zeros((), device=learned[0].device, requires_grad=True)
-        self.goes_in_order = True
-        """Whether gradients come in the order of the parameters; else in whatever order is quickest."""
 
     def forward(self) -> torch.Tensor:
-        touched: torch.Tensor = self._anchor
-        for some in [[p] for p in reversed(self.learned)] if self.goes_in_order else [self.learned]:
-            touched = _Touch.apply(touched, *some)
+        touched: torch.Tensor = _Touch.apply(self._anchor, *self.learned)
         return touched
 
 
@@ -124,7 +117,6 @@ class _Touch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
         ctx.num = 1 + len(learned)
-        ctx.set_materialize_grads(False)
         return anchor.view_as(anchor)
 
     @staticmethod

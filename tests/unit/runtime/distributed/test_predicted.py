@@ -1,15 +1,9 @@
 """What is predicted for one GPU of several is what DDP and FSDP2 really hold, but for what only CUDA asks for."""
 
-from types import SimpleNamespace
-
-import torch
-from tests.unit.runtime.distributed import buckets, live
+from tests.unit.runtime.distributed import live
 from tests.unit.runtime.distributed.launch import run_ranks
 
 from vramfit.estimator.predict import estimate
-from vramfit.models.build import build_meta
-from vramfit.models.resolve import resolve
-from vramfit.trace.ranks import BUCKET_BYTES, FIRST_BUCKET_BYTES, ReplicaOnPaper
 from vramfit.workload import Workload
 
 MAX_ERROR = 0.002
@@ -29,20 +23,3 @@ def test_one_rank_holds_what_was_predicted_for_it() -> None:
         found = estimate("bert-mini", gpu="h200", **shape, **common)
         predicted_bytes = found.peak_requested_bytes - found.breakdown["workspaces"]
         assert abs(predicted_bytes / held_bytes - 1) < MAX_ERROR, (world, predicted_bytes, held_bytes)
-
-
-def test_gradients_lie_in_the_buckets_that_were_predicted() -> None:
-    class Holds:
-        template = SimpleNamespace()
-
-        def hold(self, tensor: torch.Tensor, operator: str) -> None:
-            return
-
-    paper = ReplicaOnPaper(Holds(), build_meta(resolve("distilbert-base-uncased", task="sequence-classification")))
-    predicted = [
-        (sum(paper.learned[i].nbytes for i in indices), sorted(indices))
-        for indices in paper._buckets(FIRST_BUCKET_BYTES, BUCKET_BYTES)
-    ]
-    (ended,) = run_ranks(buckets.buckets_of, 1, "distilbert-base-uncased")
-    assert ended.value == sorted(predicted), ended.trace
-    assert len(predicted) > 5
