@@ -176,10 +176,10 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch, finishes=False)
         self._size.quiet()
-        return self._of_all(loss)
+        return self._of_all(loss, float(loss) if self.ranks.size > 1 else 0.0)
 
-    def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(float(loss)))
+    def _of_all(self, loss: torch.Tensor, own: float) -> torch.Tensor:
+        return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(own))
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -347,13 +347,12 @@ class Stepper:
         """The step of all ranks, and their loss; where it fails on one, all stop."""
         try:
             self._commit()
-            if self.ranks.size > 1:
-                loss = loss.cpu()  # what goes wrong on the device is known here at the latest
+            own = float(loss) if self.ranks.size > 1 else 0.0  # what goes wrong on the device comes to light here
         except BaseException as error:
             self.ranks.accord.give_up(error)
             raise
         self.ranks.accord.agree()
-        return self._of_all(loss)
+        return self._of_all(loss, own)
 
     def _commit(self) -> None:
         """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""
