@@ -83,7 +83,7 @@ def _is_worker(pid: int) -> bool:
 def test_ten_seconds_of_faults(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = Namespace(
         part="faults", model=model, device="cpu", memory="200MiB", clients=32, processes=1, seconds=4.0, pool=400,
-        fail_every=25, stop_after_s=0.4, limit_s=300.0,
+        fail_every=12, stop_after_s=0.4, limit_s=300.0,
     )  # fmt: skip
     result = serving.faults(options)
     assert result["held"], result
