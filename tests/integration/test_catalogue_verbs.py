@@ -132,3 +132,10 @@ def test_int8_is_what_an_estimate_says(name: str) -> None:
     inputs = 3 * 512
     difference = e.phases["load"].peak_requested_bytes - card["buffer_bytes"] - card["weight_bytes"]["int8"]
     assert 0 <= difference <= inputs
+
+
+@pytest.mark.parametrize("verb", [(), ("estimate",), ("train",)])
+def test_a_flag_shows_no_value_to_give(verb: tuple[str, ...]) -> None:
+    done = vramfit(*verb, "--help")
+    assert "--help" in done.out
+    assert "<bool>" not in done.out

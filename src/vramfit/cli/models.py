@@ -110,7 +110,7 @@ def _print_card(card: "ModelCard") -> None:
     out.print()
     print_aligned(("part", "parameters", "fp32"), rows, right=("parameters", "fp32"))
     sizes = "   ".join(f"{name} {format_bytes(size)}" for name, size in card.weight_bytes.items())
-    out.print(f"\nWeights in each precision: {sizes}  (int8: layers of the encoder only)", soft_wrap=True)
+    out.print(f"\nWeights in each precision (int8: layers of the encoder only)\n{sizes}", soft_wrap=True)
 
 
 def _count(number: int | None) -> str:

@@ -174,15 +174,14 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
     if w.task in TRAINED_TASKS:
-        command = train_command(w, path)
-        for line in wrap_command(command) if w.num_gpus > 1 else [command]:
-            yield Text(f"  {line}", no_wrap=True, overflow="fold")
+        for line in wrap_command(train_command(w, path)):
+            yield Text(f"  {line}", overflow="fold")
         yield Text("Or in a loop of your own", style="bold")
     for line in snippet(w, path):
-        yield Text(f"  {line}", no_wrap=True, overflow="fold")
+        yield Text(f"  {line}", overflow="fold")
     yield Text("Look closer", style="bold")
     for line in wrap_command(estimate_command(w)):
-        yield Text(f"  {line}", no_wrap=True)
+        yield Text(f"  {line}", overflow="fold")
 
 
 def train_command(workload: Workload, path: str) -> str:
@@ -219,10 +218,13 @@ def snippet(workload: Workload, path: str) -> list[str]:
         "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
-        f'model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device="cpu")',
+        "model, _ = vramfit.load(",
+        f'    "{workload.model}", task=plan.workload.task, device="cpu"',
+        ")",
         "apply_techniques(model, plan.workload)",
         *(['offloading.apply(model, 0, "cuda", trains=True)  # layers wait in host memory'] if waits else []),
-        f"optimizer = optimizers.make(plan.workload.optimizer, {brought}, lr=2e-5)",
+        f"parameters = {brought}",
+        "optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
         "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",
@@ -239,10 +241,14 @@ def _snippet_for_ranks(workload: Workload, path: str) -> list[str]:
         "",
         f'plan = vramfit.Plan.load("{path}")',
         'with company("cuda") as us:  # the processes that torchrun started',
-        f'    model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device=f"cuda:{{us.local_rank}}")',
+        '    device = f"cuda:{us.local_rank}"',
+        "    model, _ = vramfit.load(",
+        f'        "{workload.model}", task=plan.workload.task, device=device',
+        "    )",
         "    apply_techniques(model, plan.workload)",
         "    ranks = us.share(model, plan.workload.parallel)",
-        "    optimizer = optimizers.make(plan.workload.optimizer, model.parameters(), lr=2e-5)",
+        "    parameters = model.parameters()",
+        "    optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
         "    stepper = vramfit.Stepper(model, optimizer, plan=plan, ranks=ranks)",
         f"    for batch in loader:  # all {workload.batch} samples, the same on every rank",
         "        loss = stepper.step(batch)",

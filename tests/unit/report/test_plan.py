@@ -1,5 +1,6 @@
 """A plan as it is drawn: every part is there, narrow and wide, without colour."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from tests.unit.report.samples import drawn, estimate
 from vramfit.errors import NoPlanFits
 from vramfit.records.plan import Alternative, InstanceFit, LengthSummary, Plan, Reason
 from vramfit.report.no_plan import no_plan_data, render_no_plan
-from vramfit.report.plan import estimate_command, render_instances, render_plan
+from vramfit.report.plan import (
+    estimate_command,
+    render_instances,
+    render_plan,
+    snippet,
+    train_command,
+    wrap_command,
+)
 from vramfit.units import GIB, MIB
 
 
@@ -108,3 +116,18 @@ def test_instances_are_a_table() -> None:
     assert "✓  ml.g4dn.xlarge" in text
     assert "✗  ml.g5.xlarge" in text
     assert "8 × 4" in text
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_gpus": 2, "parallel": "fsdp"}, {"offload": "weights", "checkpointing": "full"}]
+)
+def test_what_is_to_be_copied_is_whole_at_eighty_columns(changes: dict[str, Any]) -> None:
+    workload = replace(sample().workload, micro_batch=None, accumulate=8, **changes)
+    shown = drawn(render_plan(sample(workload=workload)), 80)
+    for line in (*snippet(workload, "plan.json"), *wrap_command(train_command(workload, "plan.json"))):
+        assert f"  {line}".rstrip() in [shown_line.rstrip() for shown_line in shown.splitlines()]
+
+
+def test_the_python_of_a_plan_is_python() -> None:
+    for changes in ({}, {"num_gpus": 2}, {"offload": "weights", "checkpointing": "full"}):
+        compile("\n".join(snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")), "plan", "exec")
