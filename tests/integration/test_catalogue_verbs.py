@@ -107,6 +107,17 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--json"), ("estimate", "bert-tiny")])
+def test_a_reader_that_has_gone_is_what_shells_call_it(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "vramfit", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_the_lock_of_this_environment_is_written(tmp_path: object) -> None:
     path = f"{tmp_path}/environment.yml"
     done = vramfit("doctor", "--lock", path)

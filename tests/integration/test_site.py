@@ -99,9 +99,13 @@ def _missing(shown: list[str], text: str) -> str | None:
 
 
 def _same(shown: str, printed: str) -> bool:
-    """Whether a line is as shown; a word alone stands for the line that begins with it."""
+    """Whether a line is as shown; a word alone stands for the line that begins with it, and … for anything."""
     shown, printed = (BARS.sub("▆", line.rstrip()) for line in (shown, printed))
-    return printed == shown or (shown.isidentifier() and printed.split()[:1] == [shown])
+    begin, gap, end = shown.partition(GAP)
+    left_out = (
+        bool(gap) and len(printed) >= len(begin) + len(end) and printed.startswith(begin) and printed.endswith(end)
+    )
+    return printed == shown or left_out or (shown.isidentifier() and printed.split()[:1] == [shown])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in (DOCS / page).read_text(encoding="utf-8")])

@@ -36,7 +36,17 @@ def _without_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+class _ReaderGoneError(Exception):
+    """A broken pipe, out of typer's sight: it would leave with 1, which means an error."""
+
+
 class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
@@ -100,7 +110,7 @@ def main() -> NoReturn:
         app = make_app([asked] if asked in VERBS else VERBS)
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (_ReaderGoneError, BrokenPipeError):
         # the reader (head, less) has gone: leave quietly, and keep Python from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE

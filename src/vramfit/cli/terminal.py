@@ -15,11 +15,17 @@ from vramfit.records.codec import to_data
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would leave with 1, which means an error; `main` knows what it is."""
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that wraps to the terminal, and to nothing narrower than a table needs elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 140
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(record: Any) -> None:
