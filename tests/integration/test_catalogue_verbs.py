@@ -150,3 +150,11 @@ def test_a_flag_shows_no_value_to_give(verb: tuple[str, ...]) -> None:
     done = vramfit(*verb, "--help")
     assert "--help" in done.out
     assert "<bool>" not in done.out
+
+
+@pytest.mark.parametrize(("verb", "last"), [("gpus", "bf16"), ("models", "parameters")])
+def test_a_list_fits_a_terminal_of_eighty_columns(verb: str, last: str) -> None:
+    lines = vramfit(verb, COLUMNS="80").out.splitlines()
+    assert lines[0].endswith(last)
+    assert len(lines) > 25
+    assert max(map(len, lines)) <= 80

@@ -55,7 +55,7 @@ def _list(json: bool) -> None:
         )
         for e in entries
     ]
-    print_aligned(("model", "family", *numbers), rows, right=numbers)
+    print_aligned(("model", "family", *numbers), rows, right=numbers, spare=("vocabulary", "heads", "positions"))
     out = console()
     out.print(f"\n{len(entries)} models, known without a network. Any folder or hub id works too.", style="dim")
 

@@ -41,9 +41,20 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
     return result
 
 
-def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A long plain list in columns: Rich's tables measure every cell, which these do not need."""
+def print_aligned(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
+    """A long plain list in columns: Rich's tables measure every cell, which these do not need.
+
+    Columns in `spare` are left out, one after another, where the terminal is too narrow for all.
+    """
+    out = console()
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for name in spare:
+        if sum(widths) + 2 * (len(widths) - 1) > out.width:
+            place = list(columns).index(name)
+            columns, *rows = [[*row[:place], *row[place + 1 :]] for row in (columns, *rows)]
+            del widths[place]
     lines = [
         "  ".join(
             cell.rjust(width) if column in right else cell.ljust(width)
@@ -51,6 +62,5 @@ def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, righ
         ).rstrip()
         for row in [columns, *rows]
     ]
-    out = console()
     out.print(lines[0], style="bold", markup=False, soft_wrap=True)
     sys.stdout.write("\n".join(lines[1:]) + "\n")

@@ -131,3 +131,21 @@ def test_what_is_to_be_copied_is_whole_at_eighty_columns(changes: dict[str, Any]
 def test_the_python_of_a_plan_is_python() -> None:
     for changes in ({}, {"num_gpus": 2}, {"offload": "weights", "checkpointing": "full"}):
         compile("\n".join(snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")), "plan", "exec")
+
+
+def test_no_figure_of_an_instance_is_cut_at_eighty_columns() -> None:
+    fit = InstanceFit(
+        instance="ml.p6-b200.48xlarge",
+        gpu="a100-40gb",
+        num_gpus=8,
+        budget_bytes=139 * GIB,
+        fits=True,
+        settings="amp-fp16, adamw-fused",
+        micro_batch=32,
+        accumulate=1,
+        step_time_s=0.0449,
+        safe_reserved_bytes=172 * MIB,
+    )
+    row = next(line for line in drawn(render_instances([fit]), 80).splitlines() if "ml.p6" in line)
+    shown = "ml.p6-b200.48xlarge a100-40gb 32 × 1 44.9 ms 172.00 MiB amp-fp16, adamw-fused"
+    assert " ".join(row.split()[1:]) == shown

@@ -21,9 +21,9 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     name = str(path_or_name)
     try:
         tokenizer = _load(name)
-    except NotOnHubError as reason:
+    except NotOnHubError as error:
         hint = "name a folder that holds the weights and tokenizer.json, or run it where the hub can be reached"
-        raise CheckpointError(f"no tokenizer for {name}: {reason}", file=name, hint=hint) from None
+        raise CheckpointError(f"no tokenizer for {name}: {error}", file=name, hint=hint) from None
     except Exception as error:  # whatever transformers and its hub client raise for a name that leads nowhere
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"no tokenizer at {name}: {reason}", file=name, hint=HINT) from None
