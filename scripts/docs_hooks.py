@@ -1,5 +1,6 @@
 """Hooks of the documentation's build: the command line's reference is written from the command line itself."""
 
+import html
 from typing import Any
 
 MARK = "<!-- verbs -->"
@@ -32,10 +33,15 @@ def _verb(name: str, command: Any) -> str:
 
 def _row(parameter: Any) -> str:
     is_option = parameter.opts[0].startswith("-")
-    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{_takes(parameter)}`"
-    takes = f"`{_takes(parameter)}`" if is_option and not parameter.is_flag else ""
-    told = " ".join((parameter.help or "").split())
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (names, takes, told)) + " |"
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else _code(_takes(parameter))
+    takes = _code(_takes(parameter)) if is_option and not parameter.is_flag else ""
+    told = " ".join((parameter.help or "").split()).replace("|", "\\|")
+    return f"| {names} | {takes} | {told} |"
+
+
+def _code(text: str) -> str:
+    """Code in a table's cell; between backticks, the backslash before a bar would be shown."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def _takes(parameter: Any) -> str:

@@ -68,6 +68,22 @@ def parse_bytes(size: str | int, *, name: str = "size") -> int:
     return num_bytes
 
 
+def parse_memory(size: str | int, *, name: str = "memory") -> int:
+    """Bytes of a memory to fit into; a number so small that its unit was forgotten is refused.
+
+    Raises:
+        SizeError: as `parse_bytes`, and for anything below 1 MiB.
+
+    >>> parse_memory("8GiB")
+    8589934592
+    """
+    num_bytes = parse_bytes(size, name=name)
+    if num_bytes < MIB:
+        hint = f'"{size}GiB" is a size with a unit' if str(size).strip().isdigit() else "write a size like 8GiB"
+        raise SizeError(f"{name} {str(size)!r} is {num_bytes:,} bytes, in which nothing fits", hint=hint)
+    return num_bytes
+
+
 def format_bytes(num_bytes: int, *, digits: int = 2) -> str:
     """A byte count to read: in the largest binary unit that leaves at least one before the point.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.units import SizeError, parse_bytes
+from vramfit.units import SizeError, parse_memory
 
 Task = Literal[
     "sequence-classification",
@@ -48,6 +48,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 TRAINED_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
 """Tasks that vramfit reads data for, trains, evaluates and predicts."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
+SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 MAX_COUNT = 2**31 - 1
 """Upper bound of every count: CUDA kernels index with 32 bits, and sizes stay exact integers."""
 
@@ -190,7 +191,7 @@ def _size(name: str, value: Any, problems: list[str]) -> int | None:
     if value is None:
         return None
     try:
-        return parse_bytes(value, name=name)
+        return parse_memory(value, name=name)
     except SizeError as error:
         problems.append(f"{error} ({error.hint})")
         return None

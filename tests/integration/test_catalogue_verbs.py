@@ -107,6 +107,17 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--json"), ("estimate", "bert-tiny")])
+def test_a_reader_that_has_gone_is_what_shells_call_it(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "vramfit", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_the_lock_of_this_environment_is_written(tmp_path: object) -> None:
     path = f"{tmp_path}/environment.yml"
     done = vramfit("doctor", "--lock", path)
@@ -132,3 +143,18 @@ def test_int8_is_what_an_estimate_says(name: str) -> None:
     inputs = 3 * 512
     difference = e.phases["load"].peak_requested_bytes - card["buffer_bytes"] - card["weight_bytes"]["int8"]
     assert 0 <= difference <= inputs
+
+
+@pytest.mark.parametrize("verb", [(), ("estimate",), ("train",)])
+def test_a_flag_shows_no_value_to_give(verb: tuple[str, ...]) -> None:
+    done = vramfit(*verb, "--help")
+    assert "--help" in done.out
+    assert "<bool>" not in done.out
+
+
+@pytest.mark.parametrize(("verb", "last"), [("gpus", "bf16"), ("models", "parameters")])
+def test_a_list_fits_a_terminal_of_eighty_columns(verb: str, last: str) -> None:
+    lines = vramfit(verb, COLUMNS="80").out.splitlines()
+    assert lines[0].endswith(last)
+    assert len(lines) > 25
+    assert max(map(len, lines)) <= 80

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.units import GIB, MAX_BYTES, SizeError, format_bytes, parse_bytes
+from vramfit.units import GIB, MAX_BYTES, SizeError, format_bytes, parse_bytes, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,12 @@ def test_any_text_is_a_size_or_a_size_error(text: str) -> None:
         assert 0 < parse_bytes(text) <= MAX_BYTES
     except SizeError as error:
         assert error.hint  # noqa: PT017
+
+
+@pytest.mark.parametrize("size", ["12", 12, "800", "512KiB"])
+def test_a_memory_without_its_unit_is_refused(size: str | int) -> None:
+    with pytest.raises(SizeError, match="in which nothing fits") as caught:
+        parse_memory(size)
+    assert caught.value.hint
+    assert "GiB" in caught.value.hint
+    assert parse_memory("1MiB") == 2**20

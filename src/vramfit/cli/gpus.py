@@ -44,7 +44,7 @@ def _print_list(gpus: tuple[GPU, ...]) -> None:
         )
         for gpu in gpus
     ]
-    print_aligned(("GPU", "memory", "arch", "SMs", "GB/s", *RATES), rows, right=numbers)
+    print_aligned(("GPU", "memory", "arch", "SMs", "GB/s", *RATES), rows, right=numbers, spare=("fp8", "tf32"))
     console().print(
         f"\n{len(gpus)} GPUs. Memory as CUDA reports it (~ where only the nominal size is known); "
         "rates in dense TFLOP/s; – where the GPU lacks it or no source is known.",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from vramfit import __version__
 from vramfit.cli.terminal import console
@@ -27,10 +28,39 @@ VERBS = (
 WATCH = "watch"
 
 
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Options that take nothing show nothing to take in the help."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class _ReaderGoneError(Exception):
+    """A broken pipe, out of typer's sight: it would leave with 1, which means an error."""
+
+
+class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class _Verb(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
 def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
     """The command line with some verbs: to put together those that are not asked for takes longer than an answer."""
     app = typer.Typer(
         name="vramfit",
+        cls=_Group,
         help="Fit BERT-class models into GPU memory: predict, plan, load and run inside a budget.",
         no_args_is_help=True,
         add_completion=False,
@@ -43,6 +73,7 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
         verb: Any = import_module(f"vramfit.cli.{name.replace('-', '_')}")
         app.command(
             name=name,
+            cls=_Verb,
             epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
             context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
         )(verb.run)
@@ -79,7 +110,7 @@ def main() -> NoReturn:
         app = make_app([asked] if asked in VERBS else VERBS)
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (_ReaderGoneError, BrokenPipeError):
         # the reader (head, less) has gone: leave quietly, and keep Python from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE

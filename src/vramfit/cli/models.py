@@ -55,7 +55,7 @@ def _list(json: bool) -> None:
         )
         for e in entries
     ]
-    print_aligned(("model", "family", *numbers), rows, right=numbers)
+    print_aligned(("model", "family", *numbers), rows, right=numbers, spare=("vocabulary", "heads", "positions"))
     out = console()
     out.print(f"\n{len(entries)} models, known without a network. Any folder or hub id works too.", style="dim")
 
@@ -110,7 +110,7 @@ def _print_card(card: "ModelCard") -> None:
     out.print()
     print_aligned(("part", "parameters", "fp32"), rows, right=("parameters", "fp32"))
     sizes = "   ".join(f"{name} {format_bytes(size)}" for name, size in card.weight_bytes.items())
-    out.print(f"\nWeights in each precision: {sizes}  (int8: layers of the encoder only)", soft_wrap=True)
+    out.print(f"\nWeights in each precision (int8: layers of the encoder only)\n{sizes}", soft_wrap=True)
 
 
 def _count(number: int | None) -> str:

@@ -15,11 +15,17 @@ from vramfit.records.codec import to_data
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would leave with 1, which means an error; `main` knows what it is."""
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that wraps to the terminal, and to nothing narrower than a table needs elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 140
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(record: Any) -> None:
@@ -35,9 +41,20 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
     return result
 
 
-def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A long plain list in columns: Rich's tables measure every cell, which these do not need."""
+def print_aligned(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
+    """A long plain list in columns: Rich's tables measure every cell, which these do not need.
+
+    Columns in `spare` are left out, one after another, where the terminal is too narrow for all.
+    """
+    out = console()
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for name in spare:
+        if sum(widths) + 2 * (len(widths) - 1) > out.width:
+            place = list(columns).index(name)
+            columns, *rows = [[*row[:place], *row[place + 1 :]] for row in (columns, *rows)]
+            del widths[place]
     lines = [
         "  ".join(
             cell.rjust(width) if column in right else cell.ljust(width)
@@ -45,6 +62,5 @@ def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, righ
         ).rstrip()
         for row in [columns, *rows]
     ]
-    out = console()
     out.print(lines[0], style="bold", markup=False, soft_wrap=True)
     sys.stdout.write("\n".join(lines[1:]) + "\n")

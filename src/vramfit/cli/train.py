@@ -254,4 +254,5 @@ class Display:
         self._bars.update(self._task, description=name, completed=done, total=max(total, 1), figures=figures)
 
     def _line(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, markup=False, soft_wrap=True)
+        # a terminal would break long lines inside words
+        self._console.print(text, style=style, markup=False, soft_wrap=not self._console.is_terminal)

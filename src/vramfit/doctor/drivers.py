@@ -19,7 +19,7 @@ def check_gpu(env: Environment) -> list[Finding]:
                 check="gpu.present",
                 severity="info",
                 what="no NVIDIA GPU here (no driver answers)",
-                why="predicting and planning need none; training, measuring and calibrating do",
+                why="predicting and planning need none; --device cpu and --device emulated train without",
             )
         ]
     return [

@@ -70,7 +70,9 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     problems = []
     longest = max_positions(resolved.config) if resolved.config is not None else None
     if longest is not None and workload.seq > longest:
-        problems.append(f"seq {workload.seq} is beyond the {longest} positions of {resolved.name}")
+        problems.append(
+            f"seq {workload.seq} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer"
+        )
     supported = supported_attention(resolved.model_class)
     if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
         has = ", ".join(a for a in supported if a in ("sdpa", "eager"))

@@ -15,7 +15,7 @@ from vramfit.estimator.weighing import fails
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream
 from vramfit.units import format_bytes
-from vramfit.workload import MAX_COUNT
+from vramfit.workload import MAX_COUNT, SIZE_HINT
 
 MAX_MICRO_BATCH = 2**20
 """Beyond any use; the search stops here."""
@@ -49,7 +49,7 @@ def max_batch(model: Any, **keywords: Any) -> MaxBatch:
     with collection_paused():
         traced, target = resolve_workload(model, keywords)
         if target.capacity_bytes is None:
-            raise WorkloadError(["max_batch needs a gpu or a memory size to fit into"])
+            raise WorkloadError(["max_batch needs a gpu or a memory size to fit into"], hint=SIZE_HINT)
         return _Search(traced, target, target.capacity_bytes).run()
 
 

@@ -136,7 +136,7 @@ def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> Reso
     try:
         content = fetch_config(hub_id, revision=revision)
     except NotOnHubError as reason:
-        raise unknown_model(hub_id, because=str(reason)) from None
+        raise unknown_model(hub_id, because=f"no such folder; {reason}") from None
     where = f"{hub_id}/config.json"
     data = parse_config(content, where=where)
     if trust and has_own_code(data):

@@ -21,7 +21,7 @@ from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Basis, Estimate
-from vramfit.workload import Workload
+from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
 """Micro-batches of a step that is only looked at: the first makes the gradients, all others are like the second."""
@@ -60,7 +60,7 @@ class Bench:
             whole.setdefault("precision", "amp-bf16")  # its kernel takes no other; the recipes say what else there is
         self._base, self.target = resolve_workload(model, whole)
         if self.target.capacity_bytes is None:
-            raise WorkloadError(["a plan needs a gpu or a memory size to fit into"])
+            raise WorkloadError(["a plan needs a gpu or a memory size to fit into"], hint=SIZE_HINT)
         self.budget_bytes: int = self.target.capacity_bytes
         self.fixed: Mapping[str, Any] = keywords
         self.timed_gpu = self.target.gpu or _typical()

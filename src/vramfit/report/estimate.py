@@ -32,7 +32,7 @@ BASIS = {
 }
 
 
-TIME_BASIS = {"catalogue": " · catalogue roofline", "calibrated": " · calibrated"}
+TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}
 
 
 @dataclass(frozen=True)

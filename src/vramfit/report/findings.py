@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.finding import Finding, Severity
@@ -21,7 +22,9 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
     lines: list[RenderableType] = []
     for finding in findings:
         mark, style = MARKS[finding.severity]
-        lines.append(Text.assemble((f"{mark} ", style), (finding.what, "bold" if style == "red" else "")))
+        found = Table.grid(padding=(0, 1, 0, 0))  # further lines hang below the text, not below the mark
+        found.add_row(Text(mark, style), Text(finding.what, "bold" if style == "red" else ""))
+        lines.append(found)
         if finding.why:
             lines.append(Padding(Text(finding.why, style="dim"), (0, 0, 0, 2)))
         if finding.fix:

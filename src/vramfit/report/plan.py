@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,7 @@ from vramfit.workload import TRAINED_TASKS, Workload
 MAX_ALTERNATIVES = 6
 MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
+INSTANCES_WIDTH = 100
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 OPTIONS = (
@@ -174,15 +176,14 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
     if w.task in TRAINED_TASKS:
-        command = train_command(w, path)
-        for line in wrap_command(command) if w.num_gpus > 1 else [command]:
-            yield Text(f"  {line}", no_wrap=True, overflow="fold")
+        for line in wrap_command(train_command(w, path)):
+            yield Text(f"  {line}", overflow="fold")
         yield Text("Or in a loop of your own", style="bold")
     for line in snippet(w, path):
-        yield Text(f"  {line}", no_wrap=True, overflow="fold")
+        yield Text(f"  {line}", overflow="fold")
     yield Text("Look closer", style="bold")
     for line in wrap_command(estimate_command(w)):
-        yield Text(f"  {line}", no_wrap=True)
+        yield Text(f"  {line}", overflow="fold")
 
 
 def train_command(workload: Workload, path: str) -> str:
@@ -219,10 +220,13 @@ def snippet(workload: Workload, path: str) -> list[str]:
         "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
-        f'model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device="cpu")',
+        "model, _ = vramfit.load(",
+        f'    "{workload.model}", task=plan.workload.task, device="cpu"',
+        ")",
         "apply_techniques(model, plan.workload)",
         *(['offloading.apply(model, 0, "cuda", trains=True)  # layers wait in host memory'] if waits else []),
-        f"optimizer = optimizers.make(plan.workload.optimizer, {brought}, lr=2e-5)",
+        f"parameters = {brought}",
+        "optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
         "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",
@@ -239,10 +243,14 @@ def _snippet_for_ranks(workload: Workload, path: str) -> list[str]:
         "",
         f'plan = vramfit.Plan.load("{path}")',
         'with company("cuda") as us:  # the processes that torchrun started',
-        f'    model, _ = vramfit.load("{workload.model}", task=plan.workload.task, device=f"cuda:{{us.local_rank}}")',
+        '    device = f"cuda:{us.local_rank}"',
+        "    model, _ = vramfit.load(",
+        f'        "{workload.model}", task=plan.workload.task, device=device',
+        "    )",
         "    apply_techniques(model, plan.workload)",
         "    ranks = us.share(model, plan.workload.parallel)",
-        "    optimizer = optimizers.make(plan.workload.optimizer, model.parameters(), lr=2e-5)",
+        "    parameters = model.parameters()",
+        "    optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
         "    stepper = vramfit.Stepper(model, optimizer, plan=plan, ranks=ranks)",
         f"    for batch in loader:  # all {workload.batch} samples, the same on every rank",
         "        loss = stepper.step(batch)",
@@ -292,11 +300,25 @@ def _remarks(plan: Plan) -> Iterator[RenderableType]:
 
 def render_instances(fits: Sequence[InstanceFit]) -> RenderableType:
     """Cloud instances, smallest first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, justify in (("", "left"), ("Instance", "left"), ("GPU", "left"), ("GPUs", "right"), ("passes", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name in ("a step", "reserved", "of"):
-        table.add_column(name, justify="right", no_wrap=True)
+    return Sized([Instances(fits), Text("Each plan is for one of the instance's GPUs.", style="dim")])
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The table of instances; a narrow terminal does without their number of GPUs and the size of these."""
+
+    fits: Sequence[InstanceFit]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _instances(self.fits, is_narrow=options.max_width < INSTANCES_WIDTH)
+
+
+def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
+    left_out = ("GPUs", "of") if is_narrow else ()
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
+    for name in ("", "Instance", "GPU", "GPUs", "passes", "a step", "reserved", "of"):
+        if name not in left_out:
+            table.add_column(name, justify="left" if name in ("", "Instance", "GPU") else "right", no_wrap=True)
     table.add_column("Settings")
     for fit in fits:
         mark = Text("✓", "green") if fit.fits else Text("✗", "red")
@@ -304,7 +326,6 @@ def render_instances(fits: Sequence[InstanceFit]) -> RenderableType:
         seconds = duration(fit.step_time_s) if fit.step_time_s is not None else ""
         used = size(fit.safe_reserved_bytes) if fit.safe_reserved_bytes is not None else ""
         settings = fit.settings if fit.fits else Text(fit.settings, "dim")
-        table.add_row(
-            mark, fit.instance, fit.gpu, str(fit.num_gpus), passes, seconds, used, size(fit.budget_bytes), settings
-        )
-    return Sized([table, Text("Each plan is for one of the instance's GPUs.", style="dim")])
+        num_gpus, budget = ([], []) if is_narrow else ([str(fit.num_gpus)], [size(fit.budget_bytes)])
+        table.add_row(mark, fit.instance, fit.gpu, *num_gpus, passes, seconds, used, *budget, settings)
+    return table

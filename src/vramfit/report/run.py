@@ -89,7 +89,7 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
 def _memory(r: RunRecord) -> str:
     said = [format_bytes(r.measured_reserved_bytes or 0)]
     if r.predicted_reserved_bytes is not None:
-        where = " on a real GPU" if r.device == "emulated" else ""
+        where = " on a real GPU, whose kernels need other temporaries" if r.device == "emulated" else ""
         said.append(f"predicted at most {format_bytes(r.predicted_reserved_bytes)}{where}")
     if r.budget_bytes is not None:
         said.append(f"budget {format_bytes(r.budget_bytes)}")
@@ -104,12 +104,12 @@ def _seconds(seconds: float) -> str:
 
 
 def _evaluations(results: tuple[EvaluationResult, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     shown = results[-MAX_EVALUATIONS:]
     names = [name for name, value in shown[-1].metrics.items() if isinstance(value, int | float)]
     for column in ("step", "epoch", *names):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for result in shown:
         figures = [figure(result.metrics.get(name, float("nan"))) for name in names]
         table.add_row(f"{result.step:,}", f"{result.epoch:.2f}", *figures, "best so far" if result.is_best else "")

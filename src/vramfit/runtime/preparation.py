@@ -38,7 +38,9 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
         "compile cannot be measured yet": w.compile,
         "num_gpus above 1 cannot be measured yet": w.num_gpus > 1,
         "loop stepper cannot be measured yet": w.loop != "plain",
-        f"seq {w.seq} is beyond the {longest} positions of {resolved.name}": longest is not None and w.seq > longest,
+        f"seq {w.seq} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer": (
+            longest is not None and w.seq > longest
+        ),
     }
     problems = [problem for problem, is_asked in asked.items() if is_asked]
     if problems:

@@ -355,7 +355,7 @@ def test_every_problem_is_told_at_once() -> None:
     ("keywords", "fits"),
     [
         ({"memory": "10GiB"}, False),
-        ({"memory": 1}, False),
+        ({"memory": 2**20}, False),
         ({"memory": 2**63 - 1}, True),
         ({"seq": 512, "attention": "eager", "memory": "10GiB"}, False),
         ({"seq": 512, "task": "masked-lm", "mode": "infer", "gpu": "k80"}, False),

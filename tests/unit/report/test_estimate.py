@@ -131,7 +131,7 @@ def test_a_model_name_with_markup_is_shown_as_it_is() -> None:
 def test_the_step_time_is_one_line_with_its_basis() -> None:
     busy = {"matrix products": 0.03, "elementwise": 0.011, "host": 0.025}
     text = drawn(render_estimate(estimate(step_time_s=0.0423, time_basis="catalogue", time_breakdown=busy)), 100)
-    assert "Step time  about 42.3 ms a step (GPU busy 41 ms, host 25 ms) · catalogue roofline" in text
+    assert "Step time  about 42.3 ms a step (GPU busy 41 ms, host 25 ms) · catalogue rates" in text
     calibrated = drawn(render_estimate(estimate(step_time_s=1.234, time_basis="calibrated")), 100)
     assert "about 1.23 s a step · calibrated" in calibrated
 

@@ -1,4 +1,5 @@
 from rich.console import Console
+from tests.unit.report.samples import drawn
 
 from vramfit.records.finding import Finding
 from vramfit.report.findings import render_findings, summarize
@@ -22,3 +23,10 @@ def test_what_why_and_fix_are_shown_and_markup_is_left_alone() -> None:
 def test_the_summary_counts_what_needs_attention() -> None:
     assert summarize(FINDINGS) == "1 error and 1 warning."
     assert summarize(FINDINGS[:1]) == "Nothing stands in the way."
+
+
+def test_a_long_finding_hangs_below_its_text() -> None:
+    finding = Finding(check="a", severity="info", what="word " * 30)
+    first, second, *_ = drawn(render_findings([finding]), 60).splitlines()
+    assert first.startswith("· word")
+    assert second.startswith("  word")

@@ -1,5 +1,6 @@
 """A plan as it is drawn: every part is there, narrow and wide, without colour."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from tests.unit.report.samples import drawn, estimate
 from vramfit.errors import NoPlanFits
 from vramfit.records.plan import Alternative, InstanceFit, LengthSummary, Plan, Reason
 from vramfit.report.no_plan import no_plan_data, render_no_plan
-from vramfit.report.plan import estimate_command, render_instances, render_plan
+from vramfit.report.plan import (
+    estimate_command,
+    render_instances,
+    render_plan,
+    snippet,
+    train_command,
+    wrap_command,
+)
 from vramfit.units import GIB, MIB
 
 
@@ -108,3 +116,36 @@ def test_instances_are_a_table() -> None:
     assert "✓  ml.g4dn.xlarge" in text
     assert "✗  ml.g5.xlarge" in text
     assert "8 × 4" in text
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_gpus": 2, "parallel": "fsdp"}, {"offload": "weights", "checkpointing": "full"}]
+)
+def test_what_is_to_be_copied_is_whole_at_eighty_columns(changes: dict[str, Any]) -> None:
+    workload = replace(sample().workload, micro_batch=None, accumulate=8, **changes)
+    shown = drawn(render_plan(sample(workload=workload)), 80)
+    for line in (*snippet(workload, "plan.json"), *wrap_command(train_command(workload, "plan.json"))):
+        assert f"  {line}".rstrip() in [shown_line.rstrip() for shown_line in shown.splitlines()]
+
+
+def test_the_python_of_a_plan_is_python() -> None:
+    for changes in ({}, {"num_gpus": 2}, {"offload": "weights", "checkpointing": "full"}):
+        compile("\n".join(snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")), "plan", "exec")
+
+
+def test_no_figure_of_an_instance_is_cut_at_eighty_columns() -> None:
+    fit = InstanceFit(
+        instance="ml.p6-b200.48xlarge",
+        gpu="a100-40gb",
+        num_gpus=8,
+        budget_bytes=139 * GIB,
+        fits=True,
+        settings="amp-fp16, adamw-fused",
+        micro_batch=32,
+        accumulate=1,
+        step_time_s=0.0449,
+        safe_reserved_bytes=172 * MIB,
+    )
+    row = next(line for line in drawn(render_instances([fit]), 80).splitlines() if "ml.p6" in line)
+    shown = "ml.p6-b200.48xlarge a100-40gb 32 × 1 44.9 ms 172.00 MiB amp-fp16, adamw-fused"
+    assert " ".join(row.split()[1:]) == shown

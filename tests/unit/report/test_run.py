@@ -1,6 +1,7 @@
 """A run shown in the terminal."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -66,3 +67,11 @@ def test_metrics_are_numbers_only() -> None:
     assert "0.5000" in text
     assert "1,200" in text
     assert "names" not in text
+
+
+def test_the_evaluations_fit_eighty_columns() -> None:
+    metrics = {"accuracy": 0.9, "macro_f1": 0.9, "f1": 0.9, "mcc": 0.8, "loss": 0.3}
+    result = EvaluationResult(step=1000, epoch=1.0, metrics=metrics, time_s=1.0, is_best=True)
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(render_run(replace(RECORD, evaluations=(result,))))
+    assert any(line.rstrip().endswith("0.3000  best so far") for line in stream.getvalue().splitlines())

@@ -112,9 +112,22 @@ def _unknown(source: DataSource, table: Table, what: str, option: str) -> DataEr
     hint = f"name it: {option} NAME"
     if source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
+    other = _other_task(source, table)
+    if other is not None:
+        hint = f"these are the columns of another task: --task {other}"
     return DataError(
         f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
     )
+
+
+def _other_task(source: DataSource, table: Table) -> str | None:
+    """The task that texts and labels of this table are for, where it is not the one asked for."""
+    names = {name.lower() for name in table.columns}
+    for task in ("token-classification", "question-answering"):
+        texts = any(names.issuperset(choice) for choice in TEXTS[task])
+        if task != source.task and texts and names.intersection(LABELS[task]):
+            return task
+    return None
 
 
 def _shown(columns: tuple[str, ...], most: int = 12) -> str:

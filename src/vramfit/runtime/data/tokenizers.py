@@ -5,8 +5,9 @@ from typing import Any
 
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
+from vramfit.models.hub import NotOnHubError, fetch_config
 
-HINT = "name a folder that holds tokenizer.json or vocab.txt beside config.json (--tokenizer)"
+HINT = "name a folder that holds tokenizer.json or vocab.txt beside config.json"
 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
@@ -17,23 +18,42 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     Raises:
         CheckpointError: there is no tokenizer, or none that gives the places of its tokens (a fast one does).
     """
-    from transformers import AutoTokenizer
-
     name = str(path_or_name)
-    is_folder = Path(name).is_dir()
-    entry = None if is_folder else find_entry(name)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            entry.hub_id if entry is not None else name, local_files_only=is_folder
-        )
+        tokenizer = _load(name)
+    except NotOnHubError as error:
+        hint = "name a folder that holds the weights and tokenizer.json, or run it where the hub can be reached"
+        raise CheckpointError(f"no tokenizer for {name}: {error}", file=name, hint=hint) from None
     except Exception as error:  # whatever transformers and its hub client raise for a name that leads nowhere
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"no tokenizer at {name}: {reason}", file=name, hint=HINT) from None
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"the tokenizer at {name} is not a fast one", file=name, hint=HINT)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        # transformers makes one of special tokens alone where config.json is all there is
+    if not _has_words(tokenizer):
         raise CheckpointError(f"no tokenizer at {name}: no vocabulary is there", file=name, hint=HINT)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def _load(name: str) -> Any:
+    """From the folder or the local cache; from the hub only after one short request has shown that it answers."""
+    from transformers import AutoTokenizer
+
+    is_folder = Path(name).is_dir()
+    entry = None if is_folder else find_entry(name)
+    source = entry.hub_id if entry is not None else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        if is_folder or _has_words(tokenizer):
+            return tokenizer
+    except Exception:  # transformers and its hub client raise anything
+        if is_folder:
+            raise
+    fetch_config(source)
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _has_words(tokenizer: Any) -> bool:
+    """False where config.json is all there is: transformers makes a tokenizer of special tokens alone then."""
+    return len(tokenizer) > len(tokenizer.all_special_ids)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.units import SizeError, parse_bytes
+from vramfit.units import SizeError, parse_memory
 from vramfit.workload import Workload
 
 TrainTask = Literal["sequence-classification", "token-classification", "question-answering", "masked-lm"]
@@ -160,9 +160,9 @@ def _wrong_choices(r: TrainRequest) -> list[str]:
         problems.append(f"device {r.device!r} is not one of cuda, cuda:N, cpu, emulated")
     if r.memory is not None:
         try:
-            parse_bytes(r.memory, name="memory")
+            parse_memory(r.memory)
         except SizeError as error:
-            problems.append(str(error))
+            problems.append(f"{error} ({error.hint})")
     return problems
 
 

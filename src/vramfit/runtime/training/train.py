@@ -117,6 +117,8 @@ def _place(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -
     if not place.has_budget and (request.memory or request.gpu):
         text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
         on_event(events.Note(text=text, warns=True))
+    elif request.device is None and place.name == "cpu":
+        on_event(events.Note(text="There is no GPU here: this trains on the CPU.", warns=True))
     return place
 
 

@@ -163,3 +163,10 @@ def test_a_source_checks_itself() -> None:
 def test_a_length_without_room_is_refused(write: Any, read: Any) -> None:
     with pytest.raises(WorkloadError, match="3 is the least"):
         read(write("a.csv", "text,label\ngood,1\n"), max_length=2)
+
+
+def test_columns_of_another_task_name_it(write: Any, read: Any) -> None:
+    path = write("words.conll", "EU B-ORG\nrejects O\n\nPeter B-PER\n")
+    with pytest.raises(DataError) as caught:
+        read(path, "sequence-classification")
+    assert caught.value.hint == "these are the columns of another task: --task token-classification"

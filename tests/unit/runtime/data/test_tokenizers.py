@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vramfit.errors import CheckpointError
+from vramfit.models.hub import NotOnHubError
 from vramfit.runtime.data.tokenizers import load_tokenizer
 
 
@@ -28,3 +29,14 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, files: dict[st
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="no tokenizer at"):
         load_tokenizer(tmp_path)
+
+
+def test_without_a_network_a_name_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(hub_id: str) -> bytes:
+        raise NotOnHubError("the hub could not be reached: ConnectError")
+
+    monkeypatch.setattr("vramfit.runtime.data.tokenizers.fetch_config", unreachable)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="the hub could not be reached") as caught:
+        load_tokenizer("bert-base-uncased")
+    assert "where the hub can be reached" in (caught.value.hint or "")
