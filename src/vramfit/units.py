@@ -69,18 +69,18 @@ def parse_bytes(size: str | int, *, name: str = "size") -> int:
 
 
 def parse_memory(size: str | int, *, name: str = "memory") -> int:
-    """Bytes of a memory to fit into; a number so small that its unit was forgotten is refused.
+    """Bytes of a memory to fit into; one that was written as a number so small that its unit was forgotten is refused.
 
     Raises:
-        SizeError: as `parse_bytes`, and for anything below 1 MiB.
+        SizeError: as `parse_bytes`, and for digits alone that are less than 1 MiB.
 
     >>> parse_memory("8GiB")
     8589934592
     """
     num_bytes = parse_bytes(size, name=name)
-    if num_bytes < MIB:
-        hint = f'"{size}GiB" is a size with a unit' if str(size).strip().isdigit() else "write a size like 8GiB"
-        raise SizeError(f"{name} {str(size)!r} is {num_bytes:,} bytes, in which nothing fits", hint=hint)
+    if num_bytes < MIB and isinstance(size, str) and size.strip().isdigit():
+        hint = f"with a unit it is a size: {size.strip()}GiB"
+        raise SizeError(f"{name} {size!r} is {num_bytes:,} bytes, in which nothing fits", hint=hint)
     return num_bytes
 
 

@@ -57,10 +57,15 @@ def test_any_text_is_a_size_or_a_size_error(text: str) -> None:
         assert error.hint  # noqa: PT017
 
 
-@pytest.mark.parametrize("size", ["12", 12, "800", "512KiB"])
-def test_a_memory_without_its_unit_is_refused(size: str | int) -> None:
+@pytest.mark.parametrize("size", ["12", " 800 "])
+def test_a_memory_that_was_written_without_its_unit_is_refused(size: str) -> None:
     with pytest.raises(SizeError, match="in which nothing fits") as caught:
         parse_memory(size)
     assert caught.value.hint
-    assert "GiB" in caught.value.hint
-    assert parse_memory("1MiB") == 2**20
+    assert f"{size.strip()}GiB" in caught.value.hint
+
+
+@pytest.mark.parametrize(("size", "num_bytes"), [("1MiB", 2**20), ("10KiB", 10240), (12, 12), ("12000000", 12_000_000)])
+def test_a_small_memory_that_is_meant_is_taken(size: str | int, num_bytes: int) -> None:
+    """What is computed may leave little, and the answer is then by how much it is too little."""
+    assert parse_memory(size) == num_bytes
