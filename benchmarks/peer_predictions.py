@@ -1,5 +1,6 @@
 """What others say that a workload takes: one function a peer, each asked as its documentation says; see `peers.py`."""
 
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -218,5 +219,6 @@ def ask(peer: Peer, case: Case) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             found = peer.predict(case)
     except Exception as error:  # a peer's failure is a finding
-        return line | {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+        said = " ".join(str(error).split()).replace(f"{sys.prefix}/", "")
+        return line | {"error": f"{type(error).__name__}: {said[:160]}"}
     return line | {"predicted_bytes": found, "seconds": time.perf_counter() - began}

@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.contradictions import check
 from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.invariance import across_samples, check_loss, warn_of_names
+from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.rehearsal import dearest_like
@@ -30,7 +31,7 @@ from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate
-from vramfit.techniques import checkpointing, compiling, layer_inputs, offloading, packing
+from vramfit.techniques import checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.units import parse_bytes
@@ -106,7 +107,7 @@ class Stepper:
             if plan.workload.compile and not compiling.is_applied(model):
                 _compile(model)
         precision = precision or "fp32"
-        _check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
+        check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         if ranks is not None and offload is not None:
             raise WorkloadError([f"offload {offload} is for one GPU: with several, shard the model (Shards)"])
         assert micro_batch is not None
@@ -439,45 +440,3 @@ def _fingerprint(batch: Batch) -> int:
         content: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         seen = zlib.crc32(content, seen)
     return seen
-
-
-def _check(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    micro_batch: int | None,
-    precision: str,
-    loss_fn: Any,
-    count_fn: Any,
-    offload: str | None,
-) -> None:
-    problems = [*across_samples(model), *_wrong_offload(model, offload)]
-    if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
-        problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1, and no plan gives one")
-    if (loss_fn is None) != (count_fn is None):
-        problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    trainable = [p for p in get_args(Precision) if p != "fp16"]
-    if precision not in trainable:
-        problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
-    if problems:
-        raise WorkloadError(problems)
-    warn_of_names(model, loss_fn)
-
-
-def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
-    """What does not go with where the weights are."""
-    layers = offloading.layer_slots_of(model)
-    if offload not in (None, "optimizer", "weights", "activations"):
-        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
-    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
-        return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
-    if layers is None:
-        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
-    if not layers.trains:
-        return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
-    if offload != "weights":
-        return ["the model's layers wait in host memory: take offload='weights'"]
-    if not getattr(model, "is_gradient_checkpointing", False):
-        return ["offload weights computes every layer again in backward: checkpointing must be full"]
-    return []

@@ -9,8 +9,6 @@ that of other optimizers on the host.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import BudgetExceeded, WorkloadError
+from vramfit.techniques.adder import Adder
 from vramfit.techniques.gradient_slots import GradientSlots
 from vramfit.techniques.offloading import layer_slots_of
 from vramfit.techniques.pinned import HostArena
@@ -291,7 +290,7 @@ class HostStep:
             with _disable_current_modes():
                 add(home)
         else:
-            self._adder.put(home, arrived, add)
+            self._adder.put(arrived, partial(_finish, home, add))
 
     def _wait(self) -> None:
         """Until all that was sent is there, and added."""
@@ -312,47 +311,12 @@ class HostStep:
 _of_models: "WeakKeyDictionary[torch.nn.Module, HostStep]" = WeakKeyDictionary()
 
 
-class Adder:
-    """A thread that adds gradients to their sums as they arrive, while the device goes on."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Home, Any, Callable[[Home], None]] | Any] = SimpleQueue()
-        self._failures: list[BaseException] = []
-        arguments = (self._queue, self._failures.append)  # not itself: it ends with its last reference
-        Thread(target=_add_all, args=arguments, daemon=True, name="vramfit gradients").start()
-
-    def put(self, home: Home, arrived: Any, add: Callable[[Home], None]) -> None:
-        """Add when the event has come to pass."""
-        self._queue.put((home, arrived, add))
-
-    def wait(self) -> None:
-        """Until everything that was put has been added."""
-        done: SimpleQueue[None] = SimpleQueue()
-        self._queue.put(done)
-        done.get()
-        if self._failures:
-            failure = self._failures[0]
-            self._failures.clear()
-            raise failure
-
-    def __del__(self) -> None:
-        self._queue.put(None)
-
-
-def _add_all(queue: "SimpleQueue[Any]", fail: Callable[[BaseException], None]) -> None:
-    while (item := queue.get()) is not None:
-        if isinstance(item, SimpleQueue):
-            item.put(None)
-            continue
-        home, arrived, add = item
-        try:
-            arrived.synchronize()
-            with torch.no_grad():
-                add(home)
-        except BaseException as error:
-            fail(error)
+def _finish(home: Home, add: Callable[[Home], None]) -> None:
+    """What has arrived is added, and its landing is free again."""
+    try:
+        add(home)
+    finally:
         home.waits = False
-        del item, home, arrived, add
 
 
 def _begin(home: Home) -> None:

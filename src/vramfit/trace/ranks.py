@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from vramfit.step.window import clip
+from vramfit.trace.alone import AloneOnPaper
 from vramfit.trace.replica import ReplicaOnPaper
 from vramfit.trace.shard import ShardOnPaper
 from vramfit.trace.tracer import Tracer
@@ -33,22 +33,3 @@ def rank_on_paper(tracer: Tracer, model: torch.nn.Module, workload: Workload) ->
     if workload.parallel == "fsdp":
         return ShardOnPaper(tracer, model, workload.num_gpus)
     return ReplicaOnPaper(tracer, model, workload.num_gpus)
-
-
-class AloneOnPaper:
-    """One GPU."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.learned = [p for p in model.parameters() if p.requires_grad]
-
-    def begin(self) -> None:
-        return
-
-    def before_pass(self, index: int, num_passes: int) -> None:
-        return
-
-    def clip(self, max_grad_norm: float | None) -> None:
-        clip(self.learned, max_grad_norm)
-
-    def size_of(self, parameter: torch.nn.Parameter) -> int:
-        return parameter.nbytes

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.step.window import clip
+from vramfit.step.touch import Touch
+from vramfit.trace.alone import AloneOnPaper
 from vramfit.trace.tracer import Tracer
 
 FIRST_BUCKET_BYTES = 2**20
@@ -23,11 +24,11 @@ MAX_IN_FLIGHT = 2
 """Broadcasts of weights that are under way at once (`broadcast_coalesced`)."""
 
 
-class ReplicaOnPaper:
+class ReplicaOnPaper(AloneOnPaper):
     """A rank of DDP: gradients are views of buckets that stay."""
 
     def __init__(self, tracer: Tracer, model: torch.nn.Module, num_ranks: int) -> None:
-        self.learned = [p for p in model.parameters() if p.requires_grad]
+        super().__init__(model)
         tracer.template.gradient_bytes = sum(p.nbytes for p in self.learned)
         self._tracer = tracer
         self._anchor = self._hold((), torch.float32, "ddp_scalar")
@@ -44,15 +45,6 @@ class ReplicaOnPaper:
         torch._foreach_zero_(list(self._views.values()))
         for index, view in self._views.items():
             self.learned[index].grad = view
-
-    def before_pass(self, index: int, num_passes: int) -> None:
-        return
-
-    def clip(self, max_grad_norm: float | None) -> None:
-        clip(self.learned, max_grad_norm)
-
-    def size_of(self, parameter: torch.nn.Parameter) -> int:
-        return parameter.nbytes
 
     def _verify(self, num_ranks: int) -> None:
         """`verify_params_across_processes`: how many parameters each rank has, then their shapes and strides."""
@@ -118,19 +110,6 @@ def _arrivals(num_leaves: int) -> list[int]:
         nodes: list[Any] = [leaf.view_as(leaf).grad_fn.next_functions[0][0] for leaf in leaves]  # type: ignore[union-attr]
         for index, node in enumerate(nodes[1:]):
             node.register_hook(lambda *_, index=index: found.append(index))
-        touched: torch.Tensor = _Touch.apply(*leaves)
+        touched: torch.Tensor = Touch.apply(*leaves)
         touched.backward()
     return found
-
-
-class _Touch(torch.autograd.Function):
-    """Gives no gradients: only the order counts."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        ctx.num = 1 + len(others)
-        return anchor.view_as(anchor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None,) * ctx.num

@@ -1,5 +1,6 @@
 """A plan as it is drawn: every part is there, narrow and wide, without colour."""
 
+import ast
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +131,9 @@ def test_what_is_to_be_copied_is_whole_at_eighty_columns(changes: dict[str, Any]
 
 def test_the_python_of_a_plan_is_python() -> None:
     for changes in ({}, {"num_gpus": 2}, {"offload": "weights", "checkpointing": "full"}):
-        compile("\n".join(snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")), "plan", "exec")
+        lines = snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")
+        called = [node.func for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
+        assert any(isinstance(func, ast.Attribute) and func.attr == "step" for func in called)
 
 
 def test_no_figure_of_an_instance_is_cut_at_eighty_columns() -> None:

@@ -7,13 +7,13 @@ backward pass.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from vramfit.runtime.distributed.accord import Accord
+from vramfit.step.touch import Touch
 from vramfit.step.window import clip
 
 NUM_PRIMINGS = 2
@@ -107,18 +107,5 @@ class _Carrier(torch.nn.Module):
         self._anchor = torch.zeros((), device=learned[0].device, requires_grad=True)
 
     def forward(self) -> torch.Tensor:
-        touched: torch.Tensor = _Touch.apply(self._anchor, *self.learned)
+        touched: torch.Tensor = Touch.apply(self._anchor, *self.learned)
         return touched
-
-
-class _Touch(torch.autograd.Function):
-    """Gives no gradients: DDP's hooks run and find those that are there."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *learned: torch.Tensor) -> torch.Tensor:
-        ctx.num = 1 + len(learned)
-        return anchor.view_as(anchor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return (None,) * ctx.num
