@@ -94,7 +94,7 @@ def tokenize(data: str, tokenizer: str, lengths: str) -> dict[str, Any]:
     return {"ids": [row[begin : begin + SEQ] for begin in range(0, len(row) - SEQ + 1, SEQ)]}
 
 
-def make_plan(name: str, side: str, ids: list[list[int]], options: argparse.Namespace) -> Any:
+def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace) -> Any:
     """The plan of a side: as it was kept, or made now and kept."""
     import vramfit
 
@@ -120,13 +120,14 @@ def make_plan(name: str, side: str, ids: list[list[int]], options: argparse.Name
     return made
 
 
-def run_side(name: str, side: str, ids: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
+def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
     """One side in this process: real tokens a second, peak, and what it took to begin."""
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
     cap = options.cap or total
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+    ids = [torch.tensor(row) for row in rows]
     began = time.perf_counter()
     if side in PLANNED:
         made = _planned(make_plan(name, side, ids, options), name, ids, profiles=options.profile)
@@ -185,7 +186,7 @@ def operations_a_token(name: str, lengths: list[int]) -> float:
     return 6 * weights + 12 * layers * width * seen
 
 
-def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+def _stepper(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     import torch
 
     from vramfit.models.resolve import resolve
@@ -208,7 +209,7 @@ def _stepper(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     return _run(stepper, ids) | predicted
 
 
-def _planned(plan: Any, name: str, ids: list[list[int]], *, profiles: bool) -> dict[str, Any]:
+def _planned(plan: Any, name: str, ids: list[Any], *, profiles: bool) -> dict[str, Any]:
     """The steps of a plan."""
     import torch
 
@@ -230,7 +231,7 @@ def _planned(plan: Any, name: str, ids: list[list[int]], *, profiles: bool) -> d
     }
 
 
-def _run(stepper: Any, ids: list[list[int]], *, profiles: bool = False) -> dict[str, Any]:
+def _run(stepper: Any, ids: list[Any], *, profiles: bool = False) -> dict[str, Any]:
     import torch
 
     batches = _batches(ids)
@@ -241,7 +242,7 @@ def _run(stepper: Any, ids: list[list[int]], *, profiles: bool = False) -> dict[
     rehearsal_s = time.perf_counter() - began
     for _ in range(NUM_STEPS):
         batch = next(batches)
-        clock.tokens.append(int(batch["attention_mask"].sum()))
+        clock.tokens.append(_num_tokens(batch))
         stepper.advance(batch)
         clock.tick()
     profiled = {"profile_s": _profile(stepper, batches)} if profiles else {}
@@ -296,7 +297,7 @@ def _choose(name: str, attention: str, cap: int) -> dict[str, Any]:
     }
 
 
-def _batches(ids: list[list[int]]) -> Any:
+def _batches(ids: list[Any]) -> Any:
     """Effective batches without end, padded to their longest sample, in a fixed order."""
     import torch
 
@@ -310,16 +311,18 @@ def _batches(ids: list[list[int]]) -> Any:
 def _collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
-    longest = max(len(row["input_ids"]) for row in rows)
-    made = torch.zeros(len(rows), longest, dtype=torch.long)
-    mask = torch.zeros_like(made)
-    for i, row in enumerate(rows):
-        made[i, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
-        mask[i, : len(row["input_ids"])] = 1
+    ids = [row["input_ids"] for row in rows]
+    made = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence(list(map(torch.ones_like, ids)), batch_first=True)
     return {"input_ids": made, "attention_mask": mask, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+def _num_tokens(batch: dict[str, Any]) -> int:
+    """By numpy: torch would wake all its threads for so little."""
+    return int(batch["attention_mask"].numpy().sum())
+
+
+def _trainer(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     """The Hugging Face Trainer: first its search for a batch, then a run with what it found."""
     import tempfile
 
@@ -342,7 +345,7 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = _collate(rows)
-        ticks.clock.tokens.append(int(batch["attention_mask"].sum()))
+        ticks.clock.tokens.append(_num_tokens(batch))
         return batch
 
     def train(batch: int, accumulate: int, steps: int) -> int:
@@ -369,7 +372,7 @@ def _trainer(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, 
     return {"clock": ticks.clock, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
 
 
-def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[str, Any]:
+def _accelerate(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     """A loop of Accelerate's: its decorator halves the batch until it fits; accumulation keeps the effective one."""
     import torch
     from accelerate import Accelerator
@@ -395,7 +398,7 @@ def _accelerate(side: str, name: str, ids: list[list[int]], cap: int) -> dict[st
         begun[:] = [time.perf_counter()]
         for _ in range(NUM_STEPS):
             batch = next(batches)
-            clock.tokens.append(int(batch["attention_mask"].sum()))
+            clock.tokens.append(_num_tokens(batch))
             for begin in range(0, BATCH, batch_size):
                 part = {k: v[begin : begin + batch_size].to(accelerator.device) for k, v in batch.items()}
                 width = int(part["attention_mask"].sum(1).max())

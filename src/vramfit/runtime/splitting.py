@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from vramfit.step.inputs import Batch
-from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token
+from vramfit.techniques.packing import IGNORED, PER_TOKEN, attended, is_per_token
 from vramfit.techniques.padding import padded_width
 
 
@@ -94,7 +94,7 @@ def lengths_of(batch: Batch, *, packs: bool = False) -> list[int]:
     if mask is None or mask.dim() != PER_TOKEN or ("start_positions" in batch and not packs):
         return [width] * int(first.shape[0])
     if packs:
-        return [max(int(n), 1) for n in mask.bool().sum(dim=1).tolist()]
+        return [max(int(n), 1) for n in attended(mask).sum(axis=1)]
     needed = mask.bool()
     labels = batch.get("labels")
     if labels is not None and labels.shape == mask.shape:

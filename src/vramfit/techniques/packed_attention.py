@@ -85,6 +85,7 @@ def _is_new_enough(index: int | None) -> bool:
     return torch.cuda.get_device_capability(index) >= FLASH_CAPABILITY
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _one_by_one(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -94,7 +95,7 @@ def _one_by_one(
     scaling: float | None,
     window: int,
 ) -> torch.Tensor:
-    """Where there is no such kernel: right, and slow."""
+    """Where there is no such kernel: right, and slow; compiled, it would be so anew for each number of sequences."""
     lengths = ends.diff().tolist()
     parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
     made = [

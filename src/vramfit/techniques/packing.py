@@ -6,6 +6,7 @@ begin (`packed_attention`), and hooks see to what looks at a sequence as a whole
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from vramfit.errors import WorkloadError
@@ -51,26 +52,34 @@ def apply(model: Any, task: Task) -> None:
 def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
     """A padded batch as one row of the tokens that are attended to; call the model with it as with any batch.
 
-    Done on the host, so that the device need not be waited for.
+    Done on the host, so that the device need not be waited for; and by numpy, since torch would wake all its threads
+    for so little.
     """
     ids = batch["input_ids"]
     mask = batch.get("attention_mask")
-    kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    lengths = kept.sum(1).tolist()
-    if min(lengths) == 0:
+    kept = np.ones(ids.shape, bool) if mask is None else attended(mask)
+    lengths = np.count_nonzero(kept, axis=1)
+    if lengths.min() == 0:
         raise WorkloadError(["a sequence of the batch has no token that is attended to: it cannot be packed"])
+    index = torch.from_numpy(np.flatnonzero(kept)).to(ids.device)
     packed: dict[str, Any] = {
-        name: value[kept][None] if is_per_token(name, value, ids.shape[1]) else value
+        name: value.flatten(0, 1).index_select(0, index)[None] if is_per_token(name, value, ids.shape[1]) else value
         for name, value in batch.items()
         if name != "attention_mask"
     }
-    places = torch.cat([torch.arange(n) for n in lengths])
-    packed["position_ids"] = places[None] + _first_position(model)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + _first_position(model)
+    packed["position_ids"] = torch.from_numpy(places)[None]
     if "token_type_ids" not in batch and has_token_types(model):
         packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
-    packed["cu_seq_lens_q"] = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    packed["max_length_q"] = max(lengths)
+    packed["cu_seq_lens_q"] = torch.from_numpy(ends.astype(np.int32))
+    packed["max_length_q"] = int(lengths.max())
     return packed
+
+
+def attended(mask: torch.Tensor) -> Any:
+    """An attention mask as an array of the host that says which tokens count."""
+    return (mask.bool() if mask.is_floating_point() else mask).cpu().numpy() != 0
 
 
 def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
@@ -106,13 +115,13 @@ def without_padding(batch: Batch) -> Batch:
     mask = batch.get("attention_mask")
     if mask is None:
         return batch
-    made, width, lengths = dict(batch), mask.shape[1], mask.sum(1)
+    made, width = dict(batch), mask.shape[1]
     labels = batch.get("labels")
     if labels is not None and is_per_token("labels", labels, width):
         made["labels"] = labels.masked_fill(mask == 0, IGNORED)
     for name in ("start_positions", "end_positions"):
         if name in batch:
-            made[name] = batch[name].masked_fill(batch[name] >= lengths, width)
+            made[name] = batch[name].masked_fill(batch[name] >= mask.sum(1), width)
     return made
 
 

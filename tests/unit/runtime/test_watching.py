@@ -567,7 +567,7 @@ def test_the_stepper_recovers_under_it() -> None:
         "attention_mask": torch.ones(8, 32, dtype=torch.long),
         "labels": torch.randint(0, 2, (8,)),
     }
-    with EmulatedGPU(memory="1GiB", fail_at=[900]), quiet(detailed=True) as w:
+    with EmulatedGPU(memory="1GiB", fail_at=[880]), quiet(detailed=True) as w:
         model, _ = load("bert-tiny", random_weights=True, device="cpu")
         stepper = Stepper(model.train(), torch.optim.AdamW(model.parameters()), micro_batch=4, seq=32)
         for _ in range(4):

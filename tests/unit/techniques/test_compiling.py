@@ -68,6 +68,25 @@ def test_layers_share_what_is_compiled_and_lengths_do_not_ask_for_more() -> None
     assert backend.num_graphs == once
 
 
+def test_packed_rows_of_other_numbers_of_sequences_do_not_ask_for_more() -> None:
+    model = make_model("bert", TASK)
+    packing.apply(model, TASK)
+    backend = Counted()
+    compiling.apply(model, backend=backend)
+    rows = [(7, 9, 3), (5, 16), (4, 12, 8, 2), (11, 3, 3, 9, 2)]
+
+    def run(lengths: tuple[int, ...]) -> None:
+        mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+        packed = packing.pack({"input_ids": torch.randint(1, 90, mask.shape), "attention_mask": mask}, model)
+        model(**packed)
+
+    run(rows[0])
+    once = backend.num_graphs
+    for lengths in rows[1:]:
+        run(lengths)
+    assert backend.num_graphs == once
+
+
 def test_a_checkpointed_layer_is_compiled_too() -> None:
     model = make_model("bert", TASK)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
