@@ -9,7 +9,8 @@ an effective batch of 64, under each cap. `fitted` is the script with its one li
 `auto_find_batch_size`, whose search is reported apart; `disturbed` is `fitted` while something else takes most of the
 cap from the sixth to the tenth step. `evaluated` and `plain-evaluated` evaluate a token classifier of 200 labels whose
 logits are larger than the cap. Tokens are real ones, padding is none. Every side runs in a process of its own; one line
-of JSON a side is added to the results, and sides that are there are not run again.
+of JSON a side is added to the results, and sides that are there are not run again. `--processes` of them get ready side
+by side; only one at a time is on the GPU.
 """
 
 import argparse
@@ -49,11 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
         for r in forked.read_lines(options.out, "model", "task", "cap", "side")
         if "error" not in r
     }
-    for job in jobs:
-        if job in done:
-            continue
-        made = forked.in_child(run_side, *job, options.evaluation, options.quick, timeout_s=options.timeout_s)
-        line = dict(zip(("model", "task", "cap", "side"), job, strict=True)) | made
+    waiting = [(*job, options.evaluation, options.quick) for job in jobs if job not in done]
+    found = forked.in_children(run_side, waiting, num_processes=options.processes, timeout_s=options.timeout_s)
+    for job, made in found:
+        line = dict(zip(("model", "task", "cap", "side"), job[:4], strict=True)) | made
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
@@ -82,10 +82,8 @@ def run_side(name: str, task: str, cap: int, side: str, evaluation: dict[str, An
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     place: Any = vramfit.EmulatedGPU(memory=cap, allocator="expandable") if quick else nullcontext()
     run = _evaluate if side.endswith("evaluated") else _train
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         made = run(folder, name, task, cap, side, evaluation, place, quick)
-    made["total_s"] = time.perf_counter() - began
     if not quick:
         stats = torch.cuda.memory_stats()
         made |= {"max_reserved_bytes": torch.cuda.max_memory_reserved(), "gpu": torch.cuda.get_device_name()}
@@ -107,7 +105,7 @@ def _train(
         fitting = fit_trainer(trainer, memory=cap)
         made = {"fit_s": time.perf_counter() - began, "settings": [f"{c.name}={c.after}" for c in fitting.changes]}
         made |= {"micro_batch": fitting.plan.micro_batch, "predicted_bytes": fitting.plan.estimate.safe_reserved_bytes}
-    with place as gpu:
+    with forked.GPU, place as gpu:
         thief = _thief(cap, gpu)
         if side == "disturbed":
             trainer.add_callback(thief)
@@ -139,9 +137,9 @@ def _evaluate(
     trainer.compute_metrics = lambda p: {"mean": float(p.predictions.mean())}
     if side == "evaluated":
         fit_trainer(trainer, memory=cap)
-    began = time.perf_counter()
     try:
-        with place:
+        with forked.GPU, place:
+            began = time.perf_counter()
             metrics = trainer.evaluate()
     except torch.OutOfMemoryError as error:
         return {"ran_out": str(error).splitlines()[0], "after_s": time.perf_counter() - began}
@@ -266,6 +264,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--caps", type=lambda text: [int(float(c) * GIB) for c in text.split(",")], default=list(CAPS))
     parser.add_argument("--quick", action="store_true", help="a small model on an emulated GPU")
+    parser.add_argument("--processes", type=int, default=1, help="sides that get ready at once")
     parser.add_argument("--timeout-s", type=float, default=300.0)
     options = parser.parse_args(arguments)
     options.evaluation = QUICK if options.quick else EVALUATION
