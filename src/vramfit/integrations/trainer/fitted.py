@@ -15,6 +15,7 @@ from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.heads import LossPair, Origin
 from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.piles import put_together_once
 from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.random_state import RandomState
@@ -68,9 +69,10 @@ class FittedTrainer:
             self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
 
     def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
-        """As the Trainer's own; what piles up between its batches is explained."""
+        """As the Trainer's own; what piles up between its batches is put together once, or explained."""
         try:
-            return super().evaluation_loop(*given, **keywords)  # type: ignore[misc]
+            with put_together_once():
+                return super().evaluation_loop(*given, **keywords)  # type: ignore[misc]
         except BaseException as error:
             if not _is_unexplained(error):
                 raise
