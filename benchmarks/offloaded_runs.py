@@ -9,7 +9,8 @@ An effective batch of 32 samples of 512 tokens, clipping on. Cases: BERT-large w
 host memory and in 1 GiB with it; the same three over many steps without dropout, whose losses are compared, and the
 first once more in passes of half the size, which differs by rounding alone;
 XLM-RoBERTa-large in 2 GiB; the smallest budget of six models, found by planning; and a step of 8 samples with the
-optimizer in host memory beside torchao's `CPUOffloadOptimizer`, which neither clips nor accumulates. Each runs in a
+optimizer in host memory beside torchao's `CPUOffloadOptimizer`, which neither clips nor accumulates, three times. Each
+runs in a
 process of its own, with the allocator capped at the budget; written down are peaks beside what was predicted, retries,
 out-of-memory errors, seconds a step, host memory and losses. One line of JSON a case is added to the results; cases
 that are there are not run again.
@@ -43,6 +44,8 @@ SIX = (
 )
 BESIDE = {"batch": 8, "precision": "bf16", "checkpointing": "full", "max_grad_norm": None}
 """What torchao's optimizer can do too: one pass, no clipping."""
+NUM_ROUNDS = 3
+"""In turns: what happens in host memory takes another time on another day's machine."""
 NUM_WARMING = 50
 """Steps over which the learning rate of the curves rises: else random weights jump, and show how rounding grows."""
 LEARNED_TOKENS = 2000
@@ -67,10 +70,9 @@ def grid(model: str | None) -> list[dict[str, Any]]:
     cases.append({"name": f"{xlm} 2GiB", "model": xlm, "memory_gib": 2.0, "plan": {}})
     least = {"offload": "weights", "precision": "bf16"}  # what plans come to in the end
     cases += [{"name": f"smallest {name}", "model": name, "memory_gib": "smallest", "plan": least} for name in six]
-    for whose in ("ours", "torchao"):
-        keywords = {**BESIDE, "offload": "optimizer"}
-        cases.append({"name": f"beside {whose}", "model": large, "memory_gib": None, "plan": keywords, "whose": whose})
-    return cases
+    beside = {"model": large, "memory_gib": None, "plan": {**BESIDE, "offload": "optimizer"}}
+    sides = [(number, whose) for number in range(1, NUM_ROUNDS + 1) for whose in ("ours", "torchao")]
+    return cases + [{**beside, "name": f"beside {whose} {number}", "whose": whose} for number, whose in sides]
 
 
 def main(arguments: list[str] | None = None) -> int:

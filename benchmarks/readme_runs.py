@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import forked
@@ -62,30 +63,29 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     assert min(map(min, apart.values())) >= 0
     starts = [line["rehearsal_s"] for line in planned if line["settings"]["compile"]]
     searches = [line["search_s"] for key, line in found.items() if key[1] in PEERS]
-    free = _by_side(lines("packed_speed_unwaited_h200", "model", "side", "cap", "lengths"))
-    base = {side: free["bert-base-uncased", side, CAP, "real"]["tokens_per_s"] for side in SIDES}
-    large = free["bert-large-uncased", "planned-compiled", 0, "real"]
-    (profile,) = (n["profile_s"] for n in lines("packed_speed_profile_h200", "model", "cap") if n["cap"] == 0)
+    large = found["bert-large-uncased", "planned-compiled", 0, "real"]
+    waited = {SHOWN[key[0]] for key, line in found.items() if line.get("waited")}
+    assert waited == {"BERT-large"}
+    profile = {kind: f"{1000 * seconds:.0f}" for kind, seconds in large["profile_s"].items() if kind != "longest"}
     return [
-        "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW; each",
-        "peer with the",
+        "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW, steps sent",
+        "without waiting for the one before (but for the peers' of the last row); each peer with the",
         f"batch it found in {min(searches):.0f} to {max(searches):.0f} s. Compiling took {min(starts):.0f} to",
-        f"{max(starts):.0f} s before the first step, which is not in the table. Peaks were predicted",
-        f"{max(apart[False]):.3%} too high at most, compiled ones {max(apart[True]):.1%}, none too low. These",
-        "steps were",
-        "waited for one by one; sent without waiting, BERT-base made",
-        f"{_thousands(max(base['planned'], base['planned-compiled']))} tokens a second,",
-        f"{_thousands(base['trainer'])} in the Trainer and {_thousands(base['accelerate'])} in Accelerate's",
-        "loop. Without",
+        f"{max(starts):.0f} s before the first step, which is not in the table: counted, a compiled BERT-base is ahead",
+        f"of one that is not after {_break_even(found, 'bert-base-uncased')} million tokens, BERT-large after",
+        f"{_break_even(found, 'bert-large-uncased')}. Peaks were predicted",
+        f"{max(apart[False]):.3%} too high at most, compiled ones {max(apart[True]):.1%}, none too low. Without",
         f"a cap BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak: of",
-        f"{1000 * _step_s(large):.0f} ms a step, matrix products take {1000 * profile['matmul']:.0f}, attention",
-        f"{1000 * profile['attention']:.0f}, fused kernels about {1000 * profile['compiled']:.0f}.",
+        f"{profile['step']} ms a step, matrix products take {profile['matmul']}, attention {profile['attention']},",
+        f"fused kernels {profile['compiled']}, the optimizer {profile['optimizer']}; {profile['idle']} are idle.",
     ]
 
 
-def _step_s(line: dict[str, Any]) -> float:
-    """Of 64 reviews."""
-    return float(64 * 286.725 / line["tokens_per_s"])
+def _break_even(found: dict[tuple[Any, ...], dict[str, Any]], model: str) -> str:
+    """Millions of tokens after which what compiling took has been won back."""
+    compiled, plain = (found[model, side, CAP, "real"] for side in SIDES[:2])
+    won_s = 1 / plain["tokens_per_s"] - 1 / compiled["tokens_per_s"]
+    return f"{(compiled['rehearsal_s'] - plain['rehearsal_s']) / won_s / 1e6:.0f}"
 
 
 def predicted() -> str:
@@ -128,7 +128,10 @@ def offloaded() -> str:
         ]
         for name, about in shown.items()
     ]
-    ours, theirs = found["beside ours"], found["beside torchao"]
+    ours, theirs = (
+        sorted(line["step_s"] for name, line in found.items() if name.startswith(f"beside {whose} "))
+        for whose in ("ours", "torchao")
+    )
     return "\n".join(
         [
             table(["", "allocated", "predicted", "host memory", "a step", "tokens/s"], rows),
@@ -139,11 +142,12 @@ def offloaded() -> str:
                 "smallest budgets were found by planning, and had an allocator retry or none. Over 200 steps",
                 "without dropout,",
                 *_curves(found),
-                f"With the optimizer in host memory, a step of 8 samples took {ours['step_s']:.2f} s with",
+                f"With the optimizer in host memory, a step of 8 samples took {median(ours):.2f} s with",
                 "masters and moments",
                 "in fp32 there; torchao's `CPUOffloadOptimizer`, which keeps them in bf16 and neither clips",
                 "nor accumulates,",
-                f"took {theirs['step_s']:.2f} s for as much on the device.",
+                f"took {median(theirs):.2f} s for as much on the device (medians of {len(ours)} rounds in turns:",
+                f"{ours[0]:.2f} to {ours[-1]:.2f} s and {theirs[0]:.2f} to {theirs[-1]:.2f} s).",
             ),
         ]
     )
@@ -151,17 +155,16 @@ def offloaded() -> str:
 
 def _curves(found: dict[str, dict[str, Any]]) -> list[str]:
     free = found["curve bert-large-uncased free"]["losses"]
-    apart = {
-        budget: max(
-            abs(a - b) for a, b in zip(found[f"curve bert-large-uncased {budget}"]["losses"], free, strict=True)
-        )
-        for budget in ("2.5GiB", "1GiB")
-    }
+    apart = {}
+    for budget in ("2.5GiB", "1GiB", "halves"):
+        losses = found[f"curve bert-large-uncased {budget}"]["losses"]
+        differences = [abs(a - b) for a, b in zip(losses, free, strict=True)]
+        apart[budget] = f"{max(differences):.2f} at most, {mean(differences):.3f} on average"
     return [
-        f"losses were at most {apart['2.5GiB']:.2f} (in 2.5 GiB, with bf16 weights and 8-bit moments) and",
-        f"{apart['1GiB']:.2f} (in 1 GiB) from those without a budget: weights drawn at random, whose losses",
-        "jump between",
-        f"{min(free):.2f} and {max(free):.2f}, so that rounding shows.",
+        "losses differed from those without a budget by",
+        f"{apart['1GiB']}, in 1 GiB, and by {apart['2.5GiB']}, in 2.5 GiB (with bf16 weights and 8-bit moments).",
+        f"The same run in passes of half the size, which is rounding alone, differed by {apart['halves']}: weights",
+        f"are drawn at random, and losses jump between {min(free):.2f} and {max(free):.2f}.",
     ]
 
 
