@@ -26,12 +26,11 @@ import forked
 import study_tables
 from study_cases import MEMORY, MODELS, PLANNED_BATCH, Case, cases
 from study_predictions import PREDICTIONS, predict_all
+from study_search import search
 
 NUM_STEPS = 8
 SIDE_BY_SIDE = {"forward": 4, "largest": 4}
 """Cases of a kind that run at once: PyTorch counts and caps memory by process. The others are timed, one by one."""
-NUM_ABOVE = 6
-"""Batches above an edge that are tried too, and one percent of it: fitting is not monotone."""
 TIMEOUT_S = 240.0
 LEAST_S = 30.0
 """A case is not begun with less time than this left."""
@@ -113,31 +112,6 @@ def run_largest(case: Case, predicted: dict[str, Any]) -> dict[str, Any]:
     return search(lambda batch: _runs(model, batch, case)) | {"reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
-def search(runs: Callable[[int], bool]) -> dict[str, Any]:
-    """The largest batch that runs: doubling, bisection, and sizes above the edge one by one."""
-    tried: dict[int, bool] = {}
-
-    def fits(batch: int) -> bool:
-        if batch not in tried:
-            tried[batch] = runs(batch)
-        return tried[batch]
-
-    high = 1
-    while fits(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    above = [batch for batch in range(low + 1, low + 2 + max(NUM_ABOVE, low // 100)) if fits(batch)]
-    return {
-        "batch": max([low, *above]),
-        "first_edge": low,
-        "ran": sorted(batch for batch, ok in tried.items() if ok),
-        "ran_out": sorted(batch for batch, ok in tried.items() if not ok),
-    }
-
-
 def run_once(case: Case, batch: int) -> dict[str, Any]:
     """Whether a batch runs in this process, which has done nothing before."""
     model = _model(case)
@@ -158,7 +132,7 @@ def run_batch(case: Case, predicted: dict[str, Any]) -> dict[str, Any]:
     """Three steps or passes at the batch predicted."""
     from vramfit.runtime.measurement import run_workload
 
-    _warm_up()
+    _warm_up(trains=case.kind == "one-pass")
     found = run_workload(_workload(predicted))
     return {
         "batch": found.workload.batch, "ran": found.out_of_memory is None, "num_alloc_retries": found.num_retries,
@@ -187,12 +161,14 @@ def _cap() -> None:
     enforce(MEMORY, torch.device("cuda", 0))
 
 
-def _warm_up() -> None:
-    """One product with a bias, forward and backward: cuBLAS's workspaces lie in segments of their own."""
+def _warm_up(*, trains: bool = False) -> None:
+    """One product with a bias: cuBLAS's workspaces lie in segments of their own, another one for backward passes."""
     import torch
 
     layer = torch.nn.Linear(8, 8).cuda()
-    layer(torch.ones(8, 8, device="cuda")).sum().backward()
+    made = layer(torch.ones(8, 8, device="cuda")).sum()
+    if trains:
+        made.backward()
 
 
 def _forward(model: Any, ids: Any, case: Case) -> Any:

@@ -220,6 +220,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "packed": readme_runs.packed,
     "predicted": readme_runs.predicted,
     "offloaded": readme_runs.offloaded,
+    "fitted": readme_runs.fitted,
     "served": readme_runs.served,
     "watched": readme_runs.watched,
 }

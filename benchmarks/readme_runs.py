@@ -168,6 +168,43 @@ def _curves(found: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def fitted() -> str:
+    """A Trainer script with its one line, beside `auto_find_batch_size`."""
+    found = {
+        (line["task"], line["cap"], line["side"]): line for line in lines("trainer_runs_h200", "task", "cap", "side")
+    }
+    tasks = ("sequence-classification", "token-classification")
+    caps = sorted({cap for _, cap, side in found if side == "auto"})
+    rows = []
+    for cap in caps:
+        row = [f"{cap / GIB:.4g} GiB"]
+        for task in tasks:
+            ours, theirs = (found[task, cap, side]["tokens_per_s"] for side in ("fitted", "auto"))
+            row += [_thousands(ours), f"{_thousands(theirs)} ({ours / theirs:.2f}×)"]
+        rows.append(row)
+    ours, autos, disturbed = (
+        [line for key, line in found.items() if key[2] == side] for side in ("fitted", "auto", "disturbed")
+    )
+    assert not any(line["num_ooms"] for line in ours)
+    smaller = sorted(line["batch"] for line in autos if line["batch"] < 64)
+    taken = min(line["taken_bytes"] for line in disturbed) / GIB
+    (again,) = {line["num_recoveries"] for line in disturbed}
+    return "\n".join(
+        [
+            table(["real tokens a second", *("sequences", "`auto_find_batch_size`", "tokens", "the same")], rows),
+            "",
+            paragraph(
+                "BERT-base on one H200 (`benchmarks/trainer_runs.py`), bf16, 64 samples a step of up to 512 tokens;",
+                "a script for sequences and one for tokens. With the one line, none ran out of",
+                f"memory and every step learned from its 64 samples; without it, batches shrank to {smaller[0]} to",
+                f"{smaller[-1]} in the small caps. Where all of it fits anyway, the line costs a few percent for",
+                f"tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again, and none was",
+                "lost.",
+            ),
+        ]
+    )
+
+
 def served() -> str:
     """A server on a GPU, beside one request at a time."""
     r = newest("serving_h200")

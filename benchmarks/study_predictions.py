@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from study_cases import GPU, HEADS, MEMORY, MODELS, PLANNED_BATCH, TORCH, Case
+from study_search import search
 
 PREDICTIONS = Path(__file__).parent / "results" / "bert_memory_study_predictions.json"
 ONE_PASS = {"precision": "amp-bf16", "checkpointing": "full", "optimizer": "adamw-fused", "mask": "padded"}
@@ -62,20 +63,31 @@ def _parts(estimate: Any, shorter: Any) -> dict[str, int]:
 
 def _after_pass(case: Case, keywords: dict[str, Any]) -> int:
     """Allocated while the outputs of the first pass are held: before they, and with grad all that hangs on them, go."""
-    from vramfit.allocator.caching import CachingAllocator
     from vramfit.estimator.resolve import resolve_workload
 
     traced, _ = resolve_workload(MODELS[case.model], keywords)
     stream = traced.stream(case.batch)
-    begins = [mark.index for mark in stream.marks if mark.kind == "phase"]
-    names = [mark.name for mark in stream.marks if mark.kind == "phase"]
-    end = begins[names.index("first_step") + 1]
+    end = _end_of_first_pass(stream)
     num_outputs = 1 if case.head == "classification" else 2
     last = max(index for index in range(end) if stream.events[index] > 0) + 1
-    allocator = CachingAllocator(None, traced.options)
+    until = end - num_outputs if case.state == "no-grad" else last
+    return int(_replay(stream, until, traced.options, None).allocated_bytes)
+
+
+def _end_of_first_pass(stream: Any) -> int:
+    phases = [mark for mark in stream.marks if mark.kind == "phase"]
+    names = [mark.name for mark in phases]
+    return int(phases[names.index("first_step") + 1].index)
+
+
+def _replay(stream: Any, until: int, options: Any, capacity_bytes: int | None) -> Any:
+    """The allocator after the first events of a stream."""
+    from vramfit.allocator.caching import CachingAllocator
+
+    allocator = CachingAllocator(capacity_bytes, options)
     driver = {mark.index: mark.name for mark in stream.marks if mark.kind == "driver"}
     held: list[Any] = []
-    for index in range(end - num_outputs if case.state == "no-grad" else last):
+    for index in range(until):
         if index in driver:
             allocator.placement.on_event(driver[index])  # type: ignore[arg-type]
         event = stream.events[index]
@@ -83,7 +95,26 @@ def _after_pass(case: Case, keywords: dict[str, Any]) -> int:
             held.append(allocator.malloc(event))
         else:
             allocator.free(held[-event])
-    return allocator.allocated_bytes
+    return allocator
+
+
+def predict_one_pass(case: Case) -> dict[str, Any]:
+    """The largest batch of a single pass in a process that has run a product before; beside it, of pass after pass."""
+    from vramfit.allocator.caching import SimulatedOutOfMemory
+    from vramfit.estimator.resolve import resolve_workload
+    from vramfit.estimator.weighing import warm_stream
+
+    traced, _ = resolve_workload(MODELS[case.model], case.keywords())
+
+    def runs(batch: int) -> bool:
+        stream = warm_stream(traced.stream(batch))
+        try:
+            _replay(stream, _end_of_first_pass(stream), traced.options, MEMORY)
+        except SimulatedOutOfMemory:
+            return False
+        return True
+
+    return {"batch": search(runs)["batch"], "batch_of_many_passes": predict_largest(case)["batch"]}
 
 
 def predict_largest(case: Case, **changes: Any) -> dict[str, Any]:
@@ -110,7 +141,7 @@ def predict_training(case: Case) -> dict[str, Any]:
 
 PREDICTIONS_OF: dict[str, Callable[[Case], dict[str, Any]]] = {
     "forward": predict_forward,
-    "largest": predict_largest,
+    "largest": predict_one_pass,
     "training": predict_training,
     "one-pass": lambda case: predict_largest(case, mode="train", dropout=True, **ONE_PASS),
     "inference": lambda case: predict_largest(case, **INFERENCE),
