@@ -198,8 +198,8 @@ def fitted() -> str:
                 "a script for sequences and one for tokens. With the one line, none ran out of",
                 f"memory and every step learned from its 64 samples; without it, batches shrank to {smaller[0]} to",
                 f"{smaller[-1]} in the small caps. Where all of it fits anyway, the line costs a few percent for",
-                f"tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again, and none was",
-                "lost.",
+                f"tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again, and none",
+                "was lost.",
             ),
         ]
     )
