@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from vramfit.runtime.data.bad_rows import BadRow
@@ -107,11 +108,9 @@ class Samples:
         takes them as zeros. Which tokens are masked depends on the epoch and the sample, not on the batch.
         """
         width = max(self.widths[i] for i in indices)
-        lengths = torch.tensor([self.lengths[i] for i in indices])
-        batch = {
-            "input_ids": self._ids.padded(indices, width, self._pad_id),
-            "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
-        }
+        lengths = np.array([self.lengths[i] for i in indices])
+        mask = (np.arange(width) < lengths[:, None]).astype(np.int64)  # torch would wake all its threads for so little
+        batch = {"input_ids": self._ids.padded(indices, width, self._pad_id), "attention_mask": torch.from_numpy(mask)}
         if self._has_types:
             batch["token_type_ids"] = self._types.padded(indices, width, 0)
         if self._masking is not None:

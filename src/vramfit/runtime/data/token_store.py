@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 IDS = "i"
@@ -36,11 +37,12 @@ class TokenStore:
 
     def padded(self, indices: Sequence[int], width: int, fill: int) -> torch.Tensor:
         """Some rows under each other, filled up to a width."""
-        out = torch.full((len(indices), width), fill, dtype=torch.long)
+        out = np.full((len(indices), width), fill, dtype=np.int64)
+        values = np.frombuffer(self._values, dtype=np.int32) if self._values else np.zeros(0, dtype=np.int32)
         for line, index in zip(out, indices, strict=True):
-            row = self.row(index)
-            line[: len(row)] = row
-        return out
+            begin, end = self._ends[index], self._ends[index + 1]
+            line[: end - begin] = values[begin:end]
+        return torch.from_numpy(out)
 
     def any(self) -> bool:
         """Whether anything in it is not zero."""

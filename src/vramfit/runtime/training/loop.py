@@ -40,7 +40,7 @@ from vramfit.runtime.training.state import (
 from vramfit.step.inputs import Batch
 from vramfit.step.own_parts import local
 from vramfit.techniques import packing
-from vramfit.techniques.packing import IGNORED
+from vramfit.techniques.packing import IGNORED, attended
 
 
 @dataclass(kw_only=True, slots=True)
@@ -163,7 +163,8 @@ class Loop:
         batch = p.train.collate(rows, epoch=epoch)
         lr, skipped_before = p.schedule.lr, stepper.num_skipped
         loss = self._step(batch) if _has_labels(batch) else None
-        num_tokens = int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
+        mask = batch.get("attention_mask")
+        num_tokens = batch["input_ids"].numel() if mask is None else int(attended(mask).sum())
         progress.learned(num_tokens, num_batches)
         taken = _Taken(
             step=progress.step,
