@@ -10,7 +10,8 @@ every side; the cap holds for the allocator. `trainer` and `accelerate` look for
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
 tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these
-lengths and this cap, `planned-compiled` the same with compiled layers; `--plans` keeps their plans, which
+lengths and this cap, `planned-compiled` the same with compiled layers, `planned-float8` these with torchao's float8
+products, which no plan has: they are slower at these widths; `--plans` keeps the plans, which
 `--plans-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones,
 padding is none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in
 bf16 that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own;
@@ -31,8 +32,8 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "planned", "planned-compiled")
-PLANNED = {"planned": False, "planned-compiled": True}
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "planned", "planned-compiled", "planned-float8")
+PLANNED = {"planned": False, "planned-compiled": True, "planned-float8": True}
 """Side → whether its layers are compiled."""
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
@@ -98,7 +99,7 @@ def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace)
     """The plan of a side: as it was kept, or made now and kept."""
     import vramfit
 
-    path = None
+    path, side = None, "planned-compiled" if PLANNED[side] else side
     if options.plans is not None:
         path = options.plans / f"{name}_{side}_{options.lengths}_{options.cap}.json"
         if path.exists():
@@ -130,7 +131,7 @@ def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Name
     ids = [torch.tensor(row) for row in rows]
     began = time.perf_counter()
     if side in PLANNED:
-        made = _planned(make_plan(name, side, ids, options), name, ids, profiles=options.profile)
+        made = _planned(side, make_plan(name, side, ids, options), name, ids, profiles=options.profile)
     else:
         made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
     stats = torch.cuda.memory_stats()
@@ -209,7 +210,7 @@ def _stepper(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     return _run(stepper, ids) | predicted
 
 
-def _planned(plan: Any, name: str, ids: list[Any], *, profiles: bool) -> dict[str, Any]:
+def _planned(side: str, plan: Any, name: str, ids: list[Any], *, profiles: bool) -> dict[str, Any]:
     """The steps of a plan."""
     import torch
 
@@ -220,6 +221,8 @@ def _planned(plan: Any, name: str, ids: list[Any], *, profiles: bool) -> dict[st
 
     use_expandable_segments(torch.device("cuda"))
     model = prepare(resolve(name), plan.workload).cuda()
+    if side == "planned-float8":
+        _to_float8(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     w, estimate = plan.workload, plan.estimate
     return _run(Stepper(model, optimizer, plan=plan), ids, profiles=profiles) | {
@@ -229,6 +232,18 @@ def _planned(plan: Any, name: str, ids: list[Any], *, profiles: bool) -> dict[st
         "predicted_reserved_bytes": estimate.peak_reserved_bytes,
         "predicted_tokens_per_s": BATCH * sum(map(len, ids)) / len(ids) / plan.step_time_s,
     }
+
+
+def _to_float8(model: Any) -> None:
+    """Products of the encoder in float8, each tensor with one scale; rows of any number of tokens are filled up."""
+    from dataclasses import replace
+
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    from vramfit.models.anatomy import backbone
+
+    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), pad_inner_dim=True)
+    convert_to_float8_training(backbone(model).encoder, config=config)
 
 
 def _run(stepper: Any, ids: list[Any], *, profiles: bool = False) -> dict[str, Any]:
