@@ -32,7 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "h200 capped at 4 GiB": {"gpu": "h200", "memory": "4GiB", "torch_version": "2.11"},
     "t4, lengths that vary": {"gpu": "t4", "lengths": LENGTHS},
     "t4, lengths that vary, 10,000 steps": {"gpu": "t4", "lengths": LENGTHS, "steps": 10_000},
-    "t4 capped at 600 MiB (nothing fits)": {"gpu": "t4", "memory": "600MiB"},
+    "t4 capped at 600 MiB": {"gpu": "t4", "memory": "600MiB"},
+    "t4 capped at 250 MiB (nothing fits)": {"gpu": "t4", "memory": "250MiB"},
 }
 LIMIT_S = 10.0
 

@@ -172,9 +172,10 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if bench.base.num_gpus > 1:
         return None
     packs = recipe.attention == "packed"
-    found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiles=True)
+    found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiled_like=recipe)
     if found is None:
         return None
+    found.search.remember(plain.search)
     after_s = (request.steps or 0) * _seconds(bench, found, sampled) + COMPILE_S
     return found if after_s < before_s else None
 
@@ -190,11 +191,13 @@ def _find_with(
     sampled: Lengths | None,
     *,
     packs: bool,
-    compiles: bool | None = None,
+    compiled_like: Recipe | None = None,
 ) -> Found | None:
-    compiles = bench.base.compile if compiles is None else compiles
+    compiles = bench.base.compile or compiled_like is not None
     capability = bench.target.profile.compute_capability
     made = recipes(bench.request, training, bench.base, capability, waiting, packs=packs, compiles=compiles)
+    if compiled_like is not None:
+        made = [r for r in made if replace(r, compile=False) == replace(compiled_like, checkpointing=r.checkpointing)]
     for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:

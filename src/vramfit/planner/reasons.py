@@ -138,14 +138,14 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
 
 def _other_precision(search: Search, recipe: Recipe) -> Recipe | None:
     others = [f.recipe for f in search.families if f.recipe.precision != recipe.precision]
-    return next(
-        (o for o in others if replace(o, precision=recipe.precision) == replace(recipe, checkpointing=None)), None
-    )
+    alike = replace(recipe, checkpointing=None)
+    return next((o for o in others if replace(o, precision=recipe.precision, compile=recipe.compile) == alike), None)
 
 
 def _compare(bench: Bench, chosen: Choice, other: Recipe) -> str:
     """Time and memory beside the other precision, all else alike."""
-    this = bench.peek(replace(chosen.recipe, checkpointing=other.checkpointing), chosen.micro_batch)
+    alike = replace(chosen.recipe, checkpointing=other.checkpointing, compile=other.compile)
+    this = bench.peek(alike, chosen.micro_batch)
     that = bench.peek(other, chosen.micro_batch)
     pace = that.step_time_s / this.step_time_s
     less = that.requested_bytes - this.requested_bytes

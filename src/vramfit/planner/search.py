@@ -197,6 +197,11 @@ class Search:
             self.tried.append(choice)
         return choice
 
+    def remember(self, other: "Search") -> None:
+        """What another search has tried is an alternative too."""
+        self.families += other.families
+        self.tried += other.tried
+
     def _gradient_bytes(self, guess: "_Guess") -> int:
         """At most: all weights learn. In host memory they take nothing of the device's."""
         recipe = guess.family.recipe

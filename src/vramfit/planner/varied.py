@@ -160,6 +160,8 @@ def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
 
 def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
     """The choice that is fastest on the lengths, among those that are fast at full length."""
+    if choice.recipe.compile and not bench.base.compile:  # it was chosen before, as it is without
+        return _grown(bench, search, choice)
     others = sorted(search.largest(), key=lambda c: c.step_time_s * c.recipe.price)
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]
     best, best_s = compared[0], time_on_lengths(bench, compared[0], lengths) * compared[0].recipe.price
