@@ -132,7 +132,14 @@ def plans() -> str:
     right = [line for line in refused if line.get("failed") or line["num_ooms"]]
     tried = [line for line in readme_runs.lines("brute_force_h200", "key") if line["fits"]]
     reached = sorted(_reached(tried), reverse=True)
+    cases = newest("speed_of_planning")["cases"]
+    quick = sorted(case["plan_s"] for case in cases if case["fits"] and "steps" not in case["case"])
+    (long,) = (case["plan_s"] for case in cases if "steps" in case["case"])
+    (refusal,) = (case["plan_s"] for case in cases if not case["fits"])
     return paragraph(
+        f"A plan for BERT-large at 512 tokens takes {quick[0]:.0f} to {quick[-1]:.0f} s after imports on two cores,",
+        f"that of a long run on lengths that vary {long:.0f} s, a refusal {refusal:.0f} s",
+        "(`benchmarks/speed_of_planning.py`).",
         "On an H200 capped at 2, 4, 8, 11.17 and 16 GiB (`benchmarks/planned_runs.py`: four models, 128 and 512",
         "tokens,",
         f"effective batch 32), {len(made)} of {len(lines)} cases have a plan; {len(held)} of them ran 20 steps and",
