@@ -104,7 +104,7 @@ def _train(
         began = time.perf_counter()
         fitting = fit_trainer(trainer, memory=cap)
         made = {"fit_s": time.perf_counter() - began, "settings": [f"{c.name}={c.after}" for c in fitting.changes]}
-        made |= {"micro_batch": fitting.plan.micro_batch, "predicted_bytes": fitting.plan.estimate.safe_reserved_bytes}
+        made |= {"micro_batch": fitting.plan.micro_batch, "predicted_bytes": fitting.most_bytes}
     with forked.GPU, place as gpu:
         thief = _thief(cap, gpu)
         if side == "disturbed":

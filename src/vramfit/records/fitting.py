@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 from vramfit.records.plan import Plan
+from vramfit.units import MIB
+
+TRAINER_BYTES = 22 * MIB
+"""The next batch, running sums and what callbacks keep: one more page of small blocks, and one of large ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +32,11 @@ class Fitting:
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
     """What is good to know beside."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What training reserves at most, with what the Trainer itself keeps."""
+        return min(self.plan.estimate.safe_reserved_bytes + TRAINER_BYTES, self.plan.budget_bytes)
 
     def diff(self) -> str:
         """The changed arguments as a diff.

@@ -17,7 +17,7 @@ def render_fitting(fitting: Fitting) -> RenderableType:
 
 def _parts(fitting: Fitting) -> Iterator[RenderableType]:
     plan = fitting.plan
-    used, budget = plan.estimate.safe_reserved_bytes, plan.budget_bytes
+    used, budget = fitting.most_bytes, plan.budget_bytes
     yield Text(f"{fitting.trainer} · {fitting.model}", style="bold")
     yield Text(
         f"✓ Fits: at most {format_bytes(used)} of {format_bytes(budget)} in training, "
