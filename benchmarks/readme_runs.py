@@ -191,15 +191,21 @@ def fitted() -> str:
     (again,) = {line["num_recoveries"] for line in disturbed}
     return "\n".join(
         [
-            table(["real tokens a second", *("sequences", "`auto_find_batch_size`", "tokens", "the same")], rows),
+            table(
+                [
+                    "real tokens a second",
+                    *(f"{about}, {side}" for about in ("texts", "tokens") for side in ("fitted", "auto")),
+                ],
+                rows,
+            ),
             "",
             paragraph(
                 "BERT-base on one H200 (`benchmarks/trainer_runs.py`), bf16, 64 samples a step of up to 512 tokens;",
-                "a script for sequences and one for tokens. With the one line, none ran out of",
-                f"memory and every step learned from its 64 samples; without it, batches shrank to {smaller[0]} to",
-                f"{smaller[-1]} in the small caps. Where all of it fits anyway, the line costs a few percent for",
-                f"tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again, and none",
-                "was lost.",
+                "scripts that classify texts and tokens, with the one line or with `auto_find_batch_size`. With the",
+                "line, none ran out of memory and every step learned from its 64 samples; without it, batches shrank",
+                f"to {smaller[0]} to {smaller[-1]} in the small caps. Where all fits anyway, the line costs a few",
+                f"percent for tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again,",
+                "and none was lost.",
             ),
         ]
     )

@@ -1,4 +1,4 @@
-"""Which heads and attention kernels a family has: asked of transformers, never listed here."""
+"""Which heads and attention kernels a family has: asked of transformers, but for packed rows, which were compared."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +15,13 @@ AUTO_CLASSES: Mapping[str, str] = {
     "features": "AutoModel",
 }
 """Task → the auto class of transformers that knows which model has it."""
+PACKED_FAMILIES = (
+    *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esmc", "gte"),
+    *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert"),
+    *("xlm-roberta", "xlm-roberta-xl"),
+)
+"""Model types whose packed rows were compared with padded ones. Not those that pool the last token, average over a row
+or mix neighbours, though they have the attention interface: EuroBERT, ESM, MobileBERT, decoders."""
 
 
 def supported_tasks(config: Any) -> tuple[str, ...]:
@@ -50,7 +57,8 @@ def task_of_class(model_class: type, config: Any, *, preferred: str) -> str:
 def supported_attention(model: Any) -> tuple[str, ...]:
     """The attention kernels of a model, best first.
 
-    `packed` stands for a kernel of our own: it needs the attention interface of transformers.
+    `packed` stands for a kernel of our own: it needs the attention interface of transformers, and a family whose other
+    code does not look along a row.
 
     Args:
         model: a configuration, a model class or a model.
@@ -64,6 +72,8 @@ def supported_attention(model: Any) -> tuple[str, ...]:
         "flex_attention": ("_supports_flex_attn",),
     }
     kernels = [name for name, names in offered.items() if any(getattr(flags, n, False) for n in names)]
+    if getattr(getattr(flags, "config_class", None), "model_type", None) not in PACKED_FAMILIES:
+        kernels = [name for name in kernels if name != "packed"]
     kernels.insert(1 if "sdpa" in kernels else 0, "eager")
     return tuple(kernels)
 

@@ -10,14 +10,16 @@ from vramfit.records.plan import Alternative
 MAX_SHOWN = 8
 
 
-def alternatives_of(bench: Bench, search: Search, chosen: Choice, limit_bytes: int) -> tuple[Alternative, ...]:
+def alternatives_of(bench: Bench, search: Search, chosen: Choice) -> tuple[Alternative, ...]:
     """Other settings, fastest first; what does not fit stands behind what does."""
-    found = {(c.recipe, c.micro_batch): c for c in [*search.largest(), *search.tried]}
-    plainest = _plainest(search)
-    if bench.share in search.sizes and plainest is not None:
-        found.setdefault((plainest, bench.share), search.predict(plainest, bench.share))
+    found: dict[tuple[Recipe, int], tuple[Choice, int]] = {}
+    for one in search.and_before():
+        found |= {(c.recipe, c.micro_batch): (c, one.limit_bytes) for c in [*one.largest(), *one.tried]}
+        plainest = _plainest(one)
+        if bench.share in one.sizes and plainest is not None:
+            found.setdefault((plainest, bench.share), (one.predict(plainest, bench.share), one.limit_bytes))
     found.pop((chosen.recipe, chosen.micro_batch), None)
-    made = [_alternative(bench, choice, limit_bytes) for choice in found.values()]
+    made = [_alternative(bench, choice, limit_bytes) for choice, limit_bytes in found.values()]
     return tuple(sorted(made, key=lambda a: (not a.fits, a.step_time_s))[:MAX_SHOWN])
 
 

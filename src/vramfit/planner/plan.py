@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vramfit.errors import MissingExtra, TraceError, WorkloadError
 from vramfit.estimator.collecting import collection_paused
 from vramfit.planner.alternatives import alternatives_of
 from vramfit.planner.bench import Bench
@@ -172,10 +173,13 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if bench.base.num_gpus > 1:
         return None
     packs = recipe.attention == "packed"
-    found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiled_like=recipe)
+    try:
+        found = _find_with(bench, plain.training, NOTHING, sampled, packs=packs, compiled_like=recipe)
+    except (MissingExtra, WorkloadError, TraceError):  # then not compiled
+        return None
     if found is None:
         return None
-    found.search.remember(plain.search)
+    found.search.before = plain.search
     after_s = (request.steps or 0) * _seconds(bench, found, sampled) + COMPILE_S
     return found if after_s < before_s else None
 
@@ -196,8 +200,9 @@ def _find_with(
     compiles = bench.base.compile or compiled_like is not None
     capability = bench.target.profile.compute_capability
     made = recipes(bench.request, training, bench.base, capability, waiting, packs=packs, compiles=compiles)
-    if compiled_like is not None:
-        made = [r for r in made if replace(r, compile=False) == replace(compiled_like, checkpointing=r.checkpointing)]
+    if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
+        alike = [r for r in made if replace(r, compile=False) == compiled_like]  # memory is not short: as it was
+        made = alike or made
     for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:
@@ -227,7 +232,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     choice, search, estimate = found.choice, found.search, found.estimate
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
-    others = alternatives_of(bench, search, choice, limit_bytes)
+    others = alternatives_of(bench, search, choice)
     seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
     notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:

@@ -137,7 +137,8 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
 
 
 def _other_precision(search: Search, recipe: Recipe) -> Recipe | None:
-    others = [f.recipe for f in search.families if f.recipe.precision != recipe.precision]
+    families = [family for one in search.and_before() for family in one.families]
+    others = [f.recipe for f in families if f.recipe.precision != recipe.precision]
     alike = replace(recipe, checkpointing=None)
     return next((o for o in others if replace(o, precision=recipe.precision, compile=recipe.compile) == alike), None)
 

@@ -73,6 +73,8 @@ class Search:
         self.tried: list[Choice] = []
         self.families: list[_Family] = []
         self.not_available: list[str] = []
+        self.before: Search | None = None
+        """Of the same training without compiled layers, where these are."""
         self._recipes = list(recipes)
         self._queue: list[tuple[float, int, object]] = []
         self._order = count()
@@ -197,15 +199,14 @@ class Search:
             self.tried.append(choice)
         return choice
 
-    def remember(self, other: "Search") -> None:
-        """What another search has tried is an alternative too."""
-        self.families += other.families
-        self.tried += other.tried
-
     def _gradient_bytes(self, guess: "_Guess") -> int:
         """At most: all weights learn. In host memory they take nothing of the device's."""
         recipe = guess.family.recipe
         return self.bench.weight_bytes(recipe) if recipe.offload is None else 0
+
+    def and_before(self) -> "tuple[Search, ...]":
+        """This search, and the one before it."""
+        return (self,) if self.before is None else (self, self.before)
 
     def largest(self) -> Iterator[Choice]:
         """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits.

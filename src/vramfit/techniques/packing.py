@@ -61,6 +61,9 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
     lengths = np.count_nonzero(kept, axis=1)
     if lengths.min() == 0:
         raise WorkloadError(["a sequence of the batch has no token that is attended to: it cannot be packed"])
+    odd = [n for n, v in batch.items() if is_per_token(n, v, ids.shape[1]) and len(v) != len(ids)]
+    if odd:
+        raise WorkloadError([f"{', '.join(odd)}: {len(ids)} sequences have other numbers of rows there"])
     index = torch.from_numpy(np.flatnonzero(kept)).to(ids.device)
     packed: dict[str, Any] = {
         name: value.flatten(0, 1).index_select(0, index)[None] if is_per_token(name, value, ids.shape[1]) else value

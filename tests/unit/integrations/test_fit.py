@@ -384,9 +384,9 @@ def test_rows_that_are_not_tokenized_yet_need_a_length(tmp_path: Path) -> None:
 
 
 def test_a_run_takes_what_is_said_and_no_more(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    fitting = fit_trainer(trainer, memory="512MiB", show=False)
     with vramfit.EmulatedGPU(memory="512MiB", allocator="expandable") as gpu:
+        trainer = make_trainer(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        fitting = fit_trainer(trainer, memory="512MiB", show=False)
         trainer.train()
     assert 0 < gpu.max_reserved_bytes <= fitting.most_bytes
     assert fitting.plan.estimate.safe_reserved_bytes < fitting.most_bytes < 512 * 2**20

@@ -62,3 +62,18 @@ def test_nothing_kept_gives_nothing() -> None:
     with piles.put_together_once():
         assert trainer.EvalLoopContainer(True).get_arrays() is None
     assert trainer.EvalLoopContainer is EvalLoopContainer
+
+
+def test_wider_types_that_come_later_are_kept() -> None:
+    parts = [np.ones((2, 3), np.float16), np.full((1, 5), 1e6, np.float32)]
+    made = piles.put_together(parts, -100)
+    assert made.dtype == np.float32
+    assert made[2, 4] == 1e6
+    assert made[0, 3] == -100
+
+
+def test_a_part_of_a_tensor_does_not_keep_the_rest_of_it() -> None:
+    whole = torch.zeros(4, 100)
+    kept = piles.whole((whole[:, :1], whole))
+    assert kept[0].untyped_storage().nbytes() == kept[0].nbytes
+    assert kept[1] is whole

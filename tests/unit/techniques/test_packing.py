@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
+from tests.unit.runtime.small_models import COMMON, FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
+from transformers import AutoConfig
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
+from vramfit.models.tasks import PACKED_FAMILIES, class_for_task, supported_attention
 from vramfit.runtime.splitting import split
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.heads import head_loss, model_inputs
@@ -339,3 +341,27 @@ def test_padding_on_the_left_loses_no_token_when_a_window_is_split() -> None:
         model = packed_model("bert", "token-classification")
         losses.append(Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16).step(given))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification", "masked-lm"])
+@pytest.mark.parametrize("family", PACKED_FAMILIES)
+def test_every_family_that_may_be_packed_gives_the_gradients_of_padded_rows(family: str, task: str) -> None:
+    names = {"n_layer": 2, "n_head": 2, "n_embd": 32, "head_dim": 16, "d_model": 32, "num_key_value_heads": 2}
+    silent = {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "dropout": 0.0}
+    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **names, **silent})
+    batch, gradients = make_batch(task, 6), []
+    for packs in (False, True):
+        torch.manual_seed(0)
+        model = class_for_task(config, task)(config).eval()
+        if packs:
+            packing.apply(model, task)
+        inputs = packing.pack(packing.without_padding(batch), model) if packs else batch
+        loss = head_loss(model, batch)
+        (loss.sums(model(**model_inputs(inputs)), inputs)[0] / loss.counts(batch)[0]).backward()
+        gradients.append(flat_gradient(model))
+    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["eurobert", "esm", "mobilebert", "llama"])
+def test_families_that_look_along_a_row_are_not_packed(family: str) -> None:
+    assert "packed" not in supported_attention(AutoConfig.for_model(family))

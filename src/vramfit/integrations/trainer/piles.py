@@ -25,7 +25,7 @@ def put_together_once() -> Iterator[None]:
 
         def add(self, tensors: Any) -> None:
             self.tensors = self.tensors or []
-            self.tensors.append(tensors)
+            self.tensors.append(whole(tensors))
 
         def to_cpu_and_numpy(self) -> None:
             if self.tensors is not None:
@@ -49,6 +49,16 @@ def put_together_once() -> Iterator[None]:
         trainer.EvalLoopContainer = before
 
 
+def whole(value: Any) -> Any:
+    """The same tensors, copied where they are a part of something larger: it need not be kept for them."""
+    kind: Any = type(value)
+    if isinstance(value, list | tuple):
+        return kind(map(whole, value))
+    if isinstance(value, Mapping):
+        return kind({name: whole(part) for name, part in value.items()})
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
 def on_host(value: Any) -> Any:
     """A tensor, or lists, tuples and mappings of them, as arrays that keep none of its memory."""
     kind: Any = type(value)
@@ -64,8 +74,10 @@ def on_host(value: Any) -> Any:
 def put_together(parts: Sequence[Any], filler: float) -> Any:
     """Arrays, or lists, tuples and mappings of them, one after another; rows of different widths are filled up."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     if isinstance(first, list | tuple):
-        return type(first)(put_together(column, filler) for column in zip(*parts, strict=True))
+        return type(first)(put_together(column, filler) for column in zip(*parts, strict=False))
     if isinstance(first, Mapping):
         kind: Any = type(first)
         return kind({name: put_together([part[name] for part in parts], filler) for name in first})
@@ -73,7 +85,7 @@ def put_together(parts: Sequence[Any], filler: float) -> Any:
     if arrays[0].ndim == 1 or len({array.shape[1] for array in arrays}) == 1:
         return np.concatenate(arrays)
     shape = (sum(map(len, arrays)), max(array.shape[1] for array in arrays), *arrays[0].shape[2:])
-    made = np.full_like(arrays[0], filler, shape=shape)
+    made = np.full(shape, filler, dtype=np.result_type(*arrays))
     begin = 0
     for array in arrays:
         made[begin : begin + len(array), : array.shape[1]] = array

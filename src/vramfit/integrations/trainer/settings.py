@@ -13,7 +13,7 @@ from vramfit.techniques.application import apply_techniques
 
 OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
 COPIES_OF_PILE = 3
-"""Logits that wait on the GPU, and both sides of the copy that joins them to the next ones."""
+"""Logits that wait on the GPU, and room for a Trainer that joins them there: both sides of a copy."""
 MOST_STEPS = 128
 LABEL_BYTES = 8
 LOGIT_BYTES = 4
