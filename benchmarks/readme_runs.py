@@ -204,8 +204,8 @@ def fitted() -> str:
                 "scripts that classify texts and tokens, with the one line or with `auto_find_batch_size`. With the",
                 "line, none ran out of memory and every step learned from its 64 samples; without it, batches shrank",
                 f"to {smaller[0]} to {smaller[-1]} in the small caps. Where all fits anyway, the line costs a few",
-                f"percent for tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done again,",
-                "and none was lost.",
+                f"percent for tokens. With {taken:.1f} of 11.17 GiB taken away for five steps, {again} were done",
+                "again, and none was lost.",
             ),
         ]
     )
