@@ -160,7 +160,9 @@ def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
 
 def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
     """The choice that is fastest on the lengths, among those that are fast at full length."""
-    if choice.recipe.compile and not bench.base.compile:  # it was chosen before, as it is without
+    if (
+        len(search.families) == 1 and choice.recipe.compile and not bench.base.compile
+    ):  # chosen before, as it is without
         return _grown(bench, search, choice)
     others = sorted(search.largest(), key=lambda c: c.step_time_s * c.recipe.price)
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]

@@ -3,7 +3,7 @@
 With logits that go to the host as they come, which is what a small GPU needs, that is the square of the work.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,24 +51,28 @@ def put_together_once() -> Iterator[None]:
 
 def whole(value: Any) -> Any:
     """The same tensors, copied where they are a part of something larger: it need not be kept for them."""
-    kind: Any = type(value)
-    if isinstance(value, list | tuple):
-        return kind(map(whole, value))
-    if isinstance(value, Mapping):
-        return kind({name: whole(part) for name, part in value.items()})
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    return _each(value, lambda x: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x)
 
 
 def on_host(value: Any) -> Any:
-    """A tensor, or lists, tuples and mappings of them, as arrays that keep none of its memory."""
+    """The same tensors as arrays that keep none of their memory."""
+    return _each(value, _array)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A tensor changed, or the tensors of lists, tuples and mappings."""
     kind: Any = type(value)
     if isinstance(value, list | tuple):
-        return kind(map(on_host, value))
+        return kind(_each(part, change) for part in value)
     if isinstance(value, Mapping):
-        return kind({name: on_host(part) for name, part in value.items()})
-    moved = value.detach().cpu()
+        return kind({name: _each(part, change) for name, part in value.items()})
+    return change(value)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    moved = tensor.detach().cpu()
     array = (moved.float() if moved.dtype == torch.bfloat16 else moved).numpy()
-    return array.copy() if value.device.type == "cpu" else array
+    return array.copy() if tensor.device.type == "cpu" else array
 
 
 def put_together(parts: Sequence[Any], filler: float) -> Any:
