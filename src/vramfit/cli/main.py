@@ -1,5 +1,6 @@
 """`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
 
+import gc
 import logging
 import os
 import sys
@@ -20,11 +21,27 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 CHATTY = ("torch.utils._pytree", "torchao", "transformers")
 """Libraries that warn while they are imported, of things a user of this command cannot change."""
 
-VERBS = (
-    *("estimate", "max-batch", "plan", "measure", "calibrate", "load", "train", "evaluate", "predict", "serve"),
-    *("gpus", "models", "doctor", "explain", "watch", "report", "web", "sagemaker"),
-)
-"""Each a module of this room."""
+VERBS = {
+    "estimate": "Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.",
+    "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
+    "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
+    "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
+    "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
+    "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
+    "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
+    "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
+    "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
+    "serve": 'Serve a model: GET /ping, POST /invocations with {"inputs": …}, GET /metrics.',
+    "gpus": "List the GPU catalogue: memory as CUDA reports it, architecture, speed, and where each figure comes from.",
+    "models": "List the model catalogue, or show one: layers, sizes, parameters by part, bytes in each precision.",
+    "doctor": "Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.",
+    "explain": "Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.",
+    "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
+    "report": "Write everything there is to see as one HTML file that needs no network: mail it, keep it.",
+    "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
+    "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
+}
+"""Each a module of this room; what it does is said here too, so that to list all need not import all."""
 WATCH = "watch"
 
 
@@ -42,6 +59,7 @@ class _ReaderGoneError(Exception):
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
+        gc.enable()  # what a verb makes is collected as ever
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -58,6 +76,27 @@ class _Verb(TyperCommand):
 
 def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
     """The command line with some verbs: to put together those that are not asked for takes longer than an answer."""
+    app = _empty_app()
+    for name in verbs:
+        verb: Any = import_module(f"vramfit.cli.{name.replace('-', '_')}")
+        app.command(
+            name=name,
+            cls=_Verb,
+            epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
+            context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
+        )(verb.run)
+    return app
+
+
+def _overview() -> typer.Typer:
+    """The command line where no verb is asked for: it lists them all and has none."""
+    app = _empty_app()
+    for name, told in VERBS.items():
+        app.command(name=name, help=told)(lambda: None)
+    return app
+
+
+def _empty_app() -> typer.Typer:
     app = typer.Typer(
         name="vramfit",
         cls=_Group,
@@ -69,14 +108,6 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for name in verbs:
-        verb: Any = import_module(f"vramfit.cli.{name.replace('-', '_')}")
-        app.command(
-            name=name,
-            cls=_Verb,
-            epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
-            context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
-        )(verb.run)
     return app
 
 
@@ -107,7 +138,7 @@ def main() -> NoReturn:
     arguments = [*(a for a in own if a != "--debug"), *others]
     try:
         asked = next((a for a in arguments if not a.startswith("-")), None)
-        app = make_app([asked] if asked in VERBS else VERBS)
+        app = make_app([asked]) if asked in VERBS else _overview()
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         sys.stdout.flush()
     except (_ReaderGoneError, BrokenPipeError):

@@ -31,7 +31,7 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the model catalogue, or show one model: layers, sizes, parameters by part, bytes in each precision."""
+    """List the model catalogue, or show one: layers, sizes, parameters by part, bytes in each precision."""
     if name is None:
         _list(json)
     else:

@@ -54,7 +54,7 @@ def run(
     submit: Annotated[bool, typer.Option("--submit", help="Send the request. Else it is only shown.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask SageMaker to train a model on the smallest instance that it fits; without --submit, show the request.
+    """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
 
     Also says what the job would take on every other instance. Leaves with 0, 1 for an error, 3 when it fits nowhere.
     """

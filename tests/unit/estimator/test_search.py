@@ -117,9 +117,9 @@ def test_bad_input_is_what_estimate_says_of_it(keywords: dict[str, Any], error: 
 
 
 def test_all_the_memory_in_the_world_ends_the_search_at_its_bound_quickly() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = tiny(memory=2**63 - 1)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert found.batch == MAX_MICRO_BATCH
     assert found.limited_by == "nothing up to 1,048,576 samples"
 

@@ -49,9 +49,9 @@ def test_a_meta_model_has_the_tensors_of_the_real_one() -> None:
 def test_bert_large_builds_in_well_under_300_ms() -> None:
     resolved = resolve("bert-large-uncased")
     build_meta(resolved)
-    start = time.perf_counter()
+    start = time.process_time()
     build_meta(resolved)
-    assert time.perf_counter() - start < 0.3
+    assert time.process_time() - start < 0.3
 
 
 def test_building_leaves_the_resolved_configuration_alone() -> None:
