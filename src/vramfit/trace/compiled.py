@@ -26,6 +26,7 @@ LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_d
 
 
 MAX_KEPT = 16
+_TENSOR = object()
 _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _tracers: list[Tracer] = []
 """Those whose layers run; the last one writes down what compiled ones do."""
@@ -79,16 +80,15 @@ class _Compiled:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.decomposition import select_decomp_table
 
-        plain = _Plain(layer)
+        others = [_TENSOR if isinstance(x, torch.Tensor) else x for x in flat]
+        seen = [_Plain(layer)]
 
         def call(*tensors: torch.Tensor) -> Any:
             left = iter(tensors)
-            weights, args, kwargs = tree_unflatten(
-                [next(left) if isinstance(x, torch.Tensor) else x for x in flat], shape
-            )
+            weights, args, kwargs = tree_unflatten([next(left) if x is _TENSOR else x for x in others], shape)
             named = {f"layer.{name}": weight for name, weight in weights.items()}
             with self._dialect():
-                return torch.func.functional_call(plain, named, args, kwargs)
+                return torch.func.functional_call(seen[0], named, args, kwargs)
 
         made: Callable[..., Any] = aot_function(
             call,
@@ -99,12 +99,19 @@ class _Compiled:
         )
         unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # a checkpoint counts what is saved inside it
         with _disable_current_modes(), unseen:
-            made(*(x.detach().requires_grad_(x.requires_grad) for x in flat if isinstance(x, torch.Tensor)))
+            made(*(_like(x) for x in flat if isinstance(x, torch.Tensor)))
+        seen.clear()  # its graphs are made: a model that goes on living in here would never be given back
         return made
 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Stands for a tensor, with a storage of its own: to compile leaves cycles, which would keep the other's alive."""
+    alone = _empty(tensor) if type(tensor) is torch.Tensor and tensor.is_meta else tensor.detach()
+    return alone.requires_grad_(tensor.requires_grad)
 
 
 class _Plain(torch.nn.Module):

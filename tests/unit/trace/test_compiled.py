@@ -29,25 +29,46 @@ def test_compiled_layers_keep_less(model: str, attention: str) -> None:
     assert any("compiled" in note for note in fused.notes)
 
 
-def test_alike_layers_are_compiled_once() -> None:
-    compile_layer: Any = _Compiled._compile
-    with patch.object(_Compiled, "_compile", autospec=True, side_effect=compile_layer) as made:
-        estimate("bert-base-uncased", seq=64, compile=True, **SETTINGS)
-    assert made.call_count == 1
+@pytest.fixture
+def compiled_types(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The type of each layer that is compiled; a mock would keep its tensors, and so change the prediction."""
+    compile_layer, seen = _Compiled._compile, list[type]()
+
+    def compile_seen(self: _Compiled, layer: Any, *args: Any) -> Any:
+        seen.append(type(layer))
+        return compile_layer(self, layer, *args)
+
+    monkeypatch.setattr(_Compiled, "_compile", compile_seen)
+    return seen
 
 
-def test_jobs_with_the_same_layers_share_what_was_compiled_and_others_do_not() -> None:
-    compile_layer: Any = _Compiled._compile
+def test_alike_layers_are_compiled_once(compiled_types: list[type]) -> None:
+    estimate("bert-base-uncased", seq=64, compile=True, **SETTINGS)
+    assert len(compiled_types) == 1
+
+
+def test_jobs_with_the_same_layers_share_what_was_compiled_and_others_do_not(compiled_types: list[type]) -> None:
     keywords = {"seq": 40, "compile": True} | SETTINGS
-    with patch.object(_Compiled, "_compile", autospec=True, side_effect=compile_layer) as made:
-        first = estimate("bert-mini", **keywords)
-        estimate("bert-mini", **keywords | {"optimizer": "sgd", "checkpointing": "full"})
-        assert made.call_count == 1
-        for other in ({"precision": "amp-bf16"}, {"gpu": "t4"}, {"dropout": False}, {"seq": 48}):
-            estimate("bert-mini", **keywords | other)
-        assert made.call_count == 5
+    first = estimate("bert-mini", **keywords)
+    estimate("bert-mini", **keywords | {"optimizer": "sgd", "checkpointing": "full"})
+    assert len(compiled_types) == 1
+    for other in ({"precision": "amp-bf16"}, {"gpu": "t4"}, {"dropout": False}, {"seq": 48}):
+        estimate("bert-mini", **keywords | other)
+    assert len(compiled_types) == 5
     with patch.object(compiled, "_kept", OrderedDict()), patch.object(traced, "_kept", OrderedDict()):
         assert estimate("bert-mini", **keywords) == first
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "packed"])
+@pytest.mark.parametrize("checkpointing", [None, "full"])
+def test_a_prediction_is_the_same_whether_its_layers_were_compiled_before(
+    attention: str, checkpointing: str | None
+) -> None:
+    keywords = SETTINGS | {"seq": 128, "compile": True, "precision": "amp-bf16", "attention": attention}
+    with patch.object(compiled, "_kept", OrderedDict()):
+        first = estimate("bert-mini", checkpointing=checkpointing, **keywords)
+        with patch.object(traced, "_kept", OrderedDict()):
+            assert estimate("bert-mini", checkpointing=checkpointing, **keywords) == first
 
 
 def test_what_is_kept_grows_with_tokens_and_layers() -> None:
