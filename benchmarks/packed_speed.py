@@ -10,12 +10,13 @@ every side; the cap holds for the allocator. `trainer` and `accelerate` look for
 (`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
 reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
 tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these
-lengths and this cap, `planned-compiled` the same with compiled layers, `planned-float8` these with torchao's float8
-products, which no plan has: they are slower at these widths; `--plans` keeps the plans, which
-`--plans-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones,
-padding is none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in
-bf16 that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own;
-one line of JSON a side is added to the results, and sides that are there are not run again.
+lengths and this cap, `planned-compiled` the same with compiled layers, `planned-compiled-again` that in a later
+process, which finds on the disk what was compiled, `planned-float8` these with torchao's float8 products, which no plan
+has: they are slower at these widths; `--plans` keeps the plans, which `--plans-only` makes without a GPU; `--profile`
+says what the GPU's time in their steps goes to. Tokens are real ones, padding is none, and steps are sent without
+waiting for the one before; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens
+take, without those of recomputation. Every side runs in a process of its own; one line of JSON a side is added to the
+results, and sides that are there are not run again.
 """
 
 import argparse
@@ -32,9 +33,9 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", "planned", "planned-compiled", "planned-float8")
-PLANNED = {"planned": False, "planned-compiled": True, "planned-float8": True}
+PLANNED = {"planned": False, "planned-compiled": True, "planned-compiled-again": True, "planned-float8": True}
 """Side → whether its layers are compiled."""
+SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", *PLANNED)
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
 NUM_STEPS, NUM_WARM = 24, 6
