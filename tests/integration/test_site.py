@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from vramfit.cli.main import CHATTY, main
+from vramfit.cli.main import main
+from vramfit.quiet import CHATTY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
