@@ -4,7 +4,6 @@ import json
 import logging
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,16 +183,3 @@ def test_examples_of_docstrings_become_blocks_of_code() -> None:
     text = "Adds.\n\n>>> 1 + 1\n2\n\nMore."
     assert docs_examples.fenced(text) == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
     assert docs_examples.fenced("Nothing to show.") == "Nothing to show."
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    import subprocess
-
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert 'href="reference/python.html"' in home  # a file, so that the site opens from a disk
-    assert (tmp_path / "site" / "reference" / "python.html").exists()
-    shutil.rmtree(tmp_path / "site")
