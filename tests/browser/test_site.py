@@ -39,8 +39,8 @@ def test_search_works_from_a_disk_and_tables_are_whole(page: Page, site: Path) -
     page.wait("document.querySelectorAll('.md-search-result__item').length > 0")
     for name in ("remedies", "peers", "accuracy", "study"):
         page.open((site / f"{name}.html").as_uri())
-        cut = "[...document.querySelectorAll('.md-typeset__scrollwrap')].filter(w => w.scrollWidth > w.clientWidth).length"
-        assert page.evaluate("document.querySelectorAll('.md-typeset__scrollwrap').length") > 0
-        assert page.evaluate(cut) == 0, name
+        tables = "[...document.querySelectorAll('.md-typeset__scrollwrap')]"
+        assert page.evaluate(f"{tables}.length") > 0
+        assert page.evaluate(f"{tables}.filter(t => t.scrollWidth > t.clientWidth).length") == 0, name
     assert page.complaints == []
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "blob"}
