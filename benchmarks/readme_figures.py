@@ -6,7 +6,7 @@ A block is `<!-- figures: NAME -->` … `<!-- end -->`; what lies between is rep
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +30,17 @@ def write() -> None:
     README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def fill(text: str) -> str:
+def fill(text: str, blocks: Mapping[str, Callable[[], str]] | None = None) -> str:
     """A text with its blocks made anew.
+
+    Args:
+        blocks: who makes them; the README's own without.
 
     Raises:
         KeyError: a block that nobody makes.
     """
-    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+    made = BLOCKS if blocks is None else blocks
+    return BLOCK.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
 
 
 def names(text: str) -> list[str]:
