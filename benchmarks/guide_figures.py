@@ -51,12 +51,12 @@ def waited() -> str:
     return paragraph(
         f"Measured in Chromium on {WORDS[r['cores']]} cores that were busy with other work (load average",
         f"{r['load_average']:.0f}; `benchmarks/web_latency.py`, {', '.join(TITLES[model] for model in models)}): the",
-        f"first figure of a model came after {min(first):.1f} to {max(first):.1f} s. At the pace of a hand, a move every",
-        f"half second, all {num_moves} moves of the batch were answered within",
-        f"{max(times['longest'] for times in paused)} ms and {soon} of {num_moves} moves of the length {SOON}, once the",
-        f"server had had {web_latency.PAUSE_S:.0f} s to prepare the lengths. Moves that follow each other without any",
-        f"pause are computed one by one: {min(medians)} to {max(medians)} ms at the median there. A length whose trace is",
-        "not ready yet takes as long as the first figure.",
+        f"first figure of a model came after {min(first):.1f} to {max(first):.1f} s. At the pace of a hand, a move",
+        f"every half second, all {num_moves} moves of the batch were answered within",
+        f"{max(times['longest'] for times in paused)} ms and {soon} of {num_moves} moves of the length {SOON}, once",
+        f"the server had had {web_latency.PAUSE_S:.0f} s to prepare the lengths. Moves that follow each other without any",
+        f"pause are computed one by one: {min(medians)} to {max(medians)} ms at the median there. A length whose trace",
+        "is not ready yet takes as long as the first figure.",
     )
 
 
@@ -67,10 +67,10 @@ def asked() -> str:
     assert load["statuses"] == {"200": load["requests"]}
     more = (load["resident_most_bytes"] - load["resident_before_bytes"]) / MIB
     return paragraph(
-        f"`scripts/fuzz_api.py` asks what the schema allows and much that it does not: {fuzz['requests']:,} requests gave",
-        "no server's error and no answer beside the schema. `benchmarks/web_load.py` asks with",
-        f"{load['clients']} clients at once: {load['requests']} answers in {load['seconds']:.0f} s, the last of them to",
-        f"those who waited when the time was over, all of them 200, with {more:.0f} MiB more held at the most; on",
+        f"`scripts/fuzz_api.py` asks what the schema allows and much that it does not: {fuzz['requests']:,} requests",
+        "gave no server's error and no answer beside the schema. `benchmarks/web_load.py` asks with",
+        f"{load['clients']} clients at once: {load['requests']} answers in {load['seconds']:.0f} s, the last of them",
+        f"to those who waited when the time was over, all of them 200, with {more:.0f} MiB more held at the most; on",
         f"{WORDS[load['cores']]} busy cores the median client waited {load['median_s']:.0f} s for its turn.",
     )
 
@@ -83,9 +83,9 @@ def ranks() -> str:
     assert ddp["num_exact"] == ddp["num_cases"]
     return paragraph(
         "`benchmarks/ranks_memory.py` measures one rank on a real GPU, with PyTorch's `fake` process group in place of",
-        f"the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted exactly",
-        f"in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%} too high at most",
-        "and never too low; none reserved more than the bound that `fits` is decided on. The driver lays weights out",
+        f"the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted",
+        f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%} too high",
+        "at most and never too low; none reserved more than the bound that `fits` is decided on. The driver lays weights out",
         f"differently in every run, so that two runs of the same FSDP2 case differ by up to {_spread():.2%}: the",
         "prediction is the highest of twelve layouts.",
     ).replace("%", " %")
