@@ -54,9 +54,9 @@ def waited() -> str:
         f"first figure of a model came after {min(first):.1f} to {max(first):.1f} s. At the pace of a hand, a move",
         f"every half second, all {num_moves} moves of the batch were answered within",
         f"{max(times['longest'] for times in paused)} ms and {soon} of {num_moves} moves of the length {SOON}, once",
-        f"the server had had {web_latency.PAUSE_S:.0f} s to prepare the lengths. Moves that follow each other without any",
-        f"pause are computed one by one: {min(medians)} to {max(medians)} ms at the median there. A length whose trace",
-        "is not ready yet takes as long as the first figure.",
+        f"the server had had {web_latency.PAUSE_S:.0f} s to prepare the lengths. Moves that follow each other without",
+        f"any pause are computed one by one: {min(medians)} to {max(medians)} ms at the median there. A length whose",
+        "trace is not ready yet takes as long as the first figure.",
     )
 
 
@@ -84,9 +84,9 @@ def ranks() -> str:
     return paragraph(
         "`benchmarks/ranks_memory.py` measures one rank on a real GPU, with PyTorch's `fake` process group in place of",
         f"the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted",
-        f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%} too high",
-        "at most and never too low; none reserved more than the bound that `fits` is decided on. The driver lays weights out",
-        f"differently in every run, so that two runs of the same FSDP2 case differ by up to {_spread():.2%}: the",
+        f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%}",
+        "too high at most and never too low; none reserved more than the bound that `fits` is decided on. The driver lays",
+        f"weights out differently in every run, so that two runs of the same FSDP2 case differ by up to {_spread():.2%}: the",
         "prediction is the highest of twelve layouts.",
     ).replace("%", " %")
 
