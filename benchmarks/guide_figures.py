@@ -85,9 +85,9 @@ def ranks() -> str:
         "`benchmarks/ranks_memory.py` measures one rank on a real GPU, with PyTorch's `fake` process group in place of",
         f"the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted",
         f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%}",
-        "too high at most and never too low; none reserved more than the bound that `fits` is decided on. The driver lays",
-        f"weights out differently in every run, so that two runs of the same FSDP2 case differ by up to {_spread():.2%}: the",
-        "prediction is the highest of twelve layouts.",
+        "too high at most and never too low; none reserved more than the bound that `fits` is decided on. The driver",
+        "lays weights out differently in every run, so that two runs of the same FSDP2 case differ by up to",
+        f"{_spread():.2%}: the prediction is the highest of twelve layouts.",
     ).replace("%", " %")
 
 
