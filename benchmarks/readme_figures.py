@@ -161,6 +161,17 @@ def plans() -> str:
     )
 
 
+def step_times() -> str:
+    """How near step times are to the runs they were fitted to, and to others."""
+    r = newest("step_time_fit")
+    return paragraph(
+        f"Step times are those of a model fitted to {r['num_workloads']} runs on one H200: median error",
+        f"{_percent(r['median_error'])} there, {_percent(r['held_out_median_error'])} on halves it had not seen",
+        "(`benchmarks/step_time_fit.py`). The plans and settings above ran on another day's machine, after `vramfit",
+        "calibrate`; most took longer than predicted, in the order predicted.",
+    )
+
+
 def _of_all(count: int) -> str:
     return f"all {WORDS[NUM_GRIDS]}" if count == NUM_GRIDS else f"{count} of {WORDS[NUM_GRIDS]}"
 
@@ -226,6 +237,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "peers": peers,
     "trained": trained,
     "plans": plans,
+    "step_times": step_times,
     "loading": loading,
     "stepper": stepper,
     "packed": readme_runs.packed,
