@@ -6,7 +6,6 @@ from pathlib import Path
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.loader.request import LoadRequest
-from vramfit.loader.undrawn import undrawn
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel, resolve
 
@@ -43,8 +42,7 @@ def find_origin(request: LoadRequest, *, scan: bool = False) -> Origin:
         resolved = resolve(
             str(folder), task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code
         )
-    with undrawn():
-        inspection = inspect_checkpoint(resolved, scan=scan, num_labels=w.num_labels)
+    inspection = inspect_checkpoint(resolved, scan=scan, num_labels=w.num_labels)
     _refuse(inspection)
     return Origin(resolved, inspection)
 
