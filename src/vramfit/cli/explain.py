@@ -1,8 +1,10 @@
 """`vramfit explain`: an out-of-memory message from a log, in plain words, and the plan that fits."""
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +24,10 @@ DOES_NOT_FIT = 3
 def run(
     options: WorkloadOptions,
     log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A log, or - for standard input, which is also the default.")
+        str,
+        typer.Argument(
+            metavar="LOG", help="A log, the message itself in quotes, or - for standard input, also the default."
+        ),
     ] = "-",
     model: Annotated[
         str | None,
@@ -63,16 +68,25 @@ def _explain(stream: IO[str], model: str | None, keywords: dict[str, object]) ->
 
 @contextmanager
 def _opened(log: str) -> Iterator[IO[str]]:
-    """The log as text, whatever bytes are in it."""
+    """The log as text, whatever bytes are in it; words that name no file are the message itself."""
     try:
         if log == "-":
             with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as stream:
                 yield stream
+        elif len(log.split()) > 1 and not _is_path(log):
+            yield io.StringIO(log)
         else:
             with open(log, encoding="utf-8", errors="replace") as stream:
                 yield stream
     except OSError as error:
         raise VramfitError(f"cannot read {log}: {error.strerror}", hint="give a log file, or - for stdin") from None
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # longer than a name can be, or a NUL inside
+        return False
 
 
 def _show(explanation: "Explanation") -> None:
