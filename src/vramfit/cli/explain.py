@@ -4,11 +4,11 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from vramfit.cli.first_look import is_path
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import VramfitError
@@ -73,20 +73,13 @@ def _opened(log: str) -> Iterator[IO[str]]:
         if log == "-":
             with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as stream:
                 yield stream
-        elif len(log.split()) > 1 and not _is_path(log):
+        elif len(log.split()) > 1 and not is_path(log):
             yield io.StringIO(log)
         else:
             with open(log, encoding="utf-8", errors="replace") as stream:
                 yield stream
     except OSError as error:
         raise VramfitError(f"cannot read {log}: {error.strerror}", hint="give a log file, or - for stdin") from None
-
-
-def _is_path(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # longer than a name can be, or a NUL inside
-        return False
 
 
 def _show(explanation: "Explanation") -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vramfit.errors import DataError, nearest_names
+from vramfit.errors import NEAR, DataError, nearest_names
 from vramfit.runtime.data.rows import Table
 from vramfit.runtime.data.source import DataSource
 
@@ -69,9 +69,13 @@ def find_columns(source: DataSource, table: Table) -> Columns:
 
 
 def _find_columns(source: DataSource, table: Table) -> Columns:
-    for name in (*source.text_columns, *([source.label_column] if source.label_column else [])):
+    for name in source.text_columns:
         if name not in table.columns:
-            raise _missing(source, table, name)
+            labels = (source.label_column, *LABELS[source.task])
+            raise _missing(source, table, name, [c for c in table.columns if c.lower() not in labels])
+    if source.label_column and source.label_column not in table.columns:
+        others = [c for c in table.columns if c not in source.text_columns]
+        raise _missing(source, table, source.label_column, others)
     texts = source.text_columns or _guess_texts(source, table)
     if not source.needs_labels or source.task == "masked-lm":
         return Columns(texts, None)
@@ -99,12 +103,14 @@ def _guess_label(source: DataSource, table: Table, texts: tuple[str, ...]) -> st
     raise _unknown(source, table, "the label", "--label-column")
 
 
-def _missing(source: DataSource, table: Table, name: str) -> DataError:
-    nearest = nearest_names(name, table.columns, 1)
+def _missing(source: DataSource, table: Table, name: str, candidates: list[str]) -> DataError:
+    """The error for a column that is not there; of the candidates, the one that was meant is named."""
+    nearest = nearest_names(name, candidates, 1, least=NEAR)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "name one of them"
     return DataError(
         f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
         file=source.name,
-        hint=f"did you mean {nearest[0]!r}?" if nearest else "a header line, then one sample a row",
+        hint=hint if table.columns else "a header line, then one sample a row",
     )
 
 

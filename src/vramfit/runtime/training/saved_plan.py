@@ -54,7 +54,7 @@ def _other_model(request: TrainRequest, plan: Plan, on_event: events.OnEvent) ->
     try:
         other = resolve(planned, task=request.task, trust_remote_code=request.trust_remote_code)
     except VramfitError:
-        text = f"The plan is for {planned}, which is not here: whether it is as large as {request.model} is not checked."
+        text = f"The plan is for {planned}, which is not here: is it as large as {request.model}?"
         on_event(events.Note(text=text, warns=True))
         return []
     different = [name for name in SIZES if _size(own.config, name) != _size(other.config, name)][:NUM_NAMED]
@@ -84,6 +84,6 @@ def suited(plan: Plan, place: Place, gpu: str | None, on_event: events.OnEvent) 
         text = f"The plan says {w.precision}, which is slow here: the emulated GPU computes on the CPU."
         on_event(events.Note(text=text, warns=True))
     if gpu is not None and w.gpu is not None and gpu != w.gpu:
-        text = f"The plan is for {w.gpu}, and this is {gpu}: other settings may be faster, and memory may differ a little."
+        text = f"The plan is for {w.gpu}, and this is {gpu}: memory and times may differ."
         on_event(events.Note(text=text, warns=True))
     return plan

@@ -113,8 +113,19 @@ def test_a_missing_column_names_those_there_and_the_nearest(write: Any, read: An
     assert "'sentence_text'" in str(caught.value.hint)
     with pytest.raises(DataError, match="looks like the text"):
         read(path)
+    with pytest.raises(DataError) as caught:
+        read(path, text_columns=("sentence_text",), label_column="lable")
+    assert "'label'" in str(caught.value.hint)
     with pytest.raises(DataError, match="looks like the label"):
         read(write("b.csv", "id,text,y\n1,good,1\n"))
+
+
+@pytest.mark.parametrize("name", ["nope", "sentment"])
+def test_a_column_of_labels_is_not_what_was_meant_for_the_texts(write: Any, read: Any, name: str) -> None:
+    path = write("a.csv", "review,sentiment\ngood,1\n")
+    with pytest.raises(DataError, match="it has review, sentiment") as caught:
+        read(path, text_columns=(name,))
+    assert caught.value.hint == "name one of them"
 
 
 def test_two_columns_of_one_name_are_refused_where_one_of_them_is_wanted(write: Any, read: Any) -> None:

@@ -52,9 +52,7 @@ def test_a_plan_for_a_model_that_is_not_here_is_taken_and_that_is_said(made: Pla
     request = request_of(tmp_path, plan=saved(made, tmp_path, "./elsewhere"))
     said: list[Event] = []
     assert saved_plan(request, said.append) is not None
-    assert notes(said) == [
-        f"The plan is for ./elsewhere, which is not here: whether it is as large as {request.model} is not checked."
-    ]
+    assert notes(said) == [f"The plan is for ./elsewhere, which is not here: is it as large as {request.model}?"]
 
 
 def test_half_precision_of_a_plan_is_not_run_on_a_cpu(made: Plan, tmp_path: Path) -> None:
