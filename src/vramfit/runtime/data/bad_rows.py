@@ -17,10 +17,16 @@ class BadRow:
     row: int
     """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
     what: str
+    hint: str = ""
+    """What to do about it, where that is not to mend the row."""
 
 
 class BadValue(ValueError):
     """Raised while a row is looked at; the message says what is wrong with it."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 def shown(value: object) -> str:
@@ -38,5 +44,5 @@ def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
         + (f"; and {more:,} more" if more > 0 else ""),
         file=bad[0].file,
         rows=[b.row for b in bad],
-        hint="mend the rows, or leave them out: --skip-bad-rows",
+        hint=next((b.hint for b in bad if b.hint), "mend the rows, or leave them out: --skip-bad-rows"),
     )

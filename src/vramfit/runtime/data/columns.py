@@ -39,6 +39,13 @@ LABELS: dict[str, tuple[str, ...]] = {
     "question-answering": ("answers", "answer", "answer_text"),
     "masked-lm": (),
 }
+FORMS = {
+    "token-classification": "token-classification takes a tag for every token: a .conll file (a token and its tag a "
+    "line, blank lines between sentences), or JSON lines with the lists tokens and tags",
+    "question-answering": "question-answering takes a .json file as SQuAD has it, or JSON lines with question, context "
+    "and answers",
+}
+"""Files of the tasks that not every table has columns for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,9 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
 
 def _unknown(source: DataSource, table: Table, what: str, option: str) -> DataError:
     hint = f"name it: {option} NAME"
-    if source.path.endswith((".csv", ".tsv")) and not table.by_position:
+    if source.needs_labels and source.task in FORMS:
+        hint = f"{FORMS[source.task]}; or name it: {option} NAME"
+    elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
     other = _other_task(source, table)
     if other is not None:
