@@ -39,10 +39,11 @@ def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
     """The error for rows that the user did not allow to be skipped."""
     first = "; ".join(f"row {b.row}: {b.what}" for b in bad[:NUM_SHOWN])
     more = len(bad) - NUM_SHOWN
+    advice = next((b.hint for b in bad if b.hint), "mend the rows")
     return DataError(
         f"{bad[0].file}: {len(bad):,} of {num_rows:,} rows cannot be used: {first}"
         + (f"; and {more:,} more" if more > 0 else ""),
         file=bad[0].file,
         rows=[b.row for b in bad],
-        hint=next((b.hint for b in bad if b.hint), "mend the rows, or leave them out: --skip-bad-rows"),
+        hint=advice if len(bad) == num_rows and bad[0].hint else f"{advice}, or leave the rows out: --skip-bad-rows",
     )

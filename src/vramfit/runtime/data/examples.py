@@ -68,7 +68,7 @@ def _hint(source: DataSource, problem: str) -> str:
     """What to do where a row cannot be read; nothing where it is to be mended."""
     if not problem.startswith(NOT_UTF8) or source.path == STANDARD_INPUT:
         return ""
-    return f"{as_utf8(source.path, 'WINDOWS-1252')}; or leave the rows out: --skip-bad-rows"
+    return as_utf8(source.path, "WINDOWS-1252")
 
 
 def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
