@@ -18,9 +18,8 @@ from vramfit.errors import VramfitError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
-CHATTY = ("torch.utils._pytree", "torchao", "transformers", "transformers.utils.generic")
-"""Libraries that warn of things a user of this command cannot change. transformers sets its level anew when it is
-imported; that of a module of its stays, such as the one that comments on caches of decoders in any model."""
+CHATTY = ("torch.utils._pytree", "torchao", "transformers")
+"""Libraries that warn while they are imported, of things a user of this command cannot change."""
 
 VERBS = {
     "estimate": "Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.",
