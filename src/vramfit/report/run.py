@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.report.words import model_name
 from vramfit.units import counted, format_bytes
 
 MAX_EVALUATIONS = 12
@@ -16,7 +17,9 @@ MAX_EVALUATIONS = 12
 def render_run(record: RunRecord) -> RenderableType:
     """The facts of a run, its evaluations, and where the model is."""
     lines: list[RenderableType] = [
-        Text.assemble((record.model, "bold"), f"  {record.model_class}, on {record.device}, {record.status}"),
+        Text.assemble(
+            (model_name(record.model), "bold"), f"  {record.model_class}, on {record.device}, {record.status}"
+        ),
         _facts(record),
     ]
     if record.evaluations:
