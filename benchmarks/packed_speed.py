@@ -6,17 +6,17 @@
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --plans DIR --plans-only     # anywhere
 
 The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
-every side; the cap holds for the allocator. `trainer` and `accelerate` look for their batch themselves
-(`auto_find_batch_size`, `find_executable_batch_size`), with padding to the longest sample of a batch; their search is
-reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer compiled for any number of
-tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what `vramfit plan` makes of these
-lengths and this cap, `planned-compiled` the same with compiled layers, `planned-compiled-again` that in a later
-process, which finds on the disk what was compiled, `planned-float8` these with torchao's float8 products, which no plan
-has: they are slower at these widths; `--plans` keeps the plans, which `--plans-only` makes without a GPU; `--profile`
-says what the GPU's time in their steps goes to. Tokens are real ones, padding is none, and steps are sent without
-waiting for the one before; `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens
-take, without those of recomputation. Every side runs in a process of its own; one line of JSON a side is added to the
-results, and sides that are there are not run again.
+every side; the cap holds for the allocator. `trainer`, `accelerate` and `lightning` look for their batch themselves
+(`auto_find_batch_size`, `find_executable_batch_size`, `scale_batch_size`), with padding to the longest sample of a
+batch; their search is reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer
+compiled for any number of tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what
+`vramfit plan` makes of these lengths and this cap, `planned-compiled` the same with compiled layers,
+`planned-compiled-again` that in a later process, which finds on the disk what was compiled, `planned-float8` these with
+torchao's float8 products, which no plan has: they are slower at these widths; `--plans` keeps the plans, which
+`--plans-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones,
+padding is none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in
+bf16 that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own;
+one line of JSON a side is added to the results, and sides that are there are not run again.
 """
 
 import argparse
@@ -35,7 +35,7 @@ GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
 PLANNED = {"planned": False, "planned-compiled": True, "planned-compiled-again": True, "planned-float8": True}
 """Side → whether its layers are compiled."""
-SIDES = ("trainer", "accelerate", "padded", "packed", "compiled", *PLANNED)
+SIDES = ("trainer", "accelerate", "lightning", "padded", "packed", "compiled", *PLANNED)
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
 NUM_STEPS, NUM_WARM = 24, 6
@@ -134,7 +134,8 @@ def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Name
     if side in PLANNED:
         made = _planned(side, make_plan(name, side, ids, options), name, ids, profiles=options.profile)
     else:
-        made = {"trainer": _trainer, "accelerate": _accelerate}.get(side, _stepper)(side, name, ids, cap)
+        peers = {"trainer": _trainer, "accelerate": _accelerate, "lightning": _lightning}
+        made = peers.get(side, _stepper)(side, name, ids, cap)
     stats = torch.cuda.memory_stats()
     clock = made.pop("clock")
     return {
@@ -386,6 +387,12 @@ def _trainer(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
         tried, accumulate = found, max(1, round(BATCH / found))
         found = train(tried, accumulate, NUM_STEPS)
     return {"clock": ticks.clock, "micro_batch": found, "accumulate": accumulate, "search_s": search_s}
+
+
+def _lightning(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
+    import lightning_loop
+
+    return lightning_loop.train(side, name, ids, cap)
 
 
 def _accelerate(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:

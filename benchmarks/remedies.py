@@ -133,6 +133,13 @@ def predict(remedy: Remedy, dataset: str, options: Options, kept: Data) -> Data:
         found = vramfit.estimate(options.model, **keywords, seq=seq)
         return {"reserved_bytes": found.peak_reserved_bytes, "step_s": found.step_time_s, "seq": seq}
     keywords |= {"checkpointing": "full"} if settings.get("offload") == "weights" else {}
+    if remedy.num_gpus > 1:
+        shares = {
+            "num_gpus": remedy.num_gpus,
+            "parallel": "ddp",
+            "micro_batch": keywords["micro_batch"] // remedy.num_gpus,
+        }
+        keywords |= shares
     memory = third or ROOM
     plan = vramfit.plan(options.model, **keywords, seq=data.longest, lengths=list(data.train.lengths), memory=memory)
     w = plan.workload

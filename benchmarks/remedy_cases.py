@@ -60,6 +60,8 @@ class Remedy:
     """Keywords of a loop written by hand, instead of `vramfit train`."""
     planned: bool = False
     """Nothing is given but a third of the memory."""
+    num_gpus: int = 1
+    """GPUs that share each batch; with several, only what each takes is predicted."""
 
 
 SAME, FEWER, OTHER = "same maths", "fewer bits", "different training"
@@ -70,6 +72,7 @@ REMEDIES = (
     Remedy(name="accumulation, 8 passes", kind=SAME, settings={"passes": 8}, datasets=TEXTS),
     Remedy(name="checkpointing", kind=SAME, settings={"checkpointing": "full"}, datasets=TEXTS),
     Remedy(name="fused AdamW", kind=SAME, settings={"optimizer": "adamw-fused"}),
+    Remedy(name="data parallel, 2 GPUs", kind=SAME, datasets=TEXTS, num_gpus=2),
     Remedy(name="optimizer in host memory", kind=SAME, settings={"offload": "optimizer", "optimizer": "adamw-fused"}),
     Remedy(name="weights in host memory", kind=SAME, settings={"offload": "weights", "optimizer": "adamw-fused"}),
     Remedy(name="autocast bf16", kind=FEWER, settings={"precision": "amp-bf16"}, datasets=EVERYWHERE),
@@ -129,7 +132,7 @@ def cases(options: Options) -> list[tuple[Remedy, str, int]]:
         for seed in options.seeds
         for dataset in DATASETS
         for remedy in REMEDIES
-        if dataset in remedy.datasets
+        if dataset in remedy.datasets and remedy.num_gpus == 1
     ]
 
 

@@ -75,8 +75,8 @@ def _introduction(lines: list[dict[str, Any]]) -> list[str]:
             f"accuracy or no more than the seeds differ, and takes less than {SLOW:g} times as long.",
         ),
         paragraph(
-            "Not in the tables: data parallelism, which needs several GPUs. It splits the batch among them; weights,",
-            "gradients and optimizer state stay whole on each, so it saves what a smaller batch saves.",
+            "Data parallelism splits the batch among GPUs; weights, gradients and optimizer state stay whole on each,",
+            "so it saves what a smaller batch saves. What each of two GPUs takes is predicted; it was not run.",
         ),
         paragraph(*where) if where else "Not measured yet: columns that need a GPU show –.",
         "Made by `benchmarks/remedies.py`.",

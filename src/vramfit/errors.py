@@ -199,11 +199,23 @@ class MissingExtra(VramfitError, ImportError):
         )
 
 
-def nearest_names(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
+NEAR = 0.45
+"""How like a name must be to be taken for what was meant: `tinybert` is to bert-tiny, `gpt2` to no encoder."""
+
+
+def nearest_names(name: str, known: Iterable[str], count: int = 3, *, least: float = 0.0) -> tuple[str, ...]:
     """The `count` known names most like `name`, best first; whole parts (`large`, `4090`) weigh most.
+
+    Args:
+        name: what was asked for.
+        known: what there is.
+        count: names wanted.
+        least: likeness that a name must have to be given; `NEAR` leaves out what was not meant.
 
     >>> nearest_names("bert-bas-uncased", ["bert-base-uncased", "roberta-large", "bert-base-cased"], 2)
     ('bert-base-uncased', 'bert-base-cased')
+    >>> nearest_names("gpt2", ["bert-base-uncased", "roberta-large"], least=NEAR)
+    ()
     """
     wanted = name.lower()
     parts = set(_parts(wanted))
@@ -215,7 +227,9 @@ def nearest_names(name: str, known: Iterable[str], count: int = 3) -> tuple[str,
         inside = len(short) / len(long) if short and short in long else 0.0
         return SequenceMatcher(None, wanted, other).ratio() + shared + inside
 
-    return tuple(sorted(known, key=lambda candidate: (-likeness(candidate), candidate))[:count])
+    like = {candidate: likeness(candidate) for candidate in known}
+    alike = (candidate for candidate in like if like[candidate] >= least)
+    return tuple(sorted(alike, key=lambda candidate: (-like[candidate], candidate))[:count])
 
 
 def _parts(name: str) -> list[str]:

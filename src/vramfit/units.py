@@ -1,4 +1,4 @@
-"""Byte counts as people write them: `"11.17GiB"`, `"16 GB"`, `800MiB` → int, and back."""
+"""Byte counts as people write them: `"11.17GiB"`, `"16 GB"`, `800MiB` → int, and back; other counts with their noun."""
 
 import re
 from decimal import Decimal
@@ -96,3 +96,13 @@ def format_bytes(num_bytes: int, *, digits: int = 2) -> str:
         if size >= factor:
             return f"{sign}{size / factor:.{digits}f} {unit}"
     return f"{sign}{size} B"
+
+
+def counted(count: float, noun: str) -> str:
+    """A count with its noun, which takes an s for more than one.
+
+    >>> counted(1, "epoch"), counted(2.5, "epoch"), counted(1200, "sample")
+    ('1 epoch', '2.5 epochs', '1,200 samples')
+    """
+    shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{shown} {noun}" + ("" if count == 1 else "s")

@@ -19,6 +19,7 @@ from vramfit.runtime import calibration as measuring
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose GPU measures as the sample says, with a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("vramfit.devices.driver.has_driver", lambda: True)
     monkeypatch.setattr(measuring, "calibrate", calibration)
     return tmp_path / "cache" / "vramfit" / "calibration"
 
@@ -28,7 +29,7 @@ def test_without_a_gpu_it_is_one_line_and_what_to_do() -> None:
     assert done.code == 1
     assert done.out == ""
     first, second = done.err.strip().splitlines()
-    assert first.startswith("Error: no CUDA device to calibrate")
+    assert first.startswith("Error: no CUDA device")
     assert second.startswith("  → ")
 
 

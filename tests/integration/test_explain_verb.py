@@ -27,6 +27,20 @@ def test_a_file_with_a_model_gives_the_plan_as_json(tmp_path: Path) -> None:
     assert said.plan.workload.batch == 64
 
 
+def test_the_message_itself_is_explained() -> None:
+    done = vramfit("explain", OLD)
+    assert (done.code, done.err) == (0, "")
+    assert "10.90 GiB" in done.out
+
+
+def test_words_that_are_no_file_and_no_message_say_so(tmp_path: Path) -> None:
+    (tmp_path / "my train.log").write_text(OLD)
+    assert vramfit("explain", str(tmp_path / "my train.log")).code == 0
+    done = vramfit("explain", str(tmp_path / "my other.log"))
+    assert done.code == 1
+    assert "no out-of-memory message" in done.err
+
+
 def test_bad_input_is_two_lines(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(bytes(range(256)) * 1000)
     for arguments, code, words in (

@@ -10,7 +10,7 @@ DriverEvent = Literal["model_loaded", "cublas_loaded"]
 the GPU; a cuBLAS handle, one for each thread that multiplies matrices, before its workspace is requested."""
 DRIVER_EVENTS: tuple[DriverEvent, ...] = get_args(DriverEvent)
 
-_BASE_ADDRESS = 32 * TIB  # anywhere: only the order of addresses matters
+_BASE_ADDRESS = 2**62  # anywhere: only the order of addresses matters, and those below must do for any batch
 
 
 class Placement(Protocol):

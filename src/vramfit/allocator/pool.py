@@ -56,11 +56,12 @@ class Pool:
     __slots__ = (
         "always_splits",
         "blocks",
+        "grows",
+        "has_limit",
         "keys",
         "max_rounding_bytes",
         "max_split_bytes",
         "min_rest_bytes",
-        "needs_choice",
         "num_searches",
         "small",
         "stream",
@@ -80,7 +81,8 @@ class Pool:
         always_split = small or options.expandable_segments  # whatever `max_split_size` says
         self.always_splits = always_split
         self.min_rest_bytes = MIN_BLOCK_BYTES if always_split else SMALL_REQUEST_BYTES + 1
-        self.needs_choice = options.expandable_segments or options.max_split_size_bytes is not None
+        self.grows = options.expandable_segments
+        self.has_limit = options.max_split_size_bytes is not None
 
     def take(self, size: int) -> Block | None:
         """Remove and return the best fit for `size` bytes, if there is one (`get_free_block`)."""
@@ -89,10 +91,12 @@ class Pool:
         i = bisect_left(keys, size << ADDRESS_BITS)
         if i == len(keys):
             return None
-        if self.needs_choice:
-            i = self._stretch(i)
-            if not self._may_serve(self.blocks[keys[i]].size, size):
-                return None
+        if self.grows:
+            after = self.blocks[keys[i]].next
+            if after is not None and not after.is_mapped:
+                i = self._stretch(i)
+        if self.has_limit and not self._may_serve(self.blocks[keys[i]].size, size):
+            return None
         return self.blocks.pop(keys.pop(i))
 
     def insert(self, block: Block) -> None:
@@ -126,7 +130,10 @@ class Pool:
         return [self.blocks[key] for key in self.keys]
 
     def _stretch(self, i: int) -> int:
-        """A block that can grow counts with what it can grow to: a larger fixed one may fit better."""
+        """A block that can grow counts with what it can grow to: a larger fixed one may fit better.
+
+        One that cannot is the best fit already.
+        """
         reach = _reach(self.blocks[self.keys[i]])
         while i + 1 < len(self.keys):
             next_reach = _reach(self.blocks[self.keys[i + 1]])

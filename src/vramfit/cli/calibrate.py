@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vramfit.cli.first_look import look_at_driver
 from vramfit.cli.terminal import Json, console, print_json, table
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def run(
 
     Estimates for a GPU of this name use the profile for their step times from then on; memory is not touched by it.
     """
+    look_at_driver("run it on a machine with an NVIDIA GPU; without it, estimates use the catalogue's rates")
     calibration = _calibrate()
     from vramfit.timing.profile import save_profile
 

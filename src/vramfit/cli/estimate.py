@@ -31,7 +31,7 @@ def run(
 ) -> None:
     """Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.
 
-    Several batches or lengths give a table. Leaves with 0 when it fits, 3 when it does not.
+    Several batches or lengths give a table. Leaves with 0 when it fits, 3 when it does not; a table: when nothing does.
     """
     options.check()
     cells = options.cells()

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
@@ -53,6 +54,9 @@ def run(
 ) -> None:
     """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out."""
     check_precision(precision)
+    look_at_gpu(gpu)
+    look_at_model(model)
+    look_at_file(data)
     with console(stderr=True).status("Reading …"):
         from vramfit.runtime.data.metrics import make_metrics
         from vramfit.runtime.data.source import DataSource

@@ -1,5 +1,6 @@
 """`vramfit explain`: an out-of-memory message from a log, in plain words, and the plan that fits."""
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from vramfit.cli.first_look import is_path
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import VramfitError
@@ -22,7 +24,10 @@ DOES_NOT_FIT = 3
 def run(
     options: WorkloadOptions,
     log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A log, or - for standard input, which is also the default.")
+        str,
+        typer.Argument(
+            metavar="LOG", help="A log, the message itself in quotes, or - for standard input, also the default."
+        ),
     ] = "-",
     model: Annotated[
         str | None,
@@ -63,11 +68,13 @@ def _explain(stream: IO[str], model: str | None, keywords: dict[str, object]) ->
 
 @contextmanager
 def _opened(log: str) -> Iterator[IO[str]]:
-    """The log as text, whatever bytes are in it."""
+    """The log as text, whatever bytes are in it; words that name no file are the message itself."""
     try:
         if log == "-":
             with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as stream:
                 yield stream
+        elif len(log.split()) > 1 and not is_path(log):
+            yield io.StringIO(log)
         else:
             with open(log, encoding="utf-8", errors="replace") as stream:
                 yield stream

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.first_look import is_path, look_at_driver
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.models.catalogue import find_entry
 
 if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate
@@ -32,6 +34,8 @@ def run(
     the tolerance.
     """
     keywords = options.keywords()
+    if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told
+        look_at_driver("run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one")
     measurement = _measure(options.model, keywords, steps)
     predicted = _predict(options.model, keywords, measurement)
     from vramfit.records.measurement import compare
@@ -57,7 +61,7 @@ def _measure(model: str, keywords: dict[str, Any], steps: int) -> "Measurement":
         from vramfit.models.resolve import resolve
         from vramfit.runtime.measurement import measure
 
-        resolve(model, task=workload.task, num_labels=workload.num_labels)  # a wrong name needs no GPU to be told
+        resolve(model, task=workload.task, num_labels=workload.num_labels)
         return measure(workload, num_steps=steps)
 
 

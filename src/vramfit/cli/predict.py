@@ -26,6 +26,7 @@ from vramfit.cli.evaluate import (
     check_precision,
     say_what_was_cut,
 )
+from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.terminal import console
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
@@ -57,6 +58,9 @@ def run(
     Leaves with 0, 1 for an error, 3 when not even one sample fits.
     """
     check_precision(precision)
+    look_at_gpu(gpu)
+    look_at_model(model)
+    look_at_file(data)
     if output is not None:
         _check_output(Path(output), data)
     with console(stderr=True).status("Reading …"):

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from vramfit.cli.evaluate import GPUName, Memory, Model, PrecisionName, Seq, Trust
+from vramfit.cli.first_look import look_at_gpu, look_at_model
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import MissingExtra
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 
 EXAMPLE = "vramfit serve my-model --memory 2GiB --precision bf16"
 PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True}
@@ -57,6 +58,8 @@ def run(
     """
     from vramfit.serve.settings import ServeSettings
 
+    look_at_gpu(gpu)
+    look_at_model(model)
     devices = parse_names(device)
     settings = ServeSettings(
         model=model,
@@ -92,7 +95,9 @@ def run(
             console().print(f"{model} ({one.task}) is at {url}invocations  (Ctrl-C ends it)", **PLAIN)
             share = f", {format_bytes(one.budget_bytes)} each" if one.budget_bytes is not None else ""
             where = ", ".join(w.device for w in started)
-            console().print(f"  {len(started)} worker(s) on {where}{share}; {one.max_tokens:,} tokens a batch", **PLAIN)
+            console().print(
+                f"  {counted(len(started), 'worker')} on {where}{share}; {one.max_tokens:,} tokens a batch", **PLAIN
+            )
         sys.stdout.flush()
 
     if not json:

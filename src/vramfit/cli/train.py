@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.first_look import look_at_data, look_at_gpu, look_at_model
 from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
@@ -15,6 +16,7 @@ from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
     from vramfit.runtime.training.events import Event
+    from vramfit.runtime.training.request import TrainRequest
 
 EXAMPLE = "vramfit train reviews.csv --model bert-base-uncased --eval-data dev.csv --output my-model --memory 8GiB"
 SHOWN_EVERY_S = 10.0
@@ -137,6 +139,7 @@ def _train(given: dict[str, Any], *, text_column: str | None, json: bool) -> Non
     from vramfit.runtime.training.request import TrainRequest
 
     request = TrainRequest(**given)
+    _look(request)
     display = Display()
     try:
         with stop_request(resumes=resume) as stop, loading():
@@ -159,6 +162,18 @@ def _train(given: dict[str, Any], *, text_column: str | None, json: bool) -> Non
     from vramfit.report.run import render_run
 
     console().print(render_run(record))
+
+
+def _look(request: "TrainRequest") -> None:
+    """Say what is wrong with names, files and columns before torch is imported."""
+    from vramfit.runtime.data.source import DataSource
+
+    look_at_gpu(request.gpu)
+    look_at_model(request.model)
+    for path in (request.data, request.eval_data):
+        if path is not None:
+            columns = {"text_columns": request.text_columns, "label_column": request.label_column}
+            look_at_data(DataSource(path=path, task=request.task, **columns))  # type: ignore[arg-type]
 
 
 def _resume_command() -> str:

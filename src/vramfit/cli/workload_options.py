@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from vramfit.cli.first_look import look_at_gpu, look_at_model
 from vramfit.workload import CHOICES, MAX_COUNT, Workload
 
 MAX_CELLS = 64
@@ -118,6 +119,7 @@ class WorkloadOptions:
         cells = self.cells()
         if len(cells) > 1:
             raise typer.BadParameter("this verb takes one batch and one length, not a list")
+        self._look()
         return cells[0]
 
     def cells(self) -> list[dict[str, Any]]:
@@ -136,6 +138,13 @@ class WorkloadOptions:
         """Raise for what is wrong in itself, before anything heavy is loaded."""
         for keywords in self.cells():
             Workload.from_keywords(model=self.model, **{k: v for k, v in keywords.items() if k != "trust_remote_code"})
+        self._look()
+
+    def _look(self) -> None:
+        """Raise for names and lengths that nothing has, which torch is not needed to tell."""
+        look_at_gpu(self.gpu)
+        if self.model:
+            look_at_model(self.model, parse_counts(self.seq, "--seq"))
 
     def _given(self) -> dict[str, Any]:
         """What was given, but for the model, batch and length, in the types that the workload takes."""

@@ -94,6 +94,9 @@ UPPER = frozenset(
 UPPER_DTYPE = frozenset(["prod", "cumprod", "cumsum", "sum", "softmax", "log_softmax", "vector_norm", "matrix_norm"])
 """Operators that get `dtype=float32` unless the caller says one."""
 
+CAST = LOWER | UPPER | UPPER_DTYPE
+"""Operators whose arguments autocast may change."""
+
 
 class Autocast:
     """The state of autocast: whether it is on, the lower precision, and the copies of weights it keeps, if it does."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
-from vramfit.cuda.autocast import HALF, Autocast
+from vramfit.cuda.autocast import CAST, HALF, Autocast
 from vramfit.cuda.profile import CudaProfile
 from vramfit.cuda.sdpa import attention
 
@@ -32,11 +32,15 @@ class Dialect(TorchFunctionMode):
             torch.Tensor.backward: self._backward,
         }
         self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
+        self._same: set[Any] = set()
+        """Functions that CUDA has no other way with, `x.shape` among them: most of what is heard."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in self._same:
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if self.autocast.enabled:
             args, kwargs = self.autocast.cast(name, args, kwargs)
@@ -46,6 +50,8 @@ class Dialect(TorchFunctionMode):
         named = self._named.get(name)
         if named is not None:
             return named(name, *args, **kwargs)
+        if name not in CAST:
+            self._same.add(func)
         return func(*args, **kwargs)
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:

@@ -2,18 +2,17 @@
 
 Layers that are alike do the same, so that models of one and of two layers show what any number of them does. Whether
 they are alike is not guessed: at the length that was traced in full, the work must come out the same, call by call.
+From there on a model of one layer will do, as long as it calls at another length what it calls at this one, as often.
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from vramfit.errors import VramfitError
+from vramfit.estimator.shallow import num_layers_of, with_few_layers
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.models.resolve import ResolvedModel
 from vramfit.records.work import Phase
-from vramfit.trace.run import trace
 from vramfit.trace.template import StreamTemplate
 from vramfit.trace.work import StretchTemplate, WorkTemplate
 
@@ -21,6 +20,7 @@ WORTHWHILE_LAYERS = 10
 """With fewer, one trace of the whole model is as quick as two of shallow ones."""
 PASSES = ("steady.micro0", "steady.micro1")
 Calls = list[tuple[WorkTemplate, Phase, int]]
+Passes = dict[str, list[StretchTemplate]]
 
 
 class WorkByLength:
@@ -34,7 +34,9 @@ class WorkByLength:
     def __init__(self, traced: TracedWorkload, batch: int) -> None:
         self._traced = traced
         self._batch = batch
-        self._layers_add_up: bool | None = None
+        self._first: Passes | None = None
+        """Of one layer, at the full length; None where layers do not add up."""
+        self._is_checked = False
         self._made: dict[int, StreamTemplate] = {}
 
     def template(self, seq: int) -> StreamTemplate:
@@ -50,11 +52,17 @@ class WorkByLength:
         if seq == full:
             return None
         whole = self._traced.template(self._batch)
-        if self._layers_add_up is None:
-            made = self._make(full) if self._is_worthwhile(whole) else None
-            self._layers_add_up = made is not None and all(_same(made[name], whole.work[name]) for name in PASSES)
-        work = self._make(seq) if self._layers_add_up else None
+        if not self._is_checked:
+            self._first, self._is_checked = self._check(full, whole), True
+        work = None if self._first is None else self._make(seq, self._first, whole)
         return None if work is None else replace(whole, segments={}, origins=[], work={**whole.work, **work})
+
+    def _check(self, full: int, whole: StreamTemplate) -> Passes | None:
+        """The work of one layer, where the whole model's follows from it and from that of two."""
+        one = self._shallow(full, 1) if self._is_worthwhile(whole) else None
+        made = None if one is None else self._deepened(full, one)
+        adds_up = made is not None and all(_same(made[name], whole.work[name]) for name in PASSES)
+        return one if adds_up else None
 
     def _is_worthwhile(self, whole: StreamTemplate) -> bool:
         workload, resolved = self._traced.workload, self._traced.resolved
@@ -64,31 +72,31 @@ class WorkByLength:
         kinds = set(getattr(resolved.config, "layer_types", None) or ())
         if some_layers or len(kinds) > 1 or not all(name in whole.work for name in PASSES):
             return False
-        return _num_layers(resolved) >= WORTHWHILE_LAYERS
+        return num_layers_of(resolved) >= WORTHWHILE_LAYERS
 
-    def _make(self, seq: int) -> dict[str, list[StretchTemplate]] | None:
-        try:
-            one, two = (self._trace(seq, num_layers).work for num_layers in (1, 2))
-        except (VramfitError, AttributeError):
+    def _make(self, seq: int, first: Passes, whole: StreamTemplate) -> Passes | None:
+        one = self._shallow(seq, 1)
+        if one is None:
             return None
-        num_more = _num_layers(self._traced.resolved) - 2
+        if all(_called_alike(one[name], first[name]) for name in PASSES):
+            return {name: _as_often(one[name], whole.work[name]) for name in PASSES}
+        return self._deepened(seq, one)
+
+    def _deepened(self, seq: int, one: Passes) -> Passes | None:
+        """The work of the whole model, from that of one layer and of two."""
+        two = self._shallow(seq, 2)
+        if two is None:
+            return None
+        num_more = num_layers_of(self._traced.resolved) - 2
         made = {name: _deepen(one[name], two[name], num_more) for name in PASSES}
         return None if None in made.values() else made  # type: ignore[return-value]
 
-    def _trace(self, seq: int, num_layers: int) -> StreamTemplate:
-        traced = self._traced
-        config = copy.deepcopy(traced.resolved.config)
-        config.num_hidden_layers = num_layers
-        return trace(
-            replace(traced.resolved, config=config),
-            replace(traced.workload, seq=seq),
-            traced.profile,
-            num_sequences=traced.num_sequences,
-        )
-
-
-def _num_layers(resolved: ResolvedModel) -> int:
-    return getattr(resolved.config, "num_hidden_layers", None) or 0
+    def _shallow(self, seq: int, num_layers: int) -> Passes | None:
+        try:
+            traced = replace(self._traced, workload=replace(self._traced.workload, seq=seq))
+            return with_few_layers(traced, num_layers).trace(None).work
+        except (VramfitError, AttributeError):
+            return None
 
 
 def _calls(stretch: StretchTemplate) -> Calls:
@@ -118,6 +126,30 @@ def _deepen(one: list[StretchTemplate], two: list[StretchTemplate], num_more: in
         deep.waits = b.waits
         nums = (b_num + num_more * (b_num - a_num) for _, a_num, b_num in _pairs(left, right))
         deep.calls = {(work, phase): num for (work, phase, _), num in zip(right, nums, strict=True)}
+        made.append(deep)
+    return made
+
+
+def _called_alike(left: list[StretchTemplate], right: list[StretchTemplate]) -> bool:
+    """Whether stretches call the same operators as often and in the same order, on tensors of whatever size."""
+    return [(s.waits, _kinds(s)) for s in left] == [(s.waits, _kinds(s)) for s in right]
+
+
+def _kinds(stretch: StretchTemplate) -> list[tuple[Any, ...]]:
+    """Calls by all but sizes; views by no name, since a part may happen to be the whole."""
+    return [
+        ("" if work.kind == "none" else work.operator, work.kind, work.dtype, work.num_launches, phase, num)
+        for work, phase, num in _calls(stretch)
+    ]
+
+
+def _as_often(stretches: list[StretchTemplate], whole: list[StretchTemplate]) -> list[StretchTemplate]:
+    """Calls of one layer, as often as the whole model makes them."""
+    made = []
+    for one, all_of_them in zip(stretches, whole, strict=True):
+        deep = StretchTemplate()
+        deep.waits = one.waits
+        deep.calls = dict(zip(one.calls, all_of_them.calls.values(), strict=True))
         made.append(deep)
     return made
 

@@ -7,15 +7,26 @@ transformers hold; and a collection in the middle of a trace would decide when s
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+
+_lock = Lock()
+_num_inside = 0
+_was_enabled = True
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection inside; afterwards as before."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    """No collection inside; when the last one is out, in whatever thread, it is as before the first."""
+    global _num_inside, _was_enabled
+    with _lock:
+        if not _num_inside:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _num_inside += 1
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _lock:
+            _num_inside -= 1
+            if not _num_inside and _was_enabled:
+                gc.enable()

@@ -14,7 +14,7 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import fails
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 from vramfit.workload import MAX_COUNT, SIZE_HINT
 
 MAX_MICRO_BATCH = 2**20
@@ -114,8 +114,9 @@ class _Search:
         num_requests = sum(1 for event in stream.events[: failure.index + 1] if event > 0)
         origin = stream.origins[stream.request_origins[num_requests - 1]]
         where = f"{origin.operator} in {origin.module}" if origin.module else origin.operator
+        runs = "runs" if micro_batch == 1 else "run"
         return (
-            f"{micro_batch} samples a forward pass run out in {origin.part} ({where}): "
+            f"{counted(micro_batch, 'sample')} a forward pass {runs} out in {origin.part} ({where}): "
             f"{format_bytes(failure.requested_bytes)} more, with {format_bytes(failure.allocated_bytes)} of "
             f"{format_bytes(self._capacity_bytes)} in use"
         )

@@ -50,7 +50,7 @@ class TracedWorkload:
     def template(self, micro_batch: int) -> StreamTemplate:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
         if self.workload.lengths is not None:
-            return self._trace(micro_batch)
+            return self.trace(micro_batch)
         if micro_batch == 1:
             return self._kept_trace(1)
         try:
@@ -61,17 +61,22 @@ class TracedWorkload:
 
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
-            return self._trace(batch)
-        traced = (self.profile, batch, self._traced_alike(), self.num_resident, self.rooms)
+            return self.trace(batch)
+        traced = (*self._dialect(), batch, self._traced_alike(), self.num_resident, self.rooms)
         key = (self.resolved.config.to_json_string(), *traced)
         packed = (self.num_sequences, self.workload.accumulate) if self.workload.attention == "packed" else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
-            template = self._trace(batch)
+            template = self.trace(batch)
         _kept[(*key, *packed)] = template
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
-        return template
+        return template if template.profile == self.profile else replace(template, profile=self.profile)
+
+    def _dialect(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What of a GPU and a torch release decides which operators run; how many multiprocessors there are only
+        decides what single kernels ask for, which is filled in with the batch."""
+        return self.profile.compute_capability, self.profile.torch_version
 
     def _traced_alike(self) -> Workload:
         """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
@@ -89,7 +94,8 @@ class TracedWorkload:
             num_nodes=1,
         )
 
-    def _trace(self, batch: int | None) -> StreamTemplate:
+    def trace(self, batch: int | None) -> StreamTemplate:
+        """A trace of its own: for every micro-batch from 2 on, or for the one given."""
         return trace(
             self.resolved,
             self.workload,

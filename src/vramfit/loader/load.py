@@ -95,18 +95,19 @@ def load_request(
     request: LoadRequest, *, progress: Progress | None = None, scan: bool = False
 ) -> "tuple[torch.nn.Module, LoadReport]":
     """`load` for a request that has been checked; `scan` also looks for NaN and infinite weights."""
-    started = time.perf_counter()
     import torch
 
     from vramfit.loader.gauge import Gauge
     from vramfit.loader.host import ran_out
     from vramfit.loader.making import make_model
-    from vramfit.loader.origin import find_origin
+    from vramfit.loader.origin import find_model, find_origin
     from vramfit.techniques import quantization
 
     device = _device(request.device)
     quantization.check(request.workload.quantize, request.workload.precision, device)
-    origin = find_origin(request, scan=scan)
+    resolved = find_model(request)
+    started = time.perf_counter()  # to import torch and the model's code takes longer than most checkpoints
+    origin = find_origin(request, resolved, scan=scan)
     gauge = Gauge(device)
     try:
         loaded = make_model(request, origin, device, progress=progress or _nobody, sample=gauge.sample)

@@ -14,7 +14,6 @@ from vramfit.loader.origin import Origin
 from vramfit.loader.request import LoadRequest
 from vramfit.loader.tensors import CheckpointTensors
 from vramfit.loader.transfer import ToHost, make_transfer
-from vramfit.loader.undrawn import undrawn
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.techniques import offloading, precision, quantization
@@ -56,8 +55,7 @@ def make_model(
         NoPlanFits: the weights do not fit the device, or what the host holds of them not the host.
         CheckpointError: a file changed while it was read.
     """
-    with undrawn():
-        model = build_meta(origin.resolved, attention=request.workload.attention)
+    model = build_meta(origin.resolved, attention=request.workload.attention)
     num_resident = resident_layers(request, model, device)
     check_host(model, request.workload, origin.inspection, device, num_resident)
     names = tuple(model.state_dict())

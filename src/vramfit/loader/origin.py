@@ -6,7 +6,6 @@ from pathlib import Path
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.loader.request import LoadRequest
-from vramfit.loader.undrawn import undrawn
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel, resolve
 
@@ -23,15 +22,24 @@ class Origin:
     inspection: Inspection | None
 
 
-def find_origin(request: LoadRequest, *, scan: bool = False) -> Origin:
-    """The model asked for, with its checkpoint inspected.
+def find_model(request: LoadRequest) -> ResolvedModel:
+    """The model asked for; imports the code of its class.
+
+    Raises:
+        CheckpointError, UnknownModel, WorkloadError: as `models.resolve` raises them.
+    """
+    w = request.workload
+    return resolve(request.model, task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code)
+
+
+def find_origin(request: LoadRequest, resolved: ResolvedModel, *, scan: bool = False) -> Origin:
+    """A model with its checkpoint inspected.
 
     Raises:
         CheckpointError: no weights, damaged ones, or ones that do not belong to the model; carries everything fatal.
-        UnknownModel, WorkloadError: as `models.resolve` raises them.
+        WorkloadError: nothing that has weights.
     """
     w = request.workload
-    resolved = resolve(request.model, task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code)
     if resolved.module is not None:
         raise WorkloadError([f"{type(resolved.module).__name__} is a model already; load takes a folder or a name"])
     if request.random_weights:
@@ -43,8 +51,7 @@ def find_origin(request: LoadRequest, *, scan: bool = False) -> Origin:
         resolved = resolve(
             str(folder), task=w.task, num_labels=w.num_labels, trust_remote_code=request.trust_remote_code
         )
-    with undrawn():
-        inspection = inspect_checkpoint(resolved, scan=scan, num_labels=w.num_labels)
+    inspection = inspect_checkpoint(resolved, scan=scan, num_labels=w.num_labels)
     _refuse(inspection)
     return Origin(resolved, inspection)
 

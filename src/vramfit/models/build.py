@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
+from vramfit.models.undrawn import undrawn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +16,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     """The model with every parameter and buffer on the meta device, in fp32, ready to train.
 
     It is `model_class(config)` under `torch.device("meta")`: transformers sees the device and skips its
-    weight initialisation, so nothing has to be patched (BERT-large takes about 0.03 s). A module that was
+    weight initialisation, and `undrawn` has torch skip its own (BERT-large takes about 0.015 s). A module that was
     given is copied instead, with its own dtypes, frozen parameters and training mode.
 
     Args:
@@ -35,7 +36,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
     try:
-        with torch.device("meta"):
+        with undrawn(), torch.device("meta"):
             model: nn.Module = resolved.model_class(config)
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vramfit.errors import UnknownModel, nearest_names
+from vramfit.errors import NEAR, UnknownModel, nearest_names
 
 _HERE = Path(__file__).parent
 
@@ -91,17 +91,17 @@ def find_entry(name: str) -> CatalogueEntry | None:
 
 
 def unknown_model(name: str, *, because: str = "") -> UnknownModel:
-    """The error for a name that means nothing: one line, with the three nearest catalogue names.
+    """The error for a name that means nothing: one line, with the nearest catalogue names, three at most.
 
     Args:
         name: what was asked for.
         because: why nothing else was found either, e.g. "the hub has no such repository".
     """
     shown = name if len(name) <= 80 else f"{name[:77]}..."
-    nearest = nearest_names(shown, model_names())
+    nearest = nearest_names(shown, model_names(), least=NEAR)
     reason = f" ({because})" if because else ""
     return UnknownModel(
-        f"unknown model {shown!r}{reason}; nearest: {', '.join(nearest)}",
+        f"unknown model {shown!r}{reason}" + (f"; nearest: {', '.join(nearest)}" if nearest else ""),
         nearest=nearest,
         hint="give a catalogue name (`vramfit models` lists them), a hub id, or a folder with config.json",
     )

@@ -10,6 +10,7 @@ from vramfit.estimator.by_length import WorkByLength
 from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.shallow import least_peaks
 from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
@@ -71,6 +72,7 @@ class Bench:
         self._shapes: dict[Recipe, Shapes] = {}
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
         self._safe: dict[tuple[Recipe, int], int] = {}
+        self._least: dict[tuple[Recipe, int, int], dict[str, int]] = {}
         self._traced: dict[tuple[Recipe, int], TracedWorkload] = {}
         self._by_length: dict[Recipe, WorkByLength] = {}
 
@@ -126,16 +128,29 @@ class Bench:
         return self.full_samples or self.share if recipe.attention == "packed" else self.share
 
     def floor_bytes(self, recipe: Recipe) -> int:
-        """What is held at least, whatever the split and the checkpointing: known without a trace."""
+        """What is held at least, whatever the split and the checkpointing: known without a trace, or by a short one."""
         precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
         shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None, offload=None)
         shaped = replace(shaped, compile=False)
         if shaped not in self._shapes:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
+        if recipe.offload == "weights":
+            return self._least_peaks(recipe, 1, ANY_BATCH if self.share > 1 else 1).get("optimizer", 0)
         if recipe.offload is not None:
-            return self._shapes[shaped].weight_bytes if recipe.offload == "optimizer" else 0
+            return self._shapes[shaped].weight_bytes
         num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
         return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
+
+    def least_bytes(self, recipe: Recipe, micro_batch: int) -> int:
+        """What is asked for at least at a micro-batch, by a short trace; 0 where that says nothing."""
+        return max(self._least_peaks(recipe, micro_batch, micro_batch).values(), default=0)
+
+    def _least_peaks(self, recipe: Recipe, micro_batch: int, traced_at: int) -> dict[str, int]:
+        key = (recipe, micro_batch, traced_at)
+        if key not in self._least:
+            traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
+            self._least[key] = least_peaks(traced, micro_batch, traced_at)
+        return self._least[key]
 
     def fits_host(self, recipe: Recipe) -> bool:
         """Whether what waits in host memory is within what was given for it."""
@@ -227,6 +242,10 @@ class Bench:
         if recipe not in self._by_length:
             self._by_length[recipe] = WorkByLength(self.traced(recipe, PROBED_PASSES), ANY_BATCH)
         return self._by_length[recipe]
+
+    def knows_work_by_length(self, recipe: Recipe) -> bool:
+        """Whether shorter passes of a recipe have been looked at."""
+        return recipe in self._by_length
 
     def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:
         """Seconds of a step on the GPU; on a usual one where its rates are not known."""

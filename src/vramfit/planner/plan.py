@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
@@ -122,16 +123,25 @@ def _margins(bench: Bench, sampled: Lengths | None, *, packs: bool = False, comp
 
 
 def find(bench: Bench, sampled: Lengths | None) -> Found | None:
-    """The fastest choice of the mildest training that fits, predicted in full."""
+    """The fastest choice of the mildest training that fits, predicted in full.
+
+    Something waits in host memory only where nothing fits without that, and weights are rounded only where it must be.
+    """
     for training in trainings(bench.request, bench.num_layers):
-        for waiting in waitings(bench.request, training, able=bench.can_checkpoint):
-            packed = _find_packed(bench, training, waiting, sampled)
-            if packed is not None and not _waits_for_host(packed.estimate):
-                return packed
-            found = _find_with(bench, training, waiting, sampled, packs=False)
-            if found is not None or packed is not None:
-                return _quicker_of(bench, packed, found, sampled)
+        levels = waitings(bench.request, training, able=bench.can_checkpoint)
+        for _, group in groupby(levels, key=lambda w: (w.offload is not None, w.in_16_bits)):
+            found = [f for waiting in group if (f := _find_waiting(bench, training, waiting, sampled)) is not None]
+            if found:
+                return min(found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
     return None
+
+
+def _find_waiting(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
+    """The fastest choice where this waits in host memory, without padding or with it."""
+    packed = _find_packed(bench, training, waiting, sampled)
+    if packed is not None and not _waits_for_host(packed.estimate):
+        return packed
+    return _quicker_of(bench, packed, _find_with(bench, training, waiting, sampled, packs=False), sampled)
 
 
 def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:

@@ -87,12 +87,15 @@ def _why(bench: Bench, keyword: str, why: str) -> str:
 def _why_offload(bench: Bench, chosen: Choice, estimate: Estimate) -> str:
     """Why something waits in host memory, and what that costs."""
     on_device = bench.floor_bytes(replace(chosen.recipe, offload=None))
-    times = estimate.time_breakdown
+    times = estimate.time_breakdown  # of a GPU that is named
+    spent = (
+        f", and of the {chosen.step_time_s:.2g} s of a step copies of layers and gradients take "
+        f"{times.get(COPIES, 0.0):.2g} s and the optimizer {times.get(HOST_STEP, 0.0):.2g} s"
+    )
     return (
         f"nothing fits that stays on the GPU, where weights, gradients and {chosen.recipe.optimizer}'s state alone "
-        f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory, and of the "
-        f"{chosen.step_time_s:.2g} s of a step copies of layers and gradients take "
-        f"{times.get(COPIES, 0.0):.2g} s and the optimizer {times.get(HOST_STEP, 0.0):.2g} s"
+        f"would take {format_bytes(on_device)}; {format_bytes(estimate.host_bytes)} wait in host memory"
+        f"{spent if times else ''}"
     )
 
 
@@ -123,7 +126,7 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         much = f"its state takes {format_bytes(saved)} less" if saved else "its state takes less"
         yield "optimizer", f"{much} than AdamW's" + (", which does not fit" if before is None else "")
     elif recipe.offload is not None:
-        yield "optimizer", "AdamW in one pass over weights and moments, on the cores of the host"
+        yield "optimizer", "what waits comes to the GPU in pieces, where one kernel steps them"
     elif recipe.optimizer == "adamw-fused":
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     if recipe.compile:

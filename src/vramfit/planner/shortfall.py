@@ -77,9 +77,8 @@ def _enough_host_bytes(bench: Bench, limit_bytes: int) -> int | None:
     size = _smallest_size(bench)
     for waiting in waitings(free, training, able=bench.can_checkpoint):
         for recipe in _recipes(bench, free, training, waiting) if waiting.offload else ():
-            settled = _all_layers(bench, recipe)
-            if bench.floor_bytes(recipe) <= limit_bytes and bench.safe_bytes(settled, size) <= limit_bytes:
-                return bench.host_bytes(settled)
+            if _stays_within(bench, recipe, size, limit_bytes):
+                return bench.host_bytes(_all_layers(bench, recipe))
     return None
 
 
@@ -91,7 +90,7 @@ def least(bench: Bench, training: Training) -> tuple[Recipe, int]:
     size = _smallest_size(bench)
     taken: dict[Recipe, float] = {}
     for recipe in sorted(made, key=bench.floor_bytes) if len(made) > 1 else ():
-        if bench.floor_bytes(recipe) <= min(taken.values(), default=inf):
+        if not taken or _may_stay_within(bench, recipe, size, min(taken.values())):
             taken[recipe] = _safe_bytes(bench, recipe, size)
     return _all_layers(bench, min(made, key=lambda r: taken.get(r, inf))), size
 
@@ -139,8 +138,19 @@ def _fits(bench: Bench, training: Training, limit_bytes: int, like: Recipe) -> b
     made = [r for r in made if r.offload == like.offload] or made
     alike = [r for r in made if _class_of(r.precision) == _class_of(like.precision)]
     made = [r for r in alike if r.optimizer == like.optimizer] or alike or made
-    possible = (r for r in made if bench.floor_bytes(r) <= limit_bytes)
-    return any(bench.safe_bytes(_all_layers(bench, r), _smallest_size(bench)) <= limit_bytes for r in possible)
+    return any(_stays_within(bench, r, _smallest_size(bench), limit_bytes) for r in made)
+
+
+def _stays_within(bench: Bench, recipe: Recipe, size: int, limit_bytes: int) -> bool:
+    """Whether a recipe with all layers checkpointed fits; predicted in full only where it may."""
+    may = _may_stay_within(bench, recipe, size, limit_bytes)
+    return may and bench.safe_bytes(_all_layers(bench, recipe), size) <= limit_bytes
+
+
+def _may_stay_within(bench: Bench, recipe: Recipe, size: int, limit_bytes: float) -> bool:
+    if bench.floor_bytes(recipe) > limit_bytes:
+        return False
+    return bench.least_bytes(_all_layers(bench, recipe), size) <= limit_bytes
 
 
 def _cheapest_to_allow(bench: Bench, limit_bytes: int, like: Recipe) -> tuple[str, ...]:

@@ -120,14 +120,25 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
 
 
 def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
-    """What `time_on_lengths` gives at least: passes of full length alone, which take no further trace."""
+    """What `time_on_lengths` gives at least, without further traces.
+
+    Passes of full length take what they take; shorter ones no less than the same ones in which no layer is computed
+    twice, where these were timed before.
+    """
     if choice.recipe.attention == "packed":
         return 0.0
     times, full = PassTimes(bench, choice.recipe), bench.base.seq
+    plain = replace(choice.recipe, checkpointing=None)
+    is_known = choice.recipe.checkpointing is not None and bench.knows_work_by_length(plain)
+    shorter = PassTimes(bench, plain) if is_known else None
     found = []
     for batch in _batches(bench, lengths):
-        passes = group(_as_padded(bench, batch), choice.micro_batch * full)
-        passes_s = sum(times.seconds(num, tokens) for num, tokens in passes if tokens == full)
+        passes_s = 0.0
+        for num, tokens in group(_as_padded(bench, batch), choice.micro_batch * full):
+            if tokens == full:
+                passes_s += times.seconds(num, tokens)
+            elif shorter is not None:
+                passes_s += shorter.seconds(num, tokens)
         found.append(times.rest(choice.micro_batch) + passes_s)
     return mean(found)
 

@@ -49,7 +49,7 @@ class LoadReport:
     num_bytes: int = 0
     """Bytes taken from the files."""
     time_s: float
-    """Seconds from the call to the model."""
+    """Seconds from the first look at the checkpoint to the model; imports are left out."""
     final_device_bytes: int | None = None
     """Allocated on the GPU by the load once it was done; None elsewhere."""
     peak_device_bytes: int | None = None

@@ -58,7 +58,9 @@ class RunRecord:
     final_micro_batch: int
     """Samples of full length in a forward pass at the end: smaller than planned after memory ran out."""
     train_loss: float | None = None
-    """Mean loss of the last batches."""
+    """Mean loss of the last batches, of one epoch at most."""
+    num_loss_batches: int = 0
+    """How many of them."""
     evaluations: tuple[EvaluationResult, ...] = ()
     best_metric: str | None = None
     """The metric that decides which model is kept."""

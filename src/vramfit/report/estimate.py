@@ -13,7 +13,7 @@ from vramfit.records.estimate import HOST_STEP, PHASES, Advice, Estimate
 from vramfit.report.advice import render_advice
 from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
 from vramfit.report.peak import Largest, render_peak
-from vramfit.report.words import NO_BREAK, job, percent, phase_name, size, target
+from vramfit.report.words import NO_BREAK, job, model_name, percent, phase_name, size, target
 from vramfit.units import format_bytes
 
 MAX_WIDTH = 120
@@ -75,7 +75,7 @@ def render_estimate(estimate: Estimate, advice: Sequence[Advice] | None = None) 
 def render_headline(estimate: Estimate, *, batch: bool = True, seq: bool = True) -> RenderableType:
     """What was asked, in two lines."""
     w = estimate.workload
-    first = Text.assemble((w.model, "bold"), f" · {w.task} · {w.mode}", overflow="fold")
+    first = Text.assemble((model_name(w.model), "bold"), f" · {w.task} · {w.mode}", overflow="fold")
     phrases = (p.replace(" ", NO_BREAK) for p in [*job(w, batch=batch, seq=seq), target(estimate)])
     return Group(first, Text(f"{NO_BREAK}· ".join(phrases), style="dim"))
 

@@ -1,13 +1,14 @@
 """An explanation for the terminal: what happened, who held what, what is to blame, what fits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.explanation import Explanation
+from vramfit.records.explanation import Explanation, Holding
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.findings import render_findings
 from vramfit.report.words import percent, size
@@ -22,6 +23,9 @@ CAUSES = {
     "host": "the host's memory, not the GPU's",
     "unknown": "the message does not say",
 }
+
+WIDTH_WITH_BARS = 100
+"""Columns from which bars tell more than the percentage beside them, and leave the words whole."""
 
 
 def render_explanation(explanation: Explanation) -> RenderableType:
@@ -50,13 +54,26 @@ def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
     total = explanation.message.total_bytes or sum(h.num_bytes for h in holdings) or 1
     gpu = f" (as a {explanation.gpu} has)" if explanation.gpu else ""
     yield Text(f"Where {size(total)}{gpu} were", style="bold")
-    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for justify in ("left", "right", "right"):
-        grid.add_column(justify=justify, no_wrap=True)
-    grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
-    grid.add_column()
-    for h in holdings:
-        bar = Meter(value=min(h.num_bytes, total), limit=total, scale=total)
-        grid.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), bar, h.who)
-    yield grid
+    yield _Shares(holdings, total)
     yield Text()
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Who held what of a GPU: figures and words; bars where there is room for them."""
+
+    holdings: Sequence[Holding]
+    total_bytes: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        total, has_bars = self.total_bytes, options.max_width >= WIDTH_WITH_BARS
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=has_bars)
+        for justify in ("left", "right", "right"):
+            grid.add_column(justify=justify, no_wrap=True)
+        if has_bars:
+            grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
+        grid.add_column()
+        for h in self.holdings:
+            bar = [Meter(value=min(h.num_bytes, total), limit=total, scale=total)] if has_bars else []
+            grid.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), *bar, h.who)
+        yield grid

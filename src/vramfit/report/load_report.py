@@ -8,6 +8,7 @@ from rich.text import Text
 
 from vramfit.records.load_report import LoadReport, LogitComparison
 from vramfit.report.findings import render_findings
+from vramfit.report.words import model_name
 from vramfit.units import format_bytes
 
 MAX_NAMES = 4
@@ -16,7 +17,9 @@ MAX_NAMES = 4
 def render_load_report(report: LoadReport) -> RenderableType:
     """The facts of a load, then what its inspection found, then outputs compared."""
     lines: list[RenderableType] = [
-        Text.assemble((report.model, "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"),
+        Text.assemble(
+            (model_name(report.model), "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"
+        ),
         _facts(report),
     ]
     said = [finding for finding in report.findings if finding.severity != "ok"]

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.measurement import Comparison, Measurement, PhaseDifference
-from vramfit.report.words import job, phase_name, size
+from vramfit.report.words import job, model_name, phase_name, size
 from vramfit.units import format_bytes
 
 COLUMNS = ("", "", "predicted", "measured", "error", "")
@@ -16,7 +16,7 @@ COLUMNS = ("", "", "predicted", "measured", "error", "")
 def render_comparison(comparison: Comparison) -> RenderableType:
     """What ran, predicted beside measured for every phase, and whether they agree."""
     m = comparison.measurement
-    headline = Text.assemble((m.workload.model, "bold"), f"  {', '.join(job(m.workload))}")
+    headline = Text.assemble((model_name(m.workload.model), "bold"), f"  {', '.join(job(m.workload))}")
     machine = Text(f"{m.gpu}, torch {m.torch_version}, transformers {m.transformers_version}", style="dim")
     return Group(headline, machine, Text(), _table(comparison), Text(), *_remarks(comparison))
 

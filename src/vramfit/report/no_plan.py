@@ -11,7 +11,7 @@ from vramfit.errors import NoPlanFits
 from vramfit.records.codec import to_data
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, marked
-from vramfit.report.words import job, size, target
+from vramfit.report.words import job, model_name, size, target
 
 MEANING = {
     "bf16": "weights, gradients and state in bfloat16",
@@ -38,7 +38,7 @@ def render_no_plan(failure: NoPlanFits) -> RenderableType:
         bar = Meter(value=value, limit=max(budget - failure.margin_bytes, 1), scale=max(used, budget))
         grid.add_row(f"  {name}", Text(size(value), "bold"), bar)
     parts: list[RenderableType] = [
-        Text.assemble((w.model, "bold"), f" · {w.task} · training plan"),
+        Text.assemble((model_name(w.model), "bold"), f" · {w.task} · training plan"),
         Text(asked, style="dim"),
         Text(),
         Text(f"✗ No plan fits: {size(failure.shortfall_bytes)} too little.", style="bold red"),

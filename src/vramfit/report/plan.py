@@ -14,7 +14,7 @@ from vramfit.records.plan import Alternative, InstanceFit, Plan
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, duration, marked
 from vramfit.report.scatter import Point, Scatter
-from vramfit.report.words import NO_BREAK, percent, size, target
+from vramfit.report.words import NO_BREAK, model_name, percent, size, target
 from vramfit.workload import TRAINED_TASKS, Workload
 
 MAX_ALTERNATIVES = 6
@@ -50,7 +50,7 @@ def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
 
 def _headline(plan: Plan) -> Iterator[RenderableType]:
     w = plan.workload
-    yield Text.assemble((w.model, "bold"), f" · {w.task} · training plan")
+    yield Text.assemble((model_name(w.model), "bold"), f" · {w.task} · training plan")
     gpus = [f"{w.num_gpus:,} GPUs" + (f" in {w.num_nodes:,} machines" if w.num_nodes > 1 else "")]
     budget = f"budget {size(plan.budget_bytes)}" + (" each" if w.num_gpus > 1 else "")
     asked = [f"batch {w.batch:,} × {w.seq:,} tokens", *(gpus if w.num_gpus > 1 else []), target(plan.estimate), budget]

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.run import EvaluationResult, RunRecord
-from vramfit.units import format_bytes
+from vramfit.report.words import model_name
+from vramfit.units import counted, format_bytes
 
 MAX_EVALUATIONS = 12
 
@@ -16,7 +17,9 @@ MAX_EVALUATIONS = 12
 def render_run(record: RunRecord) -> RenderableType:
     """The facts of a run, its evaluations, and where the model is."""
     lines: list[RenderableType] = [
-        Text.assemble((record.model, "bold"), f"  {record.model_class}, on {record.device}, {record.status}"),
+        Text.assemble(
+            (model_name(record.model), "bold"), f"  {record.model_class}, on {record.device}, {record.status}"
+        ),
         _facts(record),
     ]
     if record.evaluations:
@@ -64,7 +67,8 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     left_out = f"; {r.num_bad_rows:,} rows left out" if r.num_bad_rows else ""
     yield "data", f"{r.num_samples:,} samples{cut}{left_out}"
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
-    yield "steps", f"{r.num_steps:,} in {r.num_epochs:g} epochs, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
+    epochs = counted(r.num_epochs, "epoch")
+    yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
     if r.compile_s:
         yield "compiling", f"{_seconds(r.compile_s)} before the first step, counted in"
     if r.device.startswith("cuda") and r.predicted_step_time_s is not None and r.step_time_s is not None:
@@ -77,9 +81,10 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
             f"{r.num_recoveries:,}: memory ran out and nothing was lost; micro-batch {r.final_micro_batch}",
         )
     if r.loss_scale is not None:
-        yield "fp16", f"loss scale {r.loss_scale:g}, {r.num_skipped:,} steps skipped"
+        yield "fp16", f"loss scale {r.loss_scale:g}, {counted(r.num_skipped, 'step')} skipped"
     if r.train_loss is not None:
-        yield "training loss", f"{r.train_loss:.4f} over the last batches"
+        last = {0: "batches", 1: "batch"}.get(r.num_loss_batches, f"{r.num_loss_batches:,} batches")
+        yield "training loss", f"{r.train_loss:.4f} over the last {last}"
     if r.best_value is not None:
         yield "best", f"{r.best_metric} {r.best_value:.4f} at step {r.best_step:,}; its weights are saved"
     for note in r.notes:

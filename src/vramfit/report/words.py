@@ -5,6 +5,8 @@ from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+LONGEST_NAME = 60
+"""Characters of a model's name that a headline shows; a longer one would be broken in the middle of a word."""
 
 _STEP_PHASES = {"load": "load", "first_step": "first step", "steady_step": "steady step"}
 _BATCH_PHASES = {"load": "load", "first_step": "first batch", "steady_step": "later batches"}
@@ -85,6 +87,18 @@ def target(estimate: Estimate) -> str:
     device = estimate.gpu or f"a GPU of sm_{major}{minor}"
     release = estimate.torch_version.partition("+")[0]  # the build here (+cpu) is not the one predicted for
     return f"{device}, torch {release}"
+
+
+def model_name(name: str) -> str:
+    """A model's name for a headline: of a long path, the last parts.
+
+    >>> model_name("bert-base-uncased"), model_name("/a-very-long" * 6 + "/models/mine")
+    ('bert-base-uncased', '…/a-very-long/a-very-long/a-very-long/models/mine')
+    """
+    parts = name.split("/")
+    while len("/".join(parts)) > LONGEST_NAME and len(parts) > 2:
+        parts = ["…", *parts[2:]]
+    return "/".join(parts)
 
 
 def job(workload: Workload, *, batch: bool = True, seq: bool = True) -> list[str]:

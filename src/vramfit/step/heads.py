@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
 from vramfit.step.inputs import SENTENCE_LABELS, Batch
-from vramfit.techniques.packing import IGNORED
+from vramfit.techniques.packing import IGNORED, attended
 
 LABELS = frozenset({"labels", "start_positions", "end_positions", *SENTENCE_LABELS})
 """Inputs that only a loss reads."""
@@ -60,6 +60,8 @@ def head_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss:
     if sentence is not None:
         return _with_sentence(sentence)
     if labels.dim() == 2 and problem == "single_label_classification":
+        if hasattr(model, "discriminator_predictions"):
+            return HeadLoss(_token_sums, lambda b: [_num_told_apart(b)])
         return HeadLoss(_token_sums, lambda b: [_num_labelled(b["labels"])])
     if problem == "regression":
         return HeadLoss(_regression_sums, lambda b: [b["labels"].numel()])
@@ -78,6 +80,14 @@ def _problem(labels: torch.Tensor, num_labels: int) -> str:
 def _num_labelled(labels: torch.Tensor) -> int:
     """By numpy: torch would wake all its threads for so little."""
     return labels.numel() if labels.device.type == "meta" else int(np.count_nonzero(labels.cpu().numpy() != IGNORED))
+
+
+def _num_told_apart(batch: Batch) -> int:
+    """Tokens that ELECTRA's discriminator judges: all that are attended to, whatever labels padding has."""
+    mask = batch.get("attention_mask")
+    if mask is None or mask.device.type == "meta":
+        return batch["labels"].numel()
+    return int(np.count_nonzero(attended(mask)))
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Checkpointing: a layer keeps only its input and is computed again in backward."""
 
+import logging
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ def apply(model: Any, checkpointing: str | int | None) -> None:
         return
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise WorkloadError([f"checkpointing: {type(model).__name__} does not support it"])
+    logging.getLogger("transformers.utils.generic").addFilter(_is_not_of_caches)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if checkpointing == "full":
         return
@@ -26,3 +28,8 @@ def apply(model: Any, checkpointing: str | int | None) -> None:
         raise WorkloadError([f"checkpointing {checkpointing}: the model has {len(layers)} layers"])
     for layer in layers[int(checkpointing) :]:
         layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def _is_not_of_caches(record: logging.LogRecord) -> bool:
+    """Drops the warning that checkpointing sets `use_cache` to False: an encoder has no cache."""
+    return "use_cache=True` is incompatible" not in record.getMessage()

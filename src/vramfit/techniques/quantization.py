@@ -130,6 +130,13 @@ def quantize_linear(linear: torch.nn.Linear, quantize: Quantize) -> None:
 
 def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
     """A matrix in fewer bits, on the device it lies on."""
+    if weight.device.type != "meta":
+        return _quantized(weight, quantize)
+    layout = _layout(*weight.shape, weight.dtype, quantize)
+    return with_inner_tensors(layout, {name: torch.empty_like(part) for name, part in inner_tensors(layout)})
+
+
+def _quantized(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
     ao = _torchao()
     rows, columns = weight.shape
     holder = torch.nn.Linear(columns, rows, bias=False, device="meta")
@@ -138,11 +145,7 @@ def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parame
         ao.quantize_(holder, _config(ao, quantize, columns))
     # torchao hangs a bound method on the module: a cycle that would keep its weight until the next collection
     holder.__dict__.pop("extra_repr", None)
-    if weight.device.type != "meta":
-        return holder.weight
-    # where a GPU is present torchao may make the scales there; a prediction holds no data
-    parts = {name: torch.empty_like(part, device="meta") for name, part in inner_tensors(holder.weight)}
-    return with_inner_tensors(holder.weight, parts)
+    return holder.weight
 
 
 def quantize_rows(
@@ -213,7 +216,10 @@ def fill_int8(weight: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
 @cache
 def _layout(rows: int, columns: int, dtype: torch.dtype, quantize: Quantize) -> torch.nn.Parameter:
     """What a matrix of this size becomes, without data."""
-    return quantize_weight(torch.empty(rows, columns, dtype=dtype, device="meta"), quantize)
+    made = _quantized(torch.empty(rows, columns, dtype=dtype, device="meta"), quantize)
+    # where a GPU is present torchao may make the scales there; a prediction holds no data
+    parts = {name: torch.empty_like(part, device="meta") for name, part in inner_tensors(made)}
+    return with_inner_tensors(made, parts)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from vramfit.trace.template import CallTemplate, SpecTemplate
 from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of
 
 SEQUENCES = (list, tuple)
+MAX_REMEMBERED = 8192
+"""Kinds of calls that traces share; a plan meets some hundreds."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, stride, type."""
 
@@ -43,13 +45,57 @@ class Remembered:
         return made[0] if self.single else made
 
 
-class Calls:
-    """Results by operator and kind of arguments; sizes as functions of the batch."""
+class FusedKernel:
+    """What a compiled kernel reads and writes."""
 
-    def __init__(self, probe: int | None) -> None:
+    __slots__ = ("key", "made", "num_tensors", "taken")
+
+    def __init__(self, taken: list[Any], made: list[Any]) -> None:
+        self.taken = taken
+        self.made = made
+        self.key = ("fused", _key(taken), _key(made))
+        """Equal for kernels that do the same."""
+        self.num_tensors = sum(1 for _ in tensors_in([taken, made]))
+
+
+class Memory:
+    """What calls were found to give and to do, by what they are called with."""
+
+    __slots__ = ("in_place", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Remembered] = {}
+        self.in_place: dict[Any, WorkTemplate] = {}
+
+    def __len__(self) -> int:
+        return len(self.known) + len(self.in_place)
+
+
+_shared: dict[int | None, Memory] = {}
+"""Batch of the probe → what all traces at it remember."""
+
+
+def _memory(probe: int | None, *, shared: bool) -> Memory:
+    if not shared:
+        return Memory()
+    if sum(map(len, _shared.values())) > MAX_REMEMBERED:
+        _shared.clear()
+    return _shared.setdefault(probe, Memory())
+
+
+class Calls:
+    """Results by operator and kind of arguments; sizes as functions of the batch.
+
+    Args:
+        probe: the batch of the trace, where sizes are functions of it.
+        shared: what one trace finds serves others; for models of plain tensors, since kinds are told by their shapes.
+    """
+
+    def __init__(self, probe: int | None, *, shared: bool = False) -> None:
         self._probe = probe
-        self._known: dict[Any, Remembered] = {}
-        self._in_place: dict[Any, WorkTemplate] = {}
+        memory = _memory(probe, shared=shared)
+        self._known = memory.known
+        self._in_place = memory.in_place
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Equal for calls that give like results."""
@@ -59,7 +105,7 @@ class Calls:
         return self._known.get(key)
 
     def remember(self, key: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Remembered:
-        """Keep what a call gave; results that share storage with an argument are not kept."""
+        """Keep what a call gave; not results that share storage with an argument, nor calls that no other is like."""
         single = isinstance(result, torch.Tensor)
         outputs = [result] if single else list(result) if isinstance(result, tuple | list) else None
         inputs = {t.untyped_storage()._cdata for t in tensors_in((args, tuple(kwargs.values())))}
@@ -72,7 +118,8 @@ class Calls:
                 work_of(name, (*args, *kwargs.values()), outputs, self._probe),
                 self._call(name, args, kwargs, outputs),
             )
-        self._known[key] = known
+        if not any(isinstance(value, torch.ScriptObject) for value in args):
+            self._known[key] = known
         return known
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Any]) -> WorkTemplate:
@@ -87,12 +134,12 @@ class Calls:
             work = self._in_place[key] = work_in_place(name, given, written, self._probe)
         return work
 
-    def fused(self, taken: Any, made: Any) -> WorkTemplate:
+    def fused(self, kernel: FusedKernel) -> WorkTemplate:
         """The work of a compiled kernel: it reads and writes."""
-        key = ("fused", _key(taken), _key(made))
-        work = self._in_place.get(key)
+        work = self._in_place.get(kernel.key)
         if work is None:
-            work = self._in_place[key] = work_of("fused", (taken,), list(tensors_in(made)), self._probe)
+            made = list(tensors_in(kernel.made))
+            work = self._in_place[kernel.key] = work_of("fused", (kernel.taken,), made, self._probe)
         return work
 
     def size(self, tensor: torch.Tensor) -> Polynomial:

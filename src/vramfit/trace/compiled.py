@@ -8,9 +8,10 @@ fused, so that only what a call, backward or another kernel reads takes memory.
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vramfit.models.anatomy import encoder_layers
+from vramfit.trace.calls import FusedKernel
 from vramfit.trace.tracer import Tracer
 
 LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_dot_product", "embedding", "index")
@@ -28,8 +30,8 @@ LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_d
 MAX_KEPT = 16
 _TENSOR = object()
 _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
-_tracers: list[Tracer] = []
-"""Those whose layers run; the last one writes down what compiled ones do."""
+_tracers: list[Tracer | None] = []
+"""Those whose layers run; the last one writes down what compiled ones do, or nobody does."""
 
 
 @contextmanager
@@ -98,8 +100,12 @@ class _Compiled:
             decompositions=select_decomp_table(),
         )
         unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # a checkpoint counts what is saved inside it
-        with _disable_current_modes(), unseen:
-            made(*(_like(x) for x in flat if isinstance(x, torch.Tensor)))
+        _tracers.append(None)
+        try:
+            with _disable_current_modes(), unseen:
+                made(*(_like(x) for x in flat if isinstance(x, torch.Tensor)))
+        finally:
+            _tracers.pop()
         seen.clear()  # its graphs are made: a model that goes on living in here would never be given back
         return made
 
@@ -110,8 +116,10 @@ def _same(value: Any) -> Any:
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """Stands for a tensor, with a storage of its own: to compile leaves cycles, which would keep the other's alive."""
-    alone = _empty(tensor) if type(tensor) is torch.Tensor and tensor.is_meta else tensor.detach()
-    return alone.requires_grad_(tensor.requires_grad)
+    if type(tensor) is not torch.Tensor or not tensor.is_meta:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+    layout: dict[str, Any] = {"dtype": tensor.dtype, "device": "meta", "requires_grad": tensor.requires_grad}
+    return torch.empty_strided(tensor.shape, tensor.stride(), **layout)
 
 
 class _Plain(torch.nn.Module):
@@ -131,6 +139,35 @@ def _kind(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A result that is made without running anything."""
+
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    options: dict[str, Any]
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """Of a tensor, or of each one in a list."""
+        if isinstance(value, torch.Tensor):
+            options = {"dtype": value.dtype, "device": torch.device("meta")}
+            return _Layout((tuple(value.shape), tuple(value.stride())), options)
+        return type(value)(map(_Layout.of, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(eq=False, slots=True)
+class _Step:
+    """What is done for a node of a graph, and what nobody reads any more after it."""
+
+    node: Node
+    kind: Literal["input", "view", "call", "fused", "output", "nothing"]
+    done: tuple[Node, ...]
+    layout: Any = None
+    """Of a fused kernel's result."""
+    kernel: FusedKernel | None = None
+    """The kernel whose first result it is."""
+
+
 class _FusedGraph:
     """Runs a graph in fused kernels: library calls run, of the rest only what somebody reads is made."""
 
@@ -139,44 +176,56 @@ class _FusedGraph:
     def __init__(self, graph: GraphModule) -> None:
         self._nodes = list(graph.graph.nodes)
         self._made = {node for node in self._nodes if _is_made(node)}
-        self._last = self._last_uses()
-        self._kernels = self._fuse()
+        kernels, last = self._fuse(), self._last_uses()
+        steps = [self._step(node, tuple(last.get(i, ())), kernels.get(node)) for i, node in enumerate(self._nodes)]
+        self._steps = [step for step in steps if step.kind != "nothing" or step.done]
+
+    def _step(self, node: Node, done: tuple[Node, ...], kernel: FusedKernel | None) -> _Step:
+        if node.op == "placeholder":
+            return _Step(node, "input", done)
+        if node.op == "output":
+            return _Step(node, "output", done)
+        if node not in self._made:
+            return _Step(node, "nothing", done)
+        if _is_view(node) or _is_library_call(node):
+            return _Step(node, "view" if _is_view(node) else "call", done)
+        return _Step(node, "fused", done, _Layout.of(node.meta["val"]), kernel)
 
     def __call__(self, inputs: list[Any]) -> Any:
-        with _tracers[-1].compiled():
-            return self._run(inputs)
+        tracer = _tracers[-1]
+        with nullcontext() if tracer is None else tracer.compiled():
+            return self._run(inputs, tracer)
 
-    def _run(self, inputs: list[Any]) -> Any:
+    def _run(self, inputs: list[Any], tracer: Tracer | None) -> Any:
+        """Operators are handed to the tracer: views are offsets in a buffer, and no operators."""
+        call = _call if tracer is None else tracer.call
         values: dict[Node, Any] = {}
+        value_of = values.__getitem__
         given = list(inputs)
         inputs.clear()  # they are freed here, one by one
         given.reverse()
-        for position, node in enumerate(self._nodes):
-            if node.op == "placeholder":
-                values[node] = given.pop()
-            elif node.op == "output":
-                return map_arg(node.args[0], values.__getitem__)
-            elif node in self._made:
-                values[node] = self._make(node, values)
-            for done in self._last.get(position, ()):
-                values.pop(done, None)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            for step in self._steps:
+                node = step.node
+                if step.kind == "input":
+                    values[node] = given.pop()
+                elif step.kind == "view":
+                    values[node] = node.target(*map_arg(node.args, value_of), **node.kwargs)  # type: ignore[operator]
+                elif step.kind == "call":
+                    values[node] = call(node.target, map_arg(node.args, value_of), map_arg(node.kwargs, value_of))
+                elif step.kind == "fused":
+                    if step.kernel is not None and tracer is not None:
+                        tracer.count_fused(step.kernel)
+                    values[node] = _make(step.layout, call)
+                elif step.kind == "output":
+                    return map_arg(node.args[0], value_of)
+                for done in step.done:
+                    values.pop(done, None)
         raise AssertionError("a graph has an output")
 
-    def _make(self, node: Node, values: dict[Node, Any]) -> Any:
-        args, kwargs = node.args, node.kwargs
-        target: Any = node.target
-        if _is_view(node):
-            with _disable_current_modes():  # an offset in a buffer, and no operator
-                return target(*map_arg(args, values.__getitem__), **kwargs)
-        if _is_library_call(node):
-            return target(*map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__))
-        if node in self._kernels:
-            _tracers[-1].count_fused(*self._kernels[node])
-        return _empty(node.meta["val"])
-
-    def _fuse(self) -> dict[Node, tuple[list[Any], list[Any]]]:
+    def _fuse(self) -> dict[Node, FusedKernel]:
         """First result of a kernel → what it reads and writes: all results between two library calls are of one."""
-        found: dict[Node, tuple[list[Any], list[Any]]] = {}
+        found: dict[Node, FusedKernel] = {}
         written: list[Node] = []
         for node in self._nodes:
             if _is_library_call(node) or node.op == "output":
@@ -185,7 +234,7 @@ class _FusedGraph:
                     taken, made = (
                         [n.meta["val"] for n in self._nodes if n in chosen] for chosen in (read, set(written))
                     )
-                    found[written[0]] = (taken, made)
+                    found[written[0]] = FusedKernel(taken, made)
                 written = []
             elif node.op == "call_function" and node in self._made and not _is_view(node):
                 written.append(node)
@@ -243,7 +292,12 @@ def _is_view(node: Node) -> bool:
     return node.target is operator.getitem or any(value.alias_info is not None for value in returns)
 
 
-def _empty(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return type(value)(map(_empty, value)) if isinstance(value, list | tuple) else value
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _make(layout: Any, call: Callable[..., Any]) -> Any:
+    """A result of a fused kernel, or each of several."""
+    if isinstance(layout, _Layout):
+        return call(torch.ops.aten.empty_strided.default, layout.sizes, layout.options)
+    return type(layout)(_make(part, call) for part in layout) if isinstance(layout, list | tuple) else layout

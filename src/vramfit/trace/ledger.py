@@ -40,10 +40,10 @@ class Ledger:
         """Whether what runs now is part of a timed step."""
         return self._stretches is not None
 
-    def work(self, work: WorkTemplate, phase: Phase) -> None:
+    def work(self, work: WorkTemplate, phase: Phase, num_calls: int = 1) -> None:
         """An operator runs."""
         if self._stretches is not None:
-            self._stretches[-1].count(work, phase)
+            self._stretches[-1].count(work, phase, num_calls)
 
     def wait(self) -> None:
         """The program waits for the device before it goes on."""

@@ -79,6 +79,7 @@ def trace(
             profile,
             probe=PROBE_BATCH if batch is None else None,
             likeness=_likeness(resolved, workload, profile, num_resident),
+            shares_calls=resolved.module is None and workload.quantize is None,
         ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
@@ -155,11 +156,17 @@ def tracing(
     *,
     probe: int | None,
     likeness: Hashable = None,
+    shares_calls: bool = False,
 ) -> Iterator[Session]:
-    """Load a model and open a session on it; any loop may run inside. Of `likeness`, see `compiled_layers`."""
+    """Load a model and open a session on it; any loop may run inside.
+
+    Args:
+        likeness: see `compiled_layers`.
+        shares_calls: see `Calls`.
+    """
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
-    tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded")
+    tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls)
     is_short = workload.offload in HOST_STEPS or (workload.num_gpus > 1 and workload.parallel == "fsdp")
     keeps_copies = not (is_short and workload.trains)
     autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)

@@ -56,7 +56,7 @@ class CallTemplate:
         return [(k, i, evaluate(self.sizes[i], batch)) if k == "out" else (k, i, n) for k, i, n in script.steps]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A tensor's storage comes to be."""
 
@@ -66,14 +66,14 @@ class Request:
     cuda_stream: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """A tensor's storage goes."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launch:
     """A kernel with requests of its own; `outputs[i]` is the id of its i-th output, 0 for none."""
 
@@ -82,7 +82,7 @@ class Launch:
     origin: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Notice:
     """Something the driver notices: a library is loaded."""
 
@@ -90,13 +90,14 @@ class Notice:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """The run goes on to another part."""
 
     name: str
 
 
+# entries are made by the ten thousand, and a frozen one takes three times as long to make; nothing writes to them
 Entry = Request | Release | Launch | Notice | Part
 Turn = tuple[str, str | None] | tuple[str, str | None, int]
 """A segment's turn in a run: its name, the phase that begins there or None, and samples where they are other ones."""

@@ -17,11 +17,11 @@ from vramfit.errors import TraceError
 from vramfit.records.stream import Origin
 from vramfit.records.work import Phase
 from vramfit.trace.accumulation import Accumulation
-from vramfit.trace.calls import Calls, Output, Remembered, numbers_in, tensors_in, written_by
+from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
 from vramfit.trace.ledger import Ledger
 from vramfit.trace.places import Places
 from vramfit.trace.template import StreamTemplate
-from vramfit.trace.work import WorkTemplate
+from vramfit.trace.work import WorkTemplate, view_work
 
 aten = torch.ops.aten
 
@@ -34,6 +34,9 @@ HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 TAKES_APART = frozenset({"unbind", "split"})
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace"})
 PHASES: dict[str, Phase] = {"backward": "backward", "optimizer": "optimizer"}
+ARGUMENT = "argument"
+"""A tensor that a compiled kernel reads or writes: handing it over is taken to cost the host as much as a view does,
+which was not measured by itself."""
 MAX_CALLS = 500_000
 """Operators in one trace; BERT-large takes about 20,000."""
 
@@ -41,7 +44,9 @@ MAX_CALLS = 500_000
 class Tracer(TorchDispatchMode):
     """Writes a `StreamTemplate` while a step runs on meta tensors."""
 
-    def __init__(self, template: StreamTemplate, places: Places, *, mask_has_padding: bool) -> None:
+    def __init__(
+        self, template: StreamTemplate, places: Places, *, mask_has_padding: bool, shares_calls: bool = False
+    ) -> None:
         super().__init__()
         self.template = template
         self.places = places
@@ -49,7 +54,7 @@ class Tracer(TorchDispatchMode):
         self._mask_has_padding = mask_has_padding
         self._accumulation = Accumulation.calibrated()
         self._ledger = Ledger(template)
-        self._calls = Calls(template.probe)
+        self._calls = Calls(template.probe, shared=shares_calls)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
         self._is_compiled = False
@@ -86,15 +91,18 @@ class Tracer(TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # backward runs under the dialect, which would hear every `x.shape`
             return self._dispatch(func, args, kwargs or {})
 
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that is handed over without torch's dispatch: no mode may be active, and no gradient needed."""
+        return self._dispatch(func, args, kwargs)
+
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        schema = func._schema
-        name = schema.name.partition("::")[2]
+        name, writes = _described(func)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
-        if schema.is_mutable and not name.startswith(("set_", "resize_")):
+        if writes:
             return self._write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
             result, known = self._call(func, name, args, kwargs)
@@ -128,18 +136,19 @@ class Tracer(TorchDispatchMode):
         finally:
             self._is_compiled = False
 
-    def count_fused(self, taken: Any, made: Any) -> None:
+    def count_fused(self, kernel: FusedKernel) -> None:
         """Write down what a compiled kernel does, whose operators nobody sees."""
         if self._ledger.counts_work:
-            self._count(self._calls.fused(taken, made))
+            self._count(view_work(ARGUMENT), kernel.num_tensors)
+            self._count(self._calls.fused(kernel))
 
-    def _count(self, work: WorkTemplate) -> None:
+    def _count(self, work: WorkTemplate, num_calls: int = 1) -> None:
         """Write down what an operator does."""
         if not self._ledger.counts_work:
             return
         recomputes = self.part == "backward" and self.places.in_module
         phase = "recompute" if recomputes else PHASES.get(self.part, "forward")
-        self._ledger.work(work, "compiled" if self._is_compiled else phase)
+        self._ledger.work(work, "compiled" if self._is_compiled else phase, num_calls)
 
     def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nothing is allocated and nothing changes shape: what is written to is the result."""
@@ -274,6 +283,13 @@ class Tracer(TorchDispatchMode):
     def _origin(self, operator: str) -> Origin:
         recomputes = self.part == "backward" and self.places.in_module
         return self._make_origin(operator, self._module(), "recompute" if recomputes else self.part)
+
+
+@cache
+def _described(func: Any) -> tuple[str, bool]:
+    """The name of an operator without its namespace, and whether it writes into its arguments."""
+    name = func._schema.name.partition("::")[2]
+    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_"))
 
 
 def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:

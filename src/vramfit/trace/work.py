@@ -89,8 +89,8 @@ class StretchTemplate:
         self.calls: dict[tuple[WorkTemplate, Phase], int] = {}
         self.waits = False
 
-    def count(self, work: WorkTemplate, phase: Phase) -> None:
-        self.calls[work, phase] = self.calls.get((work, phase), 0) + 1
+    def count(self, work: WorkTemplate, phase: Phase, num_calls: int = 1) -> None:
+        self.calls[work, phase] = self.calls.get((work, phase), 0) + num_calls
 
     def at(self, batch: int) -> Stretch:
         """The stretch at a real batch."""

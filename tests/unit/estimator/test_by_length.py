@@ -64,10 +64,45 @@ def test_where_layers_differ_the_whole_model_is_traced(model: str, keywords: dic
         assert WorkByLength(traced, 2).template(64) is whole_at(traced, 64)
 
 
+def depths_traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(layers, tokens) of what is traced from now on."""
+    seen: list[tuple[int, int]] = []
+    real = TracedWorkload.trace
+
+    def watched(self: TracedWorkload, batch: int | None) -> StreamTemplate:
+        seen.append((self.resolved.config.num_hidden_layers, self.workload.seq))
+        return real(self, batch)
+
+    monkeypatch.setattr(TracedWorkload, "trace", watched)
+    return seen
+
+
+def test_once_layers_add_up_one_of_them_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collection_paused():
+        traced = traced_of("bert-base-uncased")
+        traced.template(2)
+        seen = depths_traced(monkeypatch)
+        lengths = WorkByLength(traced, 2)
+        for seq in (64, 32, 64):
+            lengths.template(seq)
+        assert seen == [(1, 128), (2, 128), (1, 64), (1, 32)]
+
+
+def test_one_that_calls_something_else_at_another_length_will_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collection_paused():
+        traced = traced_of("bert-base-uncased")
+        whole = whole_at(traced, 64)
+        monkeypatch.setattr(by_length, "_called_alike", lambda left, right: False)
+        made = WorkByLength(traced, 2).template(64)
+        order = [("steady.micro0", 1), ("steady.micro1", 3)]
+        assert not made.segments
+        assert made.work_at(7, order) == whole.work_at(7, order)
+
+
 def test_layers_that_do_not_add_up_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with collection_paused():
         traced = traced_of("bert-base-uncased")
-        monkeypatch.setattr(by_length, "_num_layers", lambda resolved: 13)
+        monkeypatch.setattr(by_length, "num_layers_of", lambda resolved: 13)
         assert WorkByLength(traced, 2).template(64) is whole_at(traced, 64)
 
 

@@ -373,6 +373,12 @@ def test_the_largest_batch_that_can_be_written_gets_an_answer_at_once(
     assert sum(e.breakdown.values()) == e.peak_allocated_bytes > 2**31
 
 
+def test_blocks_are_used_again_however_large_the_batch() -> None:
+    small, huge = (estimate("bert-base-uncased", batch=n, seq=512) for n in (1_000, 1_000_000))
+    wasted = [e.peak_reserved_bytes / e.peak_allocated_bytes for e in (small, huge)]
+    assert wasted[1] < 1.05 * wasted[0]
+
+
 @pytest.mark.parametrize("keywords", [{"batch": 2**31}, {"memory": 2**63}, {"seq": 2**31 - 1}, {"num_labels": 10**9}])
 def test_numbers_beyond_all_bounds_are_typed_errors_at_once(keywords: dict[str, Any]) -> None:
     begin = time.process_time()

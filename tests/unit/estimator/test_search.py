@@ -67,7 +67,7 @@ def test_nothing_that_fits_is_zero_with_the_estimate_of_one_sample(memory: Any) 
     assert (found.batch, found.cold_batch, found.not_fitting) == (0, 0, ())
     assert found.estimate.workload.batch == 1
     assert found.estimate.fits is False
-    assert found.limited_by.startswith("1 samples a forward pass run out")
+    assert found.limited_by.startswith("1 sample a forward pass runs out")
 
 
 def test_accumulation_multiplies_the_batch_of_a_forward_pass() -> None:

@@ -52,6 +52,16 @@ def test_accumulation_and_gpu_do(traces: list[int | None]) -> None:
     assert traces == [None] * 3
 
 
+def test_gpus_of_one_architecture_share_a_trace_and_have_streams_of_their_own(traces: list[int | None]) -> None:
+    job = {"seq": 512, "mode": "train", "task": "masked-lm"}
+    few, many = (streams("bert-tiny", 8, gpu=gpu, **job) for gpu in ("gtx-1650", "t4"))
+    assert traces == [None]
+    assert few != many  # reductions have buffers for each multiprocessor
+    traced_module._kept.clear()
+    assert streams("bert-tiny", 8, gpu="t4", **job) == many
+    assert traces == [None] * 2
+
+
 def test_the_oldest_trace_is_forgotten_first(traces: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_module, "MAX_KEPT", 2)
     for seq in (5, 6, 5, 7):  # 6 has not been asked for longest

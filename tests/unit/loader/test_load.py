@@ -23,6 +23,7 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertForSequenceC
 
 import vramfit
 from vramfit.errors import CheckpointError, MissingExtra, NoPlanFits, WorkloadError
+from vramfit.loader import origin
 from vramfit.loader.load import load
 from vramfit.techniques import offloading
 from vramfit.units import format_bytes
@@ -39,6 +40,23 @@ def test_a_single_file_loads_as_it_was_saved(folder: Path) -> None:
     ours, report = vramfit.load(folder, device="cpu")
     assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
     assert report.num_bytes == sum(p.numel() * 4 for p in saved.parameters())
+
+
+def test_the_time_of_a_load_leaves_imports_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To resolve a model is what imports the code of its class: seconds, the first time in a process."""
+    write(folder)
+    clock = [0.0]
+    resolve = origin.resolve
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:
+        clock[0] += 100.0
+        return resolve(*arguments, **keywords)
+
+    monkeypatch.setattr(origin, "resolve", slow)
+    monkeypatch.setattr("vramfit.loader.load.time.perf_counter", lambda: clock[0])
+    _, report = load(folder, device="cpu")
+    assert clock[0] == 100.0
+    assert report.time_s == 0.0
 
 
 def test_shards_load_like_one_file(folder: Path) -> None:

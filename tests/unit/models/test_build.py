@@ -12,6 +12,7 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification, 
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import build_meta, find_entry, model_names, resolve, supported_tasks
 from vramfit.models.tasks import AUTO_CLASSES, default_attention
+from vramfit.models.undrawn import undrawn
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -132,3 +133,11 @@ def test_a_configuration_that_contradicts_itself_is_named(
         build_meta(resolve(tmp_path))
     assert caught.value.file == str(tmp_path / "config.json")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_another_thread_makes_meanwhile_are_drawn() -> None:
+    with undrawn():
+        linear, nothing = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64, device="meta")
+    assert linear.weight.std() > 0.01
+    assert linear.weight.abs().max() <= 1 / 8
+    assert nothing.weight.is_meta

@@ -102,3 +102,20 @@ def test_the_trainer_has_nothing_like_it() -> None:
     made = plan("bert-base-uncased", memory="750MiB", **JOB)
     with pytest.raises(VramfitError, match="the Trainer has nothing like offload optimizer"):
         made.training_arguments()
+
+
+def test_of_what_could_wait_the_fastest_is_taken() -> None:
+    job = {"memory": "600MiB", "batch": 16, "seq": 100, "gpu": "a100-40gb"}
+    made, *ways = (
+        plan("bert-base-uncased", **job, **o) for o in ({}, {"offload": "optimizer"}, {"offload": "weights"})
+    )
+    assert made.step_time_s == min(way.step_time_s for way in ways)
+    assert max(way.step_time_s for way in ways) > 2 * made.step_time_s
+
+
+def test_times_are_said_of_a_gpu_that_is_named_only() -> None:
+    job = {"memory": "600MiB", "batch": 4, "seq": 64}
+    named, unnamed = (offload_reason(plan("bert-base-uncased", **job, **gpu)) for gpu in ({"gpu": "t4"}, {}))
+    assert "of a step copies of layers and gradients take" in named
+    assert "take 0 s" not in named
+    assert unnamed.endswith("wait in host memory")

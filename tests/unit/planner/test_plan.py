@@ -3,13 +3,16 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import vramfit
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
+from vramfit.estimator import traced
 from vramfit.estimator.predict import estimate
+from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.plan import plan
 from vramfit.planner.space import Recipe
 from vramfit.records.plan import Plan
@@ -203,6 +206,23 @@ def test_planning_bert_large_is_quick() -> None:
     began = time.process_time()
     check(plan("bert-large-uncased", gpu="t4", batch=32, seq=512))
     assert time.process_time() - began < SLOW_MACHINE_S
+
+
+def test_a_refusal_traces_few_models_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    depths: list[int] = []
+    real = traced.trace
+
+    def watched(resolved: ResolvedModel, *args: Any, **keywords: Any) -> Any:
+        depths.append(resolved.config.num_hidden_layers)
+        return real(resolved, *args, **keywords)
+
+    monkeypatch.setattr(traced, "trace", watched)
+    monkeypatch.setattr(traced, "_kept", type(traced._kept)())
+    with pytest.raises(NoPlanFits) as failed:
+        plan("bert-base-uncased", gpu="t4", memory="150MiB", batch=8, seq=64)
+    assert failed.value.gpu == "gtx-1650"
+    assert failed.value.model is not None
+    assert depths.count(12) == 2  # in both precisions, to say what would be needed; not once for each remedy
 
 
 def test_packed_attention_is_planned_where_it_is_asked_for() -> None:

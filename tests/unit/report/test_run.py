@@ -26,6 +26,7 @@ RECORD = RunRecord(
     num_recoveries=2,
     final_micro_batch=8,
     train_loss=0.25,
+    num_loss_batches=32,
     evaluations=(EvaluationResult(step=32, epoch=1.0, metrics={"accuracy": 0.9}, time_s=1.0, is_best=True),),
     best_metric="accuracy",
     best_value=0.9,
@@ -54,12 +55,20 @@ def test_a_run_shows_what_it_took_beside_what_was_predicted() -> None:
         "256.00 MiB; predicted at most 512.00 MiB; budget 1.00 GiB",
         "125 ms; predicted 100 ms",
         "2: memory ran out and nothing was lost",
-        "loss scale 32768, 1 steps skipped",
+        "loss scale 32768, 1 step skipped",
+        "64 in 2 epochs",
+        "0.2500 over the last 32 batches",
         "accuracy 0.9000 at step 32",
         "1 min 15 s",
         "Saved in my-model",
     ):
         assert part in text
+
+
+def test_one_epoch_and_one_batch_are_said_as_one() -> None:
+    text = shown(render_run(replace(RECORD, num_epochs=1.0, num_loss_batches=1)))
+    assert "64 in 1 epoch," in text
+    assert "over the last batch\n" in text.replace(" \n", "\n").replace("  ", "")
 
 
 def test_metrics_are_numbers_only() -> None:

@@ -1,7 +1,16 @@
 import pytest
 
 from vramfit.records.estimate import PeakMoment, TensorGroup
-from vramfit.report.words import group_name, job, operator_name, peak_moment, peak_place, percent, shorten_path
+from vramfit.report.words import (
+    group_name,
+    job,
+    model_name,
+    operator_name,
+    peak_moment,
+    peak_place,
+    percent,
+    shorten_path,
+)
 from vramfit.workload import Workload
 
 TRAINING = Workload(model="m")
@@ -11,6 +20,13 @@ def moment(**changes: str) -> PeakMoment:
     return PeakMoment(
         **{"phase": "first_step", "part": "optimizer", "module": "", "operator": "_foreach_sqrt", **changes}
     )
+
+
+def test_of_a_long_path_the_last_parts_are_shown() -> None:
+    path = "/home/somebody/projects/classification/experiments/2026-11/models/minilm-tuned-3"
+    assert model_name(path) == "…/classification/experiments/2026-11/models/minilm-tuned-3"
+    assert model_name("sentence-transformers/all-MiniLM-L6-v2") == "sentence-transformers/all-MiniLM-L6-v2"
+    assert model_name("x" * 100) == "x" * 100
 
 
 def test_shares_are_whole_percents_but_never_nothing_for_something() -> None:

@@ -1,8 +1,10 @@
+import logging
 from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils import logging as transformers_logging
 
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
@@ -73,3 +75,19 @@ def test_on_a_real_model_layers_run_again_and_the_gradient_is_the_same(asked: An
     assert len(calls) == runs
     for p, q in zip(plain.parameters(), changed.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, atol=1e-6)
+
+
+def test_nothing_is_said_of_caches_that_an_encoder_does_not_have() -> None:
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    log = logging.getLogger("transformers.utils.generic")
+    log.addHandler(handler)
+    transformers_logging.warning_once.cache_clear()  # it says a thing once a process
+    model = BertForSequenceClassification(BertConfig(**SMALL, use_cache=True)).train()
+    checkpointing.apply(model, "full")
+    try:
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
+    finally:
+        log.removeHandler(handler)
+    assert not heard

@@ -17,10 +17,16 @@ class BadRow:
     row: int
     """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
     what: str
+    hint: str = ""
+    """What to do about it, where that is not to mend the row."""
 
 
 class BadValue(ValueError):
     """Raised while a row is looked at; the message says what is wrong with it."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 def shown(value: object) -> str:
@@ -33,10 +39,11 @@ def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
     """The error for rows that the user did not allow to be skipped."""
     first = "; ".join(f"row {b.row}: {b.what}" for b in bad[:NUM_SHOWN])
     more = len(bad) - NUM_SHOWN
+    advice = next((b.hint for b in bad if b.hint), "mend the rows")
     return DataError(
         f"{bad[0].file}: {len(bad):,} of {num_rows:,} rows cannot be used: {first}"
         + (f"; and {more:,} more" if more > 0 else ""),
         file=bad[0].file,
         rows=[b.row for b in bad],
-        hint="mend the rows, or leave them out: --skip-bad-rows",
+        hint=advice if len(bad) == num_rows and bad[0].hint else f"{advice}, or leave the rows out: --skip-bad-rows",
     )

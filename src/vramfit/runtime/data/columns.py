@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vramfit.errors import DataError, nearest_names
+from vramfit.errors import NEAR, DataError, nearest_names
 from vramfit.runtime.data.rows import Table
 from vramfit.runtime.data.source import DataSource
 
@@ -39,6 +39,13 @@ LABELS: dict[str, tuple[str, ...]] = {
     "question-answering": ("answers", "answer", "answer_text"),
     "masked-lm": (),
 }
+FORMS = {
+    "token-classification": "token-classification takes a tag for every token: a .conll file (a token and its tag a "
+    "line, blank lines between sentences), or JSON lines with the lists tokens and tags",
+    "question-answering": "question-answering takes a .json file as SQuAD has it, or JSON lines with question, context "
+    "and answers",
+}
+"""Files of the tasks that not every table has columns for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,13 @@ def find_columns(source: DataSource, table: Table) -> Columns:
 
 
 def _find_columns(source: DataSource, table: Table) -> Columns:
-    for name in (*source.text_columns, *([source.label_column] if source.label_column else [])):
+    for name in source.text_columns:
         if name not in table.columns:
-            raise _missing(source, table, name)
+            labels = (source.label_column, *LABELS[source.task])
+            raise _missing(source, table, name, [c for c in table.columns if c.lower() not in labels])
+    if source.label_column and source.label_column not in table.columns:
+        others = [c for c in table.columns if c not in source.text_columns]
+        raise _missing(source, table, source.label_column, others)
     texts = source.text_columns or _guess_texts(source, table)
     if not source.needs_labels or source.task == "masked-lm":
         return Columns(texts, None)
@@ -99,18 +110,22 @@ def _guess_label(source: DataSource, table: Table, texts: tuple[str, ...]) -> st
     raise _unknown(source, table, "the label", "--label-column")
 
 
-def _missing(source: DataSource, table: Table, name: str) -> DataError:
-    nearest = nearest_names(name, table.columns, 1)
+def _missing(source: DataSource, table: Table, name: str, candidates: list[str]) -> DataError:
+    """The error for a column that is not there; of the candidates, the one that was meant is named."""
+    nearest = nearest_names(name, candidates, 1, least=NEAR)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "name one of them"
     return DataError(
         f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
         file=source.name,
-        hint=f"did you mean {nearest[0]!r}?" if nearest else "a header line, then one sample a row",
+        hint=hint if table.columns else "a header line, then one sample a row",
     )
 
 
 def _unknown(source: DataSource, table: Table, what: str, option: str) -> DataError:
     hint = f"name it: {option} NAME"
-    if source.path.endswith((".csv", ".tsv")) and not table.by_position:
+    if source.needs_labels and source.task in FORMS:
+        hint = f"{FORMS[source.task]}; or name it: {option} NAME"
+    elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
     other = _other_task(source, table)
     if other is not None:

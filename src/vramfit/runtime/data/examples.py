@@ -8,11 +8,13 @@ from typing import Any
 
 from vramfit.errors import DataError
 from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown
-from vramfit.runtime.data.columns import Columns, find_columns
+from vramfit.runtime.data.columns import FORMS, Columns, find_columns
 from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.labels import LabelNames
+from vramfit.runtime.data.labels import LabelNames, in_order, some_of
+from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
 from vramfit.runtime.data.rows import Row
-from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.units import counted
 
 Reference = dict[str, Any]
 """What is known of a sample beside its tokens: `row`, and by task the keys that each reader below puts in."""
@@ -47,17 +49,36 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
             num_rows += 1
             try:
                 if row.problem:
-                    raise BadValue(row.problem)
+                    raise BadValue(row.problem, hint=_hint(source, row.problem))
                 columns = columns or find_columns(source, table)
                 good.append({"row": row.number} | read(row, columns, labels))
             except BadValue as error:
-                bad.append(BadRow(source.name, row.number, str(error)))
+                bad.append(BadRow(source.name, row.number, str(error), error.hint))
+    if bad and len(bad) == num_rows == len(labels.unknown):
+        raise _strange_labels(source, labels)
     if bad and not source.skip_bad_rows:
         raise refuse(bad, num_rows)
     if not good:
         what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
     return Examples(good, _label_names(source, labels, good), tuple(bad))
+
+
+def _hint(source: DataSource, problem: str) -> str:
+    """What to do where a row cannot be read; nothing where it is to be mended."""
+    if not problem.startswith(NOT_UTF8) or source.path == STANDARD_INPUT:
+        return ""
+    return as_utf8(source.path, "WINDOWS-1252")
+
+
+def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
+    """The error for data of other labels than the model's."""
+    theirs = some_of(in_order(labels.unknown))
+    return DataError(
+        f"{source.name}: no row has a label that is known: its labels are {theirs}; known are {labels.some_known}",
+        file=source.name,
+        hint="the model learned other labels: give data that has them, or name their column: --label-column NAME",
+    )
 
 
 def read_example(task: str, row: Row, columns: Columns) -> Reference:
@@ -123,7 +144,9 @@ def _tagged(row: Row, columns: Columns, labels: LabelNames) -> Reference:
     if not isinstance(tags, list):
         raise BadValue(f"{columns.label} is {'missing' if tags is None else shown(tags)}, not a list of tags")
     if len(tags) != len(spans):
-        raise BadValue(f"{len(tags)} tags for {len(spans)} tokens")
+        of_the_text = "; for one label a text: --task sequence-classification"
+        hint = FORMS["token-classification"] + of_the_text if len(tags) == 1 else ""
+        raise BadValue(f"{counted(len(tags), 'tag')} for {counted(len(spans), 'token')}", hint=hint)
     return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}
 
 

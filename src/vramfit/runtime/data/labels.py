@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import BadValue, shown
+from vramfit.runtime.data.bad_rows import MAX_SHOWN_CHARACTERS, BadValue, shown
 
 NUM_NAMED = 8
 
@@ -47,6 +47,14 @@ def _is_number(name: str) -> bool:
     return name.removeprefix("-").isdecimal() and name.isascii()
 
 
+def some_of(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    named = [
+        name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…" for name in names[:NUM_NAMED]
+    ]
+    return ", ".join(named) + (", …" if len(names) > NUM_NAMED else "")
+
+
 class LabelNames:
     """The names that labels may have: given, or gathered from the data.
 
@@ -61,6 +69,8 @@ class LabelNames:
             raise WorkloadError([f"label names repeat: {', '.join(names)}"])
         self._given = names
         self._known = None if names is None else frozenset(names)
+        self.unknown: list[str] = []
+        """Labels that were asked for and are not among those given, one a row."""
         self._are_numbers = names is not None and any(_is_number(name) for name in names)
 
     def name_of(self, value: Any) -> str:
@@ -74,8 +84,13 @@ class LabelNames:
             return text
         if _is_number(text) and not self._are_numbers and 0 <= int(text) < len(self._given):
             return self._given[int(text)]
-        some = ", ".join(self._given[:NUM_NAMED]) + (", …" if len(self._given) > NUM_NAMED else "")
-        raise BadValue(f"the label {shown(text)} is not one of the {len(self._given)} known: {some}")
+        self.unknown.append(text)
+        raise BadValue(f"the label {shown(text)} is not one of the {len(self._given)} known: {some_of(self._given)}")
+
+    @property
+    def some_known(self) -> str:
+        """The first of those given."""
+        return some_of(self._given or ())
 
     def names(self, used: Iterable[str]) -> tuple[str, ...]:
         """All of them in order: those given, or those used."""

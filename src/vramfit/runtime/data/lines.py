@@ -1,5 +1,6 @@
 """Lines of a file or a pipe, decoded one at a time; those that are not UTF-8 are remembered with their place."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,8 @@ from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
 MAX_LINE_BYTES = 256 * 2**20
 """A line this long is no row of a data set; reading on would only fill the memory."""
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+NOT_UTF8 = "not UTF-8"
+"""How the problem of a line begins that cannot be decoded."""
 
 
 class Lines:
@@ -54,7 +57,7 @@ class Lines:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
             where = self._offset + error.start
-            self.broken[self.number] = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {where:,} of the file"
+            self.broken[self.number] = f"{NOT_UTF8}: byte 0x{raw[error.start]:02x} at offset {where:,} of the file"
             return raw.decode("utf-8", errors="replace")
 
     def _check_start(self, raw: bytes) -> None:
@@ -68,8 +71,15 @@ class Lines:
             f"{self.name} is not UTF-8 text: {why}",
             file=self.name,
             rows=[self.number],
-            hint=f"save it as UTF-8, for example: iconv -f UTF-16 -t UTF-8 {self.name}",
+            hint=as_utf8(self.name, "UTF-16"),
         )
+
+
+def as_utf8(name: str, encoding: str) -> str:
+    """The hint for a file in another encoding."""
+    path = Path(name)
+    command = shlex.join(["iconv", "-f", encoding, "-t", "UTF-8", name])
+    return f"save it as UTF-8, for example: {command} > {shlex.quote(f'{path.stem}-utf8{path.suffix}')}"
 
 
 @contextmanager

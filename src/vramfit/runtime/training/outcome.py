@@ -48,6 +48,7 @@ def make_record(
     """What a finished run has to say."""
     request, progress, stepper, place = parts.request, loop.progress, parts.stepper, parts.place
     evaluated = make_metrics(data.evaluation) if data.evaluation is not None else None
+    losses = progress.last_losses(parts.order.num_batches)
     training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
     return RunRecord(
         model=request.model,
@@ -70,7 +71,8 @@ def make_record(
         loss_scale=stepper.loss_scale,
         num_recoveries=stepper.num_recoveries + parts.inference.num_recoveries,
         final_micro_batch=stepper.micro_batch,
-        train_loss=progress.mean_loss,
+        train_loss=sum(losses) / len(losses) if losses else None,
+        num_loss_batches=len(losses),
         evaluations=tuple(progress.evaluations),
         best_metric=evaluated.best_metric if evaluated is not None else None,
         best_value=progress.best_value,

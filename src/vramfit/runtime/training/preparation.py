@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.errors import DataError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
@@ -90,30 +90,6 @@ def _source(request: TrainRequest, path: str) -> DataSource:
         skip_bad_rows=request.skip_bad_rows,
         max_rows=request.max_rows,
     )
-
-
-def saved_plan(request: TrainRequest) -> Plan | None:
-    """The plan that was given as a file.
-
-    Raises:
-        VramfitError: the file is no plan.
-        WorkloadError: a plan for another job.
-    """
-    if request.plan is None:
-        return None
-    try:
-        plan = Plan.load(request.plan)
-    except VramfitError as error:
-        raise VramfitError(f"the plan {request.plan}: {error}", hint="vramfit plan --save FILE writes one") from None
-    w = plan.workload
-    problems = []
-    if w.task != request.task:
-        problems.append(f"the plan is for task {w.task}, not {request.task}")
-    if request.batch is not None and w.batch != request.batch:
-        problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
-    if problems:
-        raise WorkloadError(problems, hint="plan anew, or leave out what the plan says already")
-    return plan
 
 
 def make_plan(

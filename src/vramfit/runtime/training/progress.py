@@ -8,7 +8,7 @@ from vramfit.records.codec import from_data, to_data
 from vramfit.records.run import EvaluationResult
 
 NUM_RECENT = 50
-"""Losses whose mean is shown."""
+"""Losses whose mean is shown, at most."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,11 +73,9 @@ class Progress:
         """Whether the weights of this step have been."""
         return bool(self.evaluations) and self.evaluations[-1].step == self.step
 
-    @property
-    def mean_loss(self) -> float | None:
-        """Of the last batches."""
-        finite = [loss for loss in self.losses if math.isfinite(loss)]
-        return sum(finite) / len(finite) if finite else None
+    def last_losses(self, num_batches: int) -> list[float]:
+        """Of the last batches, no more than the `num_batches` of an epoch; those that are numbers."""
+        return [loss for loss in self.losses[-max(num_batches, 1) :] if math.isfinite(loss)]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -176,18 +176,13 @@ def _wrong_numbers(r: TrainRequest) -> list[str]:
     for name, (low, high) in bounds.items():
         value = getattr(r, name)
         if not isinstance(value, int | float) or not low < value < high:
-            problems.append(
-                f"{name} {value!r} is not {'a positive number' if low == 0 else 'a number from 0'}" + _up(high)
-            )
+            wanted = f"above 0 and below {high:,.0f}" if low == 0 else f"from 0 and below {high:,.0f}"
+            problems.append(f"{name} {value!r} is not a number {wanted}")
     if not isinstance(r.warmup, int | float) or not 0 <= r.warmup < math.inf:
         problems.append(f"warmup {r.warmup!r} is neither a share below 1 nor a number of steps")
     if not isinstance(r.seed, int) or not 0 <= r.seed < 2**63:
         problems.append(f"seed {r.seed!r} is not a whole number from 0")
     return problems
-
-
-def _up(high: float) -> str:
-    return " below 1" if high == 1 else ""
 
 
 def _contradictions(r: TrainRequest) -> list[str]:

@@ -7,6 +7,7 @@ them is saved as it is; it has learned on the outputs of the rounded weights, wh
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,9 @@ def _on_host(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _put_in_place(temporary: Path, output: Path) -> None:
     """Every file to its place; the configuration, which makes a folder a model, comes last."""
     files = sorted(temporary.iterdir(), key=lambda path: (path.name == "config.json", path.name))
+    mode = stat.S_IMODE(files[-1].stat().st_mode)  # safetensors lets only the owner read what it writes
     for path in files:
+        path.chmod(mode)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
     for path in files:

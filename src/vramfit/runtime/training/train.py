@@ -19,13 +19,14 @@ from vramfit.runtime.training.outcome import make_record
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import (
     Data,
+    gpu_here,
     make_plan,
     read_data,
-    saved_plan,
     settle,
     source_fingerprint,
 )
 from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.saved_plan import saved_plan, suited
 from vramfit.runtime.training.seeding import seed_everything
 from vramfit.runtime.training.session import Session
 from vramfit.workload import Workload
@@ -66,7 +67,7 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
     store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
     with stop_request(resumes=request.resume) as stop:
         checkpoint = us.first(lambda: _begin(request, output, store, on_event))
-        plan = _first_plan(us, lambda: saved_plan(request))
+        plan = _first_plan(us, lambda: saved_plan(request, on_event))
         data = read_data(request, plan)
         _say_what_was_cut(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
@@ -82,6 +83,7 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
                 return finished
         place = _place(request, plan, on_event)
         _check_place(place, us)
+        plan = plan and suited(plan, place, gpu_here(place), on_event)
         us.first(lambda: _make_folder(output))
         least = _least_free_bytes(place, us)
         plan = plan or _first_plan(

@@ -39,7 +39,7 @@ BAD: dict[str, tuple[str, str, str | bytes, int, str]] = {
         "a.jsonl",
         lines({"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a", "b"], "tags": ["O"]}),
         2,
-        "1 tags for 2 tokens",
+        "1 tag for 2 tokens",
     ),
     "no tokens": (
         "token-classification",
@@ -102,8 +102,37 @@ def test_a_label_outside_the_names(write: Any, read: Any) -> None:
     path = write("a.csv", "text,label\ngood,pos\nbad,neutral\n")
     with pytest.raises(DataError, match="'neutral' is not one of the 2 known: neg, pos"):
         read(path, label_names=["neg", "pos"])
-    with pytest.raises(DataError, match="'2' is not one of"):
+    with pytest.raises(DataError, match="its labels are 2; known are neg, pos"):
         read(write("b.csv", "text,label\ngood,2\n"), label_names=["neg", "pos"])
+
+
+def test_data_of_other_labels_than_the_models_names_both(write: Any, read: Any) -> None:
+    path = write("a.csv", "text,label\ngood,pos\nbad,neg\nwell,pos\n")
+    with pytest.raises(DataError, match=r"no row .*: its labels are neg, pos; known are LABEL_0, LABEL_1") as caught:
+        read(path, label_names=["LABEL_0", "LABEL_1"])
+    assert "other labels" in str(caught.value.hint)
+    assert "skip" not in str(caught.value.hint)
+    with pytest.raises(DataError, match="2 of 3 rows"):
+        read(path, label_names=["neg", "LABEL_1"])
+
+
+def test_a_file_in_another_encoding_is_to_be_saved_as_utf8(write: Any, read: Any) -> None:
+    path = write("my été.csv", "text,label\nbon,1\nété,0\n".encode("latin-1"))
+    with pytest.raises(DataError, match="0xe9 at offset 17") as caught:
+        read(path)
+    assert f"iconv -f WINDOWS-1252 -t UTF-8 '{path}' > 'my été-utf8.csv'" in str(caught.value.hint)
+    assert "--skip-bad-rows" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("header", ["text,label", "review,sentiment"])
+def test_texts_with_a_label_each_are_no_tagged_tokens_and_the_forms_are_named(
+    write: Any, read: Any, header: str
+) -> None:
+    path = write("a.csv", f"{header}\ngood and well,pos\nbad and poor,neg\n")
+    with pytest.raises(DataError) as caught:
+        read(path, task="token-classification")
+    assert ".conll" in str(caught.value.hint)
+    assert "JSON lines with the lists tokens and tags" in str(caught.value.hint)
 
 
 def test_a_missing_column_names_those_there_and_the_nearest(write: Any, read: Any) -> None:
@@ -113,8 +142,19 @@ def test_a_missing_column_names_those_there_and_the_nearest(write: Any, read: An
     assert "'sentence_text'" in str(caught.value.hint)
     with pytest.raises(DataError, match="looks like the text"):
         read(path)
+    with pytest.raises(DataError) as caught:
+        read(path, text_columns=("sentence_text",), label_column="lable")
+    assert "'label'" in str(caught.value.hint)
     with pytest.raises(DataError, match="looks like the label"):
         read(write("b.csv", "id,text,y\n1,good,1\n"))
+
+
+@pytest.mark.parametrize("name", ["nope", "sentment"])
+def test_a_column_of_labels_is_not_what_was_meant_for_the_texts(write: Any, read: Any, name: str) -> None:
+    path = write("a.csv", "review,sentiment\ngood,1\n")
+    with pytest.raises(DataError, match="it has review, sentiment") as caught:
+        read(path, text_columns=(name,))
+    assert caught.value.hint == "name one of them"
 
 
 def test_two_columns_of_one_name_are_refused_where_one_of_them_is_wanted(write: Any, read: Any) -> None:

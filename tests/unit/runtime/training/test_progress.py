@@ -29,4 +29,13 @@ def test_a_state_comes_back_as_it_was() -> None:
     assert again.evaluations == progress.evaluations
     assert (again.step, again.epoch, again.index, again.best_step) == (2, 0, 2, 1)
     assert again.num_without_better == 1
-    assert again.mean_loss == 0.5
+    assert again.last_losses(4) == [0.5, 0.5]
+
+
+def test_the_losses_that_are_shown_are_those_of_one_epoch_at_most() -> None:
+    progress = Progress()
+    for loss in (4.0, 3.0, 2.0, math.nan, 0.25):
+        progress.lost(loss)
+    assert progress.last_losses(3) == [2.0, 0.25]
+    assert progress.last_losses(1) == [0.25]
+    assert progress.last_losses(1000) == [4.0, 3.0, 2.0, 0.25]

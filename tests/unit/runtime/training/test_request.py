@@ -35,6 +35,8 @@ def test_all_problems_are_reported_at_once() -> None:
         ({"device": "emulated"}, "needs memory"),
         ({"warmup": float("inf")}, "warmup inf"),
         ({"lr": float("nan")}, "lr nan"),
+        ({"lr": 1e9}, "lr 1000000000.0 is not a number above 0 and below 1,000"),
+        ({"weight_decay": -1.0}, "weight_decay -1.0 is not a number from 0 and below 1,000"),
         ({"memory": "much"}, "memory 'much' is not a size"),
         ({"task": "question-answering", "label_smoothing": 0.1}, "label_smoothing is for"),
         ({"label_smoothing": 1.0}, "below 1"),

@@ -119,6 +119,12 @@ def test_the_saved_folder_is_a_transformers_folder(tmp_path: Path) -> None:
     assert model(**tokens).logits.shape == (1, 2)
 
 
+def test_whoever_may_read_the_configuration_may_read_the_weights(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=1)
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"] == modes["tokenizer.json"]
+
+
 def test_a_loss_that_is_read_late_is_told_all_the_same(
     tmp_path: Path, dev: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

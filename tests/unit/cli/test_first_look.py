@@ -1,0 +1,92 @@
+"""A wrong name, file or column is told before anything heavy is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.runtime.training.small_runs import write_classes
+
+from vramfit.cli.first_look import look_at_data, look_at_driver, look_at_model
+from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.models.catalogue import all_entries
+from vramfit.models.resolve import resolve
+from vramfit.runtime.data.source import DataSource
+
+SCRIPT = """
+import json, sys
+sys.argv = ["vramfit", *{arguments!r}]
+try:
+    from vramfit.cli.main import main
+    main()
+finally:
+    print(json.dumps([name for name in ("torch", "transformers") if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train", "nosuch.csv", "--model", "bert-tiny", "--output", "out"), "cannot read nosuch.csv"),
+        (("train", "DATA", "--model", "./nosuch", "--output", "out"), "unknown model './nosuch'"),
+        (("train", "DATA", "--model", "bert-tiny", "--output", "out", "--text-column", "nope"), "no column 'nope'"),
+        (("train", "DATA", "--model", "bert-tiny", "--output", "out", "--gpu", "t44"), "no GPU 't44'"),
+        (("evaluate", "bert-tiny", "nosuch.csv"), "cannot read nosuch.csv"),
+        (("predict", "bert-tiny", "DATA", "--gpu", "t44"), "no GPU 't44'"),
+        (("estimate", "bert-tiny", "--gpu", "t44"), "no GPU 't44'"),
+        (("max-batch", "bert-tiny", "--seq", "100000", "--gpu", "t4"), "beyond the 512 positions of bert-tiny"),
+        (("plan", "bert-tiny", "--seq", "100000", "--gpu", "t4"), "beyond the 512 positions of bert-tiny"),
+    ],
+)
+def test_a_quick_no_imports_nothing_heavy(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    data = str(write_classes(tmp_path / "train.csv", num_rows=4))
+    given = [data if a == "DATA" else a for a in arguments]
+    script = SCRIPT.format(arguments=given)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert done.stdout.strip() == "[]"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_machine_without_a_driver_is_told_so_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramfit.devices.driver.has_driver", lambda: False)
+    with pytest.raises(VramfitError, match="no CUDA device") as caught:
+        look_at_driver("take another machine")
+    assert caught.value.hint == "take another machine"
+
+
+def test_lengths_are_refused_with_the_words_of_an_estimate() -> None:
+    from vramfit.estimator.predict import estimate
+
+    with pytest.raises(WorkloadError) as quick:
+        look_at_model("roberta-base", [128, 513])
+    with pytest.raises(WorkloadError) as slow:
+        estimate("roberta-base", seq=513, gpu="t4")
+    assert str(quick.value) == str(slow.value)
+
+
+def test_every_published_model_may_have_its_longest_length() -> None:
+    for entry in all_entries():
+        look_at_model(entry.name, [entry.max_positions])
+
+
+def test_a_folder_comes_before_a_published_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve("bert-tiny").config.save_pretrained(tmp_path / "bert-tiny")
+    monkeypatch.chdir(tmp_path)
+    look_at_model("bert-tiny", [100_000])
+
+
+def test_data_that_can_be_read_once_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    look_at_data(DataSource(path=str(tmp_path / "pipe.csv"), task="sequence-classification"))
+    look_at_data(DataSource(path="-", task="sequence-classification"))
+
+
+def test_bad_rows_are_left_to_be_told_together(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_bytes(b"text,label\n\xe9t\xe9,good\n,bad\n")
+    look_at_data(DataSource(path=str(tmp_path / "bad.csv"), task="sequence-classification"))
+    (tmp_path / "binary.csv").write_bytes(b"\0\1\2\3")
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        look_at_data(DataSource(path=str(tmp_path / "binary.csv"), task="sequence-classification"))
