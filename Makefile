@@ -52,6 +52,10 @@ docs: $(STAMP)  ## Build the documentation into site/, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html in a browser"
 
+.PHONY: release
+release: $(STAMP)  ## Build wheel and source archive into dist/, and use both from an empty environment
+	$(BIN)/python scripts/check_release.py
+
 format: $(STAMP)  ## Format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

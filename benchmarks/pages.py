@@ -1,9 +1,11 @@
 """Markdown that benchmarks write: paragraphs and tables."""
 
+import re
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 WIDTH = 120
+NUMBER = re.compile(r"[−+-]?\d[\d,.]*( ?(%|×|[KMGT]iB|B|s|ms|min|h))?( \([\d.]+×\))?")
 
 
 def paragraph(*texts: str) -> str:
@@ -12,9 +14,15 @@ def paragraph(*texts: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; None is a dash."""
-    lines = [_row(head), "|" + "---|" * len(head)]
-    return "\n".join([*lines, *(_row(row) for row in rows)])
+    """A table; None is a dash, and columns of numbers are set right."""
+    made = [list(row) for row in rows]
+    rules = ("---:" if _is_numeric([row[i] for row in made]) else "---" for i in range(len(head)))
+    return "\n".join([_row(head), f"|{'|'.join(rules)}|", *map(_row, made)])
+
+
+def _is_numeric(column: Sequence[object]) -> bool:
+    shown = [str(cell) for cell in column if cell not in (None, "")]
+    return bool(shown) and all(NUMBER.fullmatch(cell) for cell in shown)
 
 
 def _row(cells: Sequence[object]) -> str:

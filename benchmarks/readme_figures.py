@@ -6,7 +6,7 @@ A block is `<!-- figures: NAME -->` … `<!-- end -->`; what lies between is rep
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +30,17 @@ def write() -> None:
     README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def fill(text: str) -> str:
+def fill(text: str, blocks: Mapping[str, Callable[[], str]] | None = None) -> str:
     """A text with its blocks made anew.
+
+    Args:
+        blocks: who makes them; the README's own without.
 
     Raises:
         KeyError: a block that nobody makes.
     """
-    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", text)
+    made = BLOCKS if blocks is None else blocks
+    return BLOCK.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
 
 
 def names(text: str) -> list[str]:
@@ -157,6 +161,17 @@ def plans() -> str:
     )
 
 
+def step_times() -> str:
+    """How near step times are to the runs they were fitted to, and to others."""
+    r = newest("step_time_fit")
+    return paragraph(
+        f"Step times are those of a model fitted to {r['num_workloads']} runs on one H200: median error",
+        f"{_percent(r['median_error'])} there, {_percent(r['held_out_median_error'])} on halves it had not seen",
+        "(`benchmarks/step_time_fit.py`). The plans and settings above ran on another day's machine, after `vramfit",
+        "calibrate`; most took longer than predicted, in the order predicted.",
+    )
+
+
 def _of_all(count: int) -> str:
     return f"all {WORDS[NUM_GRIDS]}" if count == NUM_GRIDS else f"{count} of {WORDS[NUM_GRIDS]}"
 
@@ -222,6 +237,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "peers": peers,
     "trained": trained,
     "plans": plans,
+    "step_times": step_times,
     "loading": loading,
     "stepper": stepper,
     "packed": readme_runs.packed,

@@ -13,7 +13,7 @@ VramfitError                 .hint: what to do about it
 └ MissingExtra               the pip command
 
 The message says what happened, with numbers; the hint says what to do. The command line prints both,
-one line each, and leaves with `exit_code`.
+one line each, and leaves with `exit_code`; a traceback has the hint as its last line.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,31 @@ class VramfitError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
+        self._hint: str | None = None
         self.hint = hint
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it; a note of the error too, so that tracebacks show it."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        others = [note for note in getattr(self, "__notes__", []) if note != _note(self._hint)]
+        self.__notes__ = others if hint is None else [*others, _note(hint)]
+        self._hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[VramfitError], arguments: tuple[Any, ...]) -> VramfitError:
+    """An error as it was sent: its `__init__` would take its message for something else."""
+    return kind.__new__(kind, *arguments)
+
+
+def _note(hint: str | None) -> str:
+    return f"→ {hint}"
 
 
 class WorkloadError(VramfitError, ValueError):

@@ -69,6 +69,21 @@ def test_moving_the_batch_updates_bar_and_verdict(page: Page, address: str) -> N
     page.wait("document.getElementById('spoken').textContent.startsWith('Does not fit')")
 
 
+def test_the_limit_is_named_above_its_line_and_bars_are_in_proportion(page: Page, address: str) -> None:
+    page.open(f"{address}?gpu=rtx-3060&seq=512&batch=48")
+    page.wait(ANSWERED)
+    assert page.text(HEADLINE).startswith("Does not fit")
+    name, line = (
+        page.evaluate(f"document.querySelector('.timeline {what}').getBoundingClientRect().{edge}")
+        for what, edge in ((".limit-name", "bottom"), (".top-line", "top"))
+    )
+    assert line - 8 < name <= line
+    page.wait("!document.querySelector('#row .skeleton') && document.querySelectorAll('#row .n').length > 2")
+    numbers = page.evaluate("[...document.querySelectorAll('#row .n')].map(n => Number(n.innerText.replace(',', '')))")
+    widths = page.evaluate("[...document.querySelectorAll('#row .track i')].map(i => parseFloat(i.style.width))")
+    assert widths == pytest.approx([100 * n / max(numbers) for n in numbers], abs=0.01)
+
+
 def test_figures_come_while_a_slider_moves(page: Page, address: str) -> None:
     page.open(f"{address}?model=distilbert-base-uncased&seq=128&batch=8")
     page.wait(ANSWERED)

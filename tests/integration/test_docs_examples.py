@@ -25,6 +25,12 @@ def test_the_examples_of_a_page_run(page: str, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out
 
 
+def test_the_loop_for_several_gpus_runs_alone_too(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page("several-gpus.md")
+    assert names["stepper"].num_steps == 3
+    assert re.findall(r"^step (\d): loss 0\.\d+$", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
+
+
 def test_the_example_of_watching_names_its_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "watching.md").read_text(encoding="utf-8"), re.DOTALL)
     page = tmp_path / "watching.py"

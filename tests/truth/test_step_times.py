@@ -4,10 +4,11 @@ The constants of the model were fitted to these workloads; `benchmarks/step_time
 where they are fitted to one half and judged by the other. The table is printed with `pytest -s`.
 """
 
+import json
 from pathlib import Path
 
 import pytest
-from tests.truth.cases import model_of
+from tests.truth.cases import HERE, model_of
 from tests.truth.step_times import median_error, rank_correlation, timed_cases
 
 from vramfit.devices.catalogue import find_gpu
@@ -35,6 +36,15 @@ def test_the_order_of_workloads_is_right() -> None:
 
 def test_half_of_the_predictions_are_within_15_percent() -> None:
     assert median_error(predicted(), [case.step_s for case in timed_cases()]) <= 0.15
+
+
+def test_the_error_that_is_told_is_that_of_the_constants_as_they_stand() -> None:
+    newest = sorted((HERE.parents[1] / "benchmarks" / "results").glob("step_time_fit_*.json"))[-1]
+    told = json.loads(newest.read_text(encoding="utf-8"))
+    assert told["num_workloads"] == len(timed_cases())
+    assert told["median_error"] == pytest.approx(
+        median_error(predicted(), [case.step_s for case in timed_cases()]), abs=1e-4
+    )
 
 
 def test_an_estimate_gives_the_same_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from vramfit.checkpoints.wording import shown
+from vramfit.quiet import import_modelling
 from vramfit.records.finding import Finding
 
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
@@ -45,6 +46,7 @@ def check_architectures(config: Any, data: Mapping[str, Any]) -> list[Finding]:
 
 def _families() -> dict[str, set[str]]:
     """Class name → model types, from the tables of transformers; nothing is imported by a name from a file."""
+    import_modelling()
     from transformers.models.auto import modeling_auto
 
     found: dict[str, set[str]] = {}

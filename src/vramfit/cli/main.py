@@ -1,7 +1,6 @@
 """`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -15,11 +14,10 @@ from typer.core import TyperCommand, TyperGroup
 from vramfit import __version__
 from vramfit.cli.terminal import console
 from vramfit.errors import VramfitError
+from vramfit.quiet import CHATTY, hush
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
-CHATTY = ("torch.utils._pytree", "torchao", "transformers")
-"""Libraries that warn while they are imported, of things a user of this command cannot change."""
 
 VERBS = {
     "estimate": "Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.",
@@ -132,8 +130,7 @@ def main() -> NoReturn:
     own, others = _own_arguments(sys.argv[1:])
     debug = "--debug" in own
     if not debug:
-        for name in CHATTY:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        hush(*CHATTY)
     # --debug may stand anywhere; typer knows it only before the verb
     arguments = [*(a for a in own if a != "--debug"), *others]
     try:

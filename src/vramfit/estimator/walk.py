@@ -194,7 +194,7 @@ def _timeline(
     asked = [event for event in stream.events if event > 0]
     requested, requested_then = sum(asked[request] for request in at_begin), 0
     num_points = min(NUM_TIMELINE_POINTS, len(curve))
-    begins = [index for index, _ in stream.parts]
+    begins, parts = [index for index, _ in stream.parts], _parts_drawn(stream)
     edges = [i * len(curve) // num_points for i in range(num_points + 1)] if num_points else []
     for first, last in pairwise(edges):
         top = max(curve[first:last])
@@ -206,5 +206,14 @@ def _timeline(
             if not shown and curve[index] == top:
                 shown = {category: total for category, total in totals.items() if total}
                 requested_then = requested
-        part = stream.parts[bisect_right(begins, begin + first) - 1][1]
+        part = parts[bisect_right(begins, begin + first) - 1]
         yield TimelinePoint(part=part, allocated_bytes=top, requested_bytes=requested_then, breakdown=shown)
+
+
+def _parts_drawn(stream: Stream) -> list[str]:
+    """The parts as a reader knows them: what a pass drops between backward and the optimizer ends its backward."""
+    parts = [part for _, part in stream.parts]
+    return [
+        "backward" if around == ("backward", "forward", "optimizer") else around[1]
+        for around in zip(["", *parts], parts, [*parts[1:], ""], strict=False)
+    ]

@@ -3,12 +3,15 @@
 import copy
 from typing import TYPE_CHECKING, Any
 
+from vramfit.quiet import import_modelling
+
 if TYPE_CHECKING:
     from torch import nn
 
 
 def backbone(model: "nn.Module") -> "nn.Module":
     """The encoder without its head; the model itself where there is no head to tell apart."""
+    import_modelling()
     from transformers import PreTrainedModel
 
     for module in model.modules():  # the model first; beneath it where it is wrapped

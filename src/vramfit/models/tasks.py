@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramfit.errors import WorkloadError
+from vramfit.quiet import import_modelling
 from vramfit.workload import CHOICES
 
 AUTO_CLASSES: Mapping[str, str] = {
@@ -93,6 +94,7 @@ def _find_class(config: Any, task: str) -> type | None:
     """The class an auto class would build for this configuration, without building it."""
     import transformers
 
+    import_modelling()
     mapping = getattr(transformers, AUTO_CLASSES[task])._model_mapping
     try:
         found: Any = mapping.get(type(config), None)

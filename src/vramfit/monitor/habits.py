@@ -1,7 +1,7 @@
 """Habits that cost memory, noticed while a program runs: graphs kept in evaluation, tensors piled up, padding."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -156,6 +156,9 @@ class Piles:
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[int, int]] = {}
         self._found: dict[tuple[str, str], MemoryFinding] = {}
+        self._sums: dict[str, tuple[int, int]] = {}
+        self._filled_evaluating: dict[str, bool] = {}
+        self._last_evaluating: bool | None = None
 
     def look(self, frame: FrameType, look: Look) -> None:
         """Look through the variables of the user's frames."""
@@ -176,9 +179,11 @@ class Piles:
                     if kept and all(t.grad_fn is not None for t in kept):
                         graphs.append((user, name, value))
                     elif kept and not look.on_host:
-                        piled += self._pile(user, name, value, kept[0], look)
+                        piled += self._pile(user, name, value, kept[0], self._when_filled(name, look))
         for user, name, value in graphs:
-            self._keep(_graphs_kept(_place(user, name), name, value, max(look.grown_bytes - piled, 0), look), name)
+            filled = self._when_filled(name, look, grown=self._is_new(name, value))
+            self._keep(_graphs_kept(_place(user, name), name, value, max(look.grown_bytes - piled, 0), filled), name)
+        self._last_evaluating = look.evaluating
 
     def findings(self) -> Iterator[MemoryFinding]:
         yield from list(self._found.values())
@@ -189,6 +194,26 @@ class Piles:
         before, times = self._sizes.get(id(value), (0, 0))
         self._sizes[id(value)] = size, times + 1 if size > before else 0
         return size >= PILE and size > before and times >= 1
+
+    def _is_new(self, name: str, value: Any) -> bool:
+        """Whether a sum is another than at the last look; containers that have not grown do not come so far."""
+        if not isinstance(value, torch.Tensor):
+            return True
+        known, self._sums[name] = self._sums.get(name), (id(value), value._version)
+        return known != self._sums[name]
+
+    def _when_filled(self, name: str, look: Look, *, grown: bool = True) -> Look:
+        """The same look, as of the time when something went into `name`.
+
+        The first look of an evaluation sees what the training before it has left, and the other way round.
+        """
+        if grown and self._last_evaluating in (None, look.evaluating):
+            evaluating = look.evaluating
+        else:
+            before = look.evaluating if self._last_evaluating is None else self._last_evaluating
+            evaluating = self._filled_evaluating.get(name, before)
+        self._filled_evaluating[name] = evaluating
+        return replace(look, evaluating=evaluating)
 
     def _pile(self, frame: FrameType, name: str, value: Any, last: torch.Tensor, look: Look) -> int:
         num_bytes = _storage_bytes(value)

@@ -1,7 +1,7 @@
 """`StepCourse`: how a step of a run really went, request by request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FILE_NAME = "step.json"
@@ -23,9 +23,9 @@ class StepCourse:
     """Tokens a sequence, padding included."""
     num_events: int
     """Requests and frees."""
-    requested_bytes: tuple[int, ...]
+    requested_bytes: tuple[int, ...] = field(repr=False)
     """The most in each of equal stretches of events."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = field(default=(), repr=False)
     """Tokens of each sequence where nothing was padded; `micro_batch` times `seq` is then what a pass may hold."""
 
     @property

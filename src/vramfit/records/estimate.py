@@ -152,6 +152,12 @@ class Estimate:
             raise VramfitError("an estimate read from a file has no stream to save", hint="estimate it again")
         replace_file(Path(path), pickle.dumps(self.snapshot()))
 
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import estimate_repr
+
+        return estimate_repr(self)
+
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
         from vramfit.report.notebook import estimate_html
@@ -173,6 +179,12 @@ class MaxBatch:
     """What stops the next batch: the phase and part that would run out, in words."""
     not_fitting: tuple[int, ...] = ()
     """Smaller batches that do not fit although this one does: fragmentation decides."""
+
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import max_batch_repr
+
+        return max_batch_repr(self)
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""

@@ -44,3 +44,9 @@ class Fitting:
         A line with a minus for what was, one with a plus for what is.
         """
         return "".join(f"-{c.name}={c.before}\n+{c.name}={c.after}\n" for c in self.changes)
+
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import fitting_repr
+
+        return fitting_repr(self)

@@ -72,3 +72,9 @@ class LoadReport:
     """What the inspection before the load had to say."""
     comparison: LogitComparison | None = None
     """Outputs beside those of full precision, where that was asked for."""
+
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import load_repr
+
+        return load_repr(self)

@@ -67,6 +67,12 @@ class Measurement:
         """The median step, the first left out; None with fewer than two steps."""
         return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
 
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import measurement_repr
+
+        return measurement_repr(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseDifference:
@@ -98,6 +104,12 @@ class Comparison:
     """Of the allocated and reserved peaks, without its sign."""
     agrees: bool
     """Within the tolerance, and of one mind about whether it fits."""
+
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import comparison_repr
+
+        return comparison_repr(self)
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""

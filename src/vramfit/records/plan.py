@@ -180,6 +180,12 @@ class Plan:
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
 
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import plan_repr
+
+        return plan_repr(self)
+
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
         from vramfit.report.notebook import plan_html

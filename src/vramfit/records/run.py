@@ -90,6 +90,12 @@ class RunRecord:
     """What it ran with: python, torch, transformers, vramfit, the GPU."""
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import run_repr
+
+        return run_repr(self)
+
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
         from vramfit.report.notebook import run_html

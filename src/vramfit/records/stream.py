@@ -45,3 +45,6 @@ class Stream:
     @property
     def num_requests(self) -> int:
         return len(self.request_origins)
+
+    def __repr__(self) -> str:
+        return f"<Stream of {len(self.events):,} events, {self.num_requests:,} of them requests>"

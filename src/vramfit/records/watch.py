@@ -185,3 +185,9 @@ class WatchRecord:
     """In detailed mode: what was alive when most was allocated at the end of a phase, most first."""
     out_of_memory: tuple[OutOfMemoryReport, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """How a prompt shows it."""
+        from vramfit.report.prompt import watch_repr
+
+        return watch_repr(self)

@@ -110,7 +110,17 @@ def estimate_bar(e: Estimate) -> str:
     need = sum(num_bytes for _, num_bytes in shown)
     limit = e.total_memory_bytes if is_whole else e.capacity_bytes
     scale = 1.02 * max(need, limit or 0, 1)
-    return _svg(shown, limit, scale, need) + _legend(shown)
+    name = f"{e.gpu or 'GPU'} {format_bytes(limit or 0)}" if is_whole else f"{format_bytes(limit or 0)} may be reserved"
+    mark = "" if limit is None else _mark(name, limit / scale)
+    return mark + _svg(shown, limit, scale, need) + _legend(shown)
+
+
+def _mark(name: str, share: float) -> str:
+    """What the line in the bar is, above it and on the side that has room."""
+    side = f"right:{100 - 100 * share:.2f}%" if share > 0.5 else f"left:{100 * share:.2f}%"
+    label = tag("span", text(name), style=f"position:absolute;bottom:0;{side};white-space:nowrap;font-weight:600")
+    look = "position:relative;max-width:1040px;height:1.4em;margin-top:.5em;font-size:.8em"
+    return tag("div", label, class_="budget", style=look)
 
 
 def _svg(parts: Sequence[tuple[str, int]], limit: int | None, scale: float, need: int) -> str:
@@ -128,7 +138,7 @@ def _svg(parts: Sequence[tuple[str, int]], limit: int | None, scale: float, need
         pieces.append(tag("line", x1=x, x2=x, y1="0", y2=str(HEIGHT + 12), stroke="currentColor", stroke_width="3"))
         said += f" of {format_bytes(limit)}"
     view = f"0 0 {WIDTH} {HEIGHT + 12}"
-    look = "width:100%;max-width:1040px;height:46px;display:block;margin:.5em 0 .2em"
+    look = "width:100%;max-width:1040px;height:46px;display:block;margin:.1em 0 .2em"
     return tag("svg", *pieces, viewBox=view, preserveAspectRatio="none", role="img", aria_label=said, style=look)
 
 

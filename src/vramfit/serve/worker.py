@@ -5,7 +5,6 @@ foresaw ends the process; the pool starts another and tries again.
 """
 
 import gc
-import logging
 import os
 import queue
 import signal
@@ -17,12 +16,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vramfit.errors import VramfitError
+from vramfit.quiet import CHATTY, hush
 from vramfit.serve.settings import ServeSettings
 
 GONE = None
 """Stands for the end of the pipe."""
-CHATTY = ("torch.utils._pytree", "torchao", "transformers")
-"""Libraries that warn while they are imported, of things a user of this command cannot change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,7 @@ def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
     """Load the model, say so, and answer until the pipe ends."""
     for one in (signal.SIGINT, signal.SIGTERM):  # both are the server's: it ends the pipe
         signal.signal(one, signal.SIG_IGN)
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush(*CHATTY)
     try:
         engine = _engine(settings, number)
     except VramfitError as error:

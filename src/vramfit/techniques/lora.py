@@ -14,7 +14,7 @@ import torch
 
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import encoder_layers, head_parameters
-from vramfit.techniques.quiet import quiet
+from vramfit.quiet import quiet
 
 OLDEST_PEFT = "0.18"
 ALPHA = 2

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from vramfit.quiet import import_modelling
+
 IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
 FLASH_TYPES = (torch.float16, torch.bfloat16)
@@ -15,6 +17,7 @@ PACKED_PRECISIONS = ("amp-bf16", "amp-fp16", "bf16", "fp16")
 
 def register() -> None:
     """Make the kernel known to transformers."""
+    import_modelling()
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, attend)

@@ -12,8 +12,8 @@ import torch
 
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
+from vramfit.quiet import quiet
 from vramfit.techniques.frozen_linear import FrozenLinear
-from vramfit.techniques.quiet import quiet
 from vramfit.workload import Precision, Quantize
 
 OLDEST_TORCHAO = (0, 18)

@@ -1,5 +1,7 @@
 """What is live at the peak and what each block is."""
 
+from dataclasses import replace
+
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.estimator.walk import NUM_TIMELINE_POINTS, walk
 from vramfit.records.stream import Origin, Stream
@@ -88,6 +90,16 @@ def test_a_short_step_has_a_point_for_each_event_and_a_long_one_only_so_many() -
     timeline = walk(long, 0, (0, 1000), AllocatorOptions()).timeline
     assert len(timeline) == NUM_TIMELINE_POINTS
     assert {p.allocated_bytes for p in timeline} == {K}
+
+
+def test_what_a_pass_drops_after_backward_is_no_second_forward() -> None:
+    parts = [*PARTS[:4], (10, "forward"), *PARTS[4:]]
+    dropping = replace(small(), parts=parts)
+    assert [p.part for p in walk(dropping, 8, (2, 15), AllocatorOptions()).timeline] == (
+        ["forward"] * 4 + ["backward"] * 6 + ["optimizer"] * 3
+    )
+    again = replace(small(), parts=[*parts[:5], (11, "backward"), *PARTS[4:]])  # the next micro-batch
+    assert [p.part for p in walk(again, 8, (2, 15), AllocatorOptions()).timeline][8:10] == ["forward", "backward"]
 
 
 def test_every_moment_of_the_step_adds_up_to_what_is_live_then() -> None:

@@ -145,8 +145,17 @@ def test_a_runs_folder_shows_its_course(tmp_path: Path) -> None:
     assert set(shown) == {"loss", "scores", "speed", "reserved"}
     assert shown["loss"]["data"][0]["x"] == list(range(1, 21))
     assert shown["scores"]["data"][0]["y"] == [0.9]
+    assert shown["scores"]["layout"]["yaxis"]["range"] == [0, 1.05]
+    assert "range" not in shown["loss"]["layout"]["yaxis"]
     assert "NVIDIA H200" in html
     assert "3.00 GiB; predicted at most 3.00 GiB; budget 4.00 GiB" in html
+
+
+def test_scores_out_of_a_hundred_and_few_steps_have_axes_that_suit_them() -> None:
+    layout = figures.curve({"f1": ([2, 4], [88.0, 90.0])}, figures.SCORE)["layout"]
+    assert "range" not in layout["yaxis"]
+    assert layout["xaxis"]["dtick"] == 1
+    assert "dtick" not in figures.curve({"loss": ([10, 20], [0.2, 0.1])}, "loss")["layout"]["xaxis"]
 
 
 def test_a_step_of_the_plans_own_size_lies_over_the_plan(tmp_path: Path) -> None:
@@ -212,5 +221,8 @@ def test_records_show_themselves_in_notebooks() -> None:
     assert "<script" not in shown
     assert "<svg" in shown
     assert "activations" in shown
+    assert "k80 11.17 GiB" in shown  # what the line in the bar is
+    assert "2.00 GiB may be reserved" in estimate(gpu=None, memory="2GiB")._repr_html_()
+    assert 'class="budget"' not in estimate(gpu=None)._repr_html_()
     assert "Largest batch: 14" in max_batch()._repr_html_()
     assert "20 steps, completed" in run_record()._repr_html_()

@@ -228,6 +228,51 @@ def test_a_running_sum_of_losses_is_named(gpu: EmulatedGPU) -> None:
     assert "`total`" in found.what
 
 
+@pytest.mark.parametrize("summed", [False, True], ids=["list", "sum"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_losses_kept_in_training_are_mended_there_though_an_evaluation_follows(
+    gpu: EmulatedGPU, detailed: bool, summed: bool, epochs: int
+) -> None:
+    losses: list[torch.Tensor] = []
+    total: Any = 0
+    with quiet(detailed=detailed) as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(epochs):
+            model.train()
+            for _ in range(10):
+                loss = model(samples()).square().mean()
+                loss.backward()
+                optimizer.step()
+                if summed:
+                    total += loss
+                else:
+                    losses.append(loss)
+            model.eval()
+            with torch.no_grad():
+                for _ in range(3):
+                    model(samples())
+    found = only(w, "watch.graphs-kept")
+    assert "loss.item()" in found.fix
+    assert "more with every step" in found.what
+    assert summed or f"holds {10 * epochs} tensors" in found.what
+
+
+def test_outputs_with_graphs_kept_in_an_evaluation_after_training_are_mended_there(gpu: EmulatedGPU) -> None:
+    outputs = []
+    with quiet() as w:
+        model = Net()
+        train(model)
+        model.eval()
+        for _ in range(8):
+            output = model(samples())
+            outputs.append(output)
+        model.train()
+        train(model)
+    found = only(w, "watch.graphs-kept")
+    assert "torch.no_grad() around the evaluation" in found.fix
+
+
 def test_logits_that_pile_up_in_evaluation_are_named(gpu: EmulatedGPU) -> None:
     model = Net().eval()
     logits = []

@@ -25,13 +25,12 @@ class TrainerOutOfMemory(RecoveryExhausted, torch.OutOfMemoryError):
         self, message: str, *, attempts: Sequence[str], hint: str | None, report: OutOfMemoryReport | None
     ) -> None:
         words = attempts[-1].partition(" GPU ")[0] if attempts else "out of memory"
-        super().__init__(f"{message}; at last: {words}", attempts=attempts, hint=hint)
+        super().__init__(f"{message}; at last: {words}", attempts=attempts)
         self.report = report
         """What was alive; None where that could not be seen."""
-        lines = [] if report is None else list(report.lines())
-        lines += [f"  → {hint}"] if hint else []
-        if lines:
-            self.add_note("\n".join(lines))
+        if report is not None:
+            self.add_note("\n".join(report.lines()))
+        self.hint = hint  # a note as well, and the last
 
 
 def see(trainer: Any, error: BaseException, phase: WatchPhase | None = None) -> OutOfMemoryReport | None:

@@ -10,6 +10,9 @@ from vramfit.report.html.marks import Figure, gib, limit_line
 from vramfit.report.html.modules import peak_tree
 from vramfit.units import GIB, format_bytes
 
+SCORE = "score"
+MAX_SINGLE_TICKS = 10
+
 
 def icicle(estimate: Estimate) -> Figure:
     """What is alive at the peak, by module."""
@@ -156,7 +159,10 @@ def alternatives(plan: Plan) -> Figure:
 
 
 def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, limit: float | None = None) -> Figure:
-    """Figures of a run by step: name → steps and values; few of them have marks too."""
+    """Figures of a run by step: name → steps and values; few of them have marks too.
+
+    Scores between 0 and 1 are drawn in just that room.
+    """
     colours = ("@weights", "@optimizer", "@activations", "@gradients", "@inputs", "@temporaries")
     data = [
         {
@@ -188,10 +194,20 @@ def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, lim
         "data": data,
         "layout": {
             "height": 280,
-            "xaxis": {"title": {"text": "step"}},
-            "yaxis": {"title": {"text": title}},
+            "xaxis": {"title": {"text": "step"}, "rangemode": "tozero", **_whole_steps(lines)},
+            "yaxis": {"title": {"text": title}, **({"range": [0, 1.05]} if _are_shares(lines, title) else {})},
             "showlegend": len(data) > 1,
             "legend": {"orientation": "h", "y": -0.45},
             "shapes": shapes,
         },
     }
+
+
+def _whole_steps(lines: Mapping[str, tuple[list[int], list[float]]]) -> Figure:
+    """Ticks at whole steps, where there are so few that plotly would cut them."""
+    last = max((step for steps, _ in lines.values() for step in steps), default=0)
+    return {"dtick": 1} if last <= MAX_SINGLE_TICKS else {}
+
+
+def _are_shares(lines: Mapping[str, tuple[list[int], list[float]]], title: str) -> bool:
+    return title == SCORE and all(0 <= value <= 1 for _, values in lines.values() for value in values)

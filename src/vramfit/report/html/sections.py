@@ -97,7 +97,7 @@ def _run(subject: Subject, drawn: Drawn) -> Iterator[str]:
     budget = None if subject.run is None or subject.run.budget_bytes is None else subject.run.budget_bytes / GIB
     wanted = [
         ("loss", losses, "Loss", "loss", None),
-        ("scores", _curves(scores), "What it reached", "score", None),
+        ("scores", _curves(scores), "What it reached", figures.SCORE, None),
         ("speed", speed, "Throughput", "tokens/s", None),
         ("reserved", reserved, "Reserved peak so far", "GiB", budget),
     ]

@@ -84,8 +84,8 @@ async function askRow(parameters, signal) {
       if (!ok) cells[i].note.replaceChildren(element("span", { class: "why", text: shorten(body.error) }));
       else cells[i].button.title = body.batch ? `What limits it: ${body.limited_by}` : "Not even one sample fits";
       found[i] = ok ? body.batch : 0;
-      const most = Math.log2(1 + Math.max(...found, 1));
-      cells.forEach((c, k) => { c.level.style.width = `${(100 * Math.log2(1 + found[k])) / most}%`; });
+      const most = Math.max(...found, 1);
+      cells.forEach((c, k) => { c.level.style.width = `${(100 * found[k]) / most}%`; });
     }
   }
   try {
