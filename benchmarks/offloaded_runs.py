@@ -179,8 +179,7 @@ def run_case(case: dict[str, Any], entry: dict[str, Any], num_steps: int, device
         "budget_bytes": plan.budget_bytes,
         "process_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "num_threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if gpu is None else "emulated",
-        "torch": torch.__version__,
+        **(forked.head() if gpu is None else {"gpu": "emulated", "torch": torch.__version__}),
     }
 
 

@@ -148,8 +148,7 @@ def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Name
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
         "num_alloc_retries": stats["num_alloc_retries"],
         "num_ooms": stats["num_ooms"],
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **forked.head(),
     }
 
 

@@ -154,8 +154,7 @@ def _run(model: Any, training: Any, plan: Any, num_steps: int) -> dict[str, Any]
         "evaluation_safe_reserved_bytes": plan.evaluation.safe_reserved_bytes if plan is not None else None,
         "budget_bytes": memory,
         "predicted_step_s": plan.step_time_s if plan is not None else training.step_time_s,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **forked.head(),
     }
 
 

@@ -86,9 +86,9 @@ def run_side(name: str, task: str, cap: int, side: str, evaluation: dict[str, An
         made = run(folder, name, task, cap, side, evaluation, place, quick)
     if not quick:
         stats = torch.cuda.memory_stats()
-        made |= {"max_reserved_bytes": torch.cuda.max_memory_reserved(), "gpu": torch.cuda.get_device_name()}
+        made |= {"max_reserved_bytes": torch.cuda.max_memory_reserved(), **forked.head()}
         made |= {"num_alloc_retries": stats["num_alloc_retries"], "num_ooms": stats["num_ooms"]}
-    return {**made, "torch": torch.__version__}
+    return made
 
 
 def _train(
