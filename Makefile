@@ -56,6 +56,15 @@ docs: $(STAMP)  ## Build the documentation into site/, links checked
 release: $(STAMP)  ## Build wheel and source archive into dist/, and use both from an empty environment
 	$(BIN)/python scripts/check_release.py
 
+# the oldest transformers that pyproject.toml takes, in a folder that comes before the environment
+.PHONY: oldest
+oldest: $(STAMP)  ## Test the Trainer's integration with the oldest transformers
+	@mkdir -p build
+	grep -vE '^(transformers|huggingface-hub)==' constraints.txt > build/oldest.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/oldest -c build/oldest.txt \
+	  "$$(sed -nE 's/^ *"(transformers)>=([0-9.]+).*/\1==\2.0/p' pyproject.toml | head -n 1)"
+	PYTHONPATH=build/oldest $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile tests/unit/integrations
+
 format: $(STAMP)  ## Format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
