@@ -73,7 +73,8 @@ def lengths_of(given: Any) -> Lengths:
         try:
             lines = Path(given).read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
-            raise VramfitError(f"cannot read {given}: {error}", hint="give a file with one length a line") from None
+            why = getattr(error, "strerror", None) or error
+            raise VramfitError(f"cannot read {given}: {why}", hint="give a file with one length a line") from None
         return _checked(lines, str(given))
     return _checked(given, "a list")
 

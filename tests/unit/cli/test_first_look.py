@@ -70,18 +70,25 @@ def test_lengths_are_refused_with_the_words_of_an_estimate() -> None:
 def test_every_published_model_may_have_its_longest_length() -> None:
     for entry in all_entries():
         look_at_model(entry.name, [entry.max_positions])
+        with pytest.raises(WorkloadError, match=f"{entry.max_positions} or fewer"):
+            look_at_model(entry.name, [entry.max_positions + 1])
 
 
 def test_a_folder_comes_before_a_published_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WorkloadError, match="positions of bert-tiny"):
+        look_at_model("bert-tiny", [100_000])
     resolve("bert-tiny").config.save_pretrained(tmp_path / "bert-tiny")
     monkeypatch.chdir(tmp_path)
-    look_at_model("bert-tiny", [100_000])
+    look_at_model("bert-tiny", [100_000])  # its own configuration will say
 
 
-def test_data_that_can_be_read_once_is_left_alone(tmp_path: Path) -> None:
+def test_data_that_can_be_read_once_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("vramfit.runtime.data.documents.open_table", lambda source: opened.append(source.path))
     os.mkfifo(tmp_path / "pipe.csv")
     look_at_data(DataSource(path=str(tmp_path / "pipe.csv"), task="sequence-classification"))
     look_at_data(DataSource(path="-", task="sequence-classification"))
+    assert opened == []
 
 
 def test_bad_rows_are_left_to_be_told_together(tmp_path: Path) -> None:

@@ -141,3 +141,9 @@ def test_passes_of_full_length_alone_take_no_longer_than_all() -> None:
             assert 0 < least_on_lengths(bench, choice, sampled) < time_on_lengths(bench, choice, sampled)
     full = lengths_of([64] * 10)
     assert least_on_lengths(bench, choice, full) == time_on_lengths(bench, choice, full)
+
+
+def test_a_file_that_is_not_there_is_named_once() -> None:
+    with pytest.raises(VramfitError) as caught:
+        lengths_of("nosuch.txt")
+    assert str(caught.value) == "cannot read nosuch.txt: No such file or directory"
