@@ -20,6 +20,7 @@ from typing import Any
 
 import forked
 import pages
+import peer_runs
 from pages import paragraph, table
 from peer_predictions import PEERS, Case, Peer, ask
 
@@ -119,7 +120,8 @@ def page(lines: list[dict[str, Any]], num_cases: int) -> str:
     failed = sum("error" in line for line in lines)
     days = " and ".join(sorted({line["date"] for line in lines}))
     return pages.page(
-        "# Beside others: who knows beforehand?",
+        "# Beside others",
+        "## Who knows beforehand?",
         paragraph(
             f"{num_cases} workloads were run on an H200: the recorded truth and the random cases of the page on",
             "[accuracy](accuracy.md). Each way of knowing beforehand was asked of the same ones, without a GPU,",
@@ -152,13 +154,7 @@ def page(lines: list[dict[str, Any]], num_cases: int) -> str:
         f"{failed} questions ended in an error of the peer's; they are left out above. Asked on {days}."
         if failed
         else f"Asked on {days}.",
-        paragraph(
-            "Other comparisons have scripts of their own, which run on a GPU: batch finders and trainers beside",
-            "`vramfit train` and `Stepper` in `benchmarks/trainer_runs.py` and `benchmarks/packed_speed.py`,",
-            "loading in",
-            "`benchmarks/loading.py` (figures in the README), and gradients under accumulation in",
-            "`scripts/trainer_gradients.py` ([figures](trainer.md#what-is-wrong-without-it)).",
-        ),
+        *peer_runs.sections(),
         "Made by `benchmarks/peers.py`.",
     )
 

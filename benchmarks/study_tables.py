@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "study.md"
 PICTURE = ROOT / "docs" / "images" / "study-growth.svg"
 MIB, GIB = 2**20, 2**30
+HEAD = ("gpu", "date", "torch", "transformers")
 Known = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 """Case → predicted and measured; the latter empty where it was not run."""
 
@@ -36,7 +37,7 @@ def read() -> tuple[Known, dict[str, Any]]:
     files = sorted(RESULTS.glob("bert_memory_study_*.jsonl"))
     lines = forked.read_lines(files[-1], "name") if files else []
     measured = {line["name"]: line["measured"] for line in lines if "measured" in line}
-    head = {key: lines[0][key] for key in ("gpu", "date", "torch", "transformers")} if lines else {}
+    head = {key: " and ".join(sorted({n[key] for n in lines})) for key in HEAD} if lines else {}
     return {name: (figures, measured.get(name, {})) for name, figures in predicted.items()}, head
 
 
@@ -187,8 +188,9 @@ def _rate(measured: dict[str, Any]) -> str:
         return "–"
     if not measured.get("samples_per_s"):
         return "failed"
-    trouble = measured["num_ooms"] or measured["num_alloc_retries"]
-    return f"{measured['samples_per_s']:,.0f}" + (" (out of memory on the way)" if trouble else "")
+    retries = measured["num_alloc_retries"]
+    told = " (out of memory on the way)" if measured["num_ooms"] else f" ({retries} retries)" if retries else ""
+    return f"{measured['samples_per_s']:,.0f}{told}"
 
 
 def bars(known: Known) -> list[study_picture.Bar]:
