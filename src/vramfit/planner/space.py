@@ -138,6 +138,8 @@ def recipes(
     kept |= {"offload": offload, "compile": compiles}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
+    if base.num_gpus > 1 and base.parallel == "fsdp":
+        kept.setdefault("casts", "each")
     attention = "packed" if packs else base.attention
     made = [
         Recipe(precision=precision, optimizer=optimizer, attention=attention, **kept)

@@ -1,4 +1,4 @@
-"""Casting: under autocast, the linear weights of a layer go to 16 bits by one call, and their gradients come back by one.
+"""Casting: under autocast, the linear weights of a layer are cast by one call, and their gradients come back by one.
 
 Autocast casts every weight and every bias by itself, records each cast, and keeps all of them until its context ends. A
 small model waits for the host meanwhile, and a checkpointed one keeps casts that backward makes again. Here a layer
@@ -55,7 +55,7 @@ def undo(model: torch.nn.Module) -> None:
                     layer._forward_hooks_always_called.pop(key, None)
     for module in model.modules():
         if type(module) is CastLinear:
-            module.__class__ = torch.nn.Linear
+            module.__class__ = torch.nn.Linear  # type: ignore[assignment]
             module.__dict__.pop("cast", None)
 
 
@@ -76,7 +76,7 @@ class CastLinear(torch.nn.Linear):
     cast: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.cast is None:
+        if self.cast is None or not torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
         weight, bias = self.cast
         return F.linear(input, weight, bias)
