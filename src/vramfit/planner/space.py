@@ -123,23 +123,23 @@ def recipes(
     *,
     packs: bool = False,
     compiles: bool = False,
+    casts: str = "together",
 ) -> list[Recipe]:
     """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
 
     Args:
         packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
         compiles: with compiled layers.
+        casts: how autocast's are made, where that is not given.
     """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
-    kept: dict[str, Any] = {name: given[name] for name in KEPT if name in given}
+    kept: dict[str, Any] = {"casts": casts} | {name: given[name] for name in KEPT if name in given}
     kept |= {"offload": offload, "compile": compiles}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
-    if base.num_gpus > 1 and base.parallel == "fsdp":
-        kept.setdefault("casts", "each")
     attention = "packed" if packs else base.attention
     made = [
         Recipe(precision=precision, optimizer=optimizer, attention=attention, **kept)

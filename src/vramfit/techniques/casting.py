@@ -28,21 +28,30 @@ def is_for(workload: Workload) -> bool:
 
 
 def apply(model: torch.nn.Module) -> None:
-    """Let every layer cast its linear weights together, in place; where no layers are found, nothing changes.
+    """Let every layer cast its linear weights together, in place; where none can, nothing changes."""
+    for layer, linears in [] if is_applied(model) else _found(model):
+        casts = LayerCasts(linears)
+        layer.register_forward_pre_hook(casts.begin)
+        layer.register_forward_hook(casts.end, always_call=True)
 
-    Nor does it where a layer is applied more than once (ALBERT): autocast adds up the gradients of one cast in 16 bits,
-    and those of several casts would be added up in fp32.
+
+def can_be(model: torch.nn.Module) -> bool:
+    """Whether a model, not changed yet, has layers that can cast together."""
+    return bool(_found(model))
+
+
+def _found(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[torch.nn.Linear]]]:
+    """The layers, each with its linear layers.
+
+    None where a layer is applied more than once (ALBERT): autocast adds up the gradients of one cast in 16 bits, and those
+    of several casts would be added up in fp32.
     """
     layers = encoder_layers(model)
-    if is_applied(model) or len(layers) != num_layer_applications(model):
-        return
+    if len(layers) != num_layer_applications(model):
+        return []
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
-    for layer in layers:
-        linears = [m for m in layer.modules() if type(m) is torch.nn.Linear and _is_plain(m, owners)]
-        if linears:
-            casts = LayerCasts(linears)
-            layer.register_forward_pre_hook(casts.begin)
-            layer.register_forward_hook(casts.end, always_call=True)
+    found = [(x, [m for m in x.modules() if type(m) is torch.nn.Linear and _is_plain(m, owners)]) for x in layers]
+    return [(layer, linears) for layer, linears in found if linears]
 
 
 def undo(model: torch.nn.Module) -> None:

@@ -503,3 +503,9 @@ def test_plans_cast_together_wherever_that_can_be(keywords: dict[str, Any], cast
     made = vramfit.plan("bert-tiny", **given)
     assert made.workload.casts == casts
     assert made.estimate.workload == made.workload
+
+
+def test_a_plan_for_a_model_that_cannot_says_so() -> None:
+    made = vramfit.plan("albert-base-v2", batch=4, seq=16, gpu="h200", precision="amp-bf16")
+    assert made.workload.casts == "each"
+    assert not any(reason.setting.startswith("casts") for reason in made.reasons)
