@@ -43,8 +43,8 @@ def can_be(model: torch.nn.Module) -> bool:
 def _found(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[torch.nn.Linear]]]:
     """The layers, each with its linear layers.
 
-    None where a layer is applied more than once (ALBERT): autocast adds up the gradients of one cast in 16 bits, and those
-    of several casts would be added up in fp32.
+    None where a layer is applied more than once (ALBERT): autocast adds up the gradients of one cast in 16 bits, and
+    those of several casts would be added up in fp32.
     """
     layers = encoder_layers(model)
     if len(layers) != num_layer_applications(model):
