@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.unit.runtime.failures import DROPOUT, Kind, quick, train
 from tests.unit.runtime.small_models import COMMON, FAMILIES, LENGTH, make_batch, make_model
 
 import vramfit
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import casting, freezing, lora, packing
+from vramfit.techniques import casting, checkpointing, freezing, lora, packing
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.casting import CastLinear, cast_together
 from vramfit.trace.work import work_in_place
@@ -356,6 +357,27 @@ def test_casts_of_a_checkpointed_layer_end_with_its_forward() -> None:
     finally:
         casting.cast_together = real
     assert alive == [0] * 8
+
+
+@pytest.mark.parametrize("computed_twice", [False, True])
+def test_memory_that_runs_out_anywhere_leaves_no_trace(computed_twice: bool) -> None:
+    """Also amid the casts of a layer, and those of its gradients."""
+
+    def prepare(model: Model) -> None:
+        casting.apply(model)
+        if computed_twice:
+            checkpointing.apply(model, "full")
+
+    kind = Kind(DROPOUT, prepare=prepare, precision="amp-bf16")
+    with quick():
+        expected = train(kind)
+        one_by_one = train(
+            replace(kind, prepare=lambda model: checkpointing.apply(model, "full" if computed_twice else None))
+        )
+        assert one_by_one.losses == expected.losses
+        step = (expected.last_allocations[0], expected.last_allocations[1])
+        for n in range(*step, 41):
+            assert train(kind, [n]).equals(expected), n
 
 
 def test_what_is_saved_is_what_was_saved(tmp_path: Path) -> None:
