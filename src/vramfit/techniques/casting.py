@@ -104,7 +104,10 @@ class LayerCasts:
 
         Of a layer that does not learn nothing may wait for backward: then a cast that ends with its product is less.
         """
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            return
+        self._let_go()  # of a forward that Ctrl-C cut short, after which torch calls no hook
+        if not torch.is_grad_enabled():
             return
         weights = [linear._parameters["weight"] for linear in self._linears]
         device = weights[0].device.type
@@ -122,8 +125,11 @@ class LayerCasts:
     def end(self, layer: torch.nn.Module, inputs: Any, output: Any) -> None:
         """Let go of the casts, also of a forward that failed."""
         if not torch.compiler.is_compiling():
-            for linear in self._linears:
-                linear.__dict__.pop("cast", None)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for linear in self._linears:
+            linear.__dict__.pop("cast", None)
 
 
 def cast_together(tensors: list[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

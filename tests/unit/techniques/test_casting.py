@@ -334,6 +334,29 @@ def test_nothing_is_held_between_passes_nor_after_a_failure() -> None:
     assert_same_gradients(model, plain)
 
 
+def test_casts_of_a_forward_that_was_interrupted_are_not_used_again() -> None:
+    model: Any = make_model("bert", TASK)
+    casting.apply(model)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.bert.encoder.layer[1].output.dense.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learn(model)
+    handle.remove()
+    assert held(model) != []
+    plain = make_model("bert", TASK)
+    batch = make_batch(TASK)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            p.mul_(1.5)
+            q.mul_(1.5)
+        with autocast():
+            assert torch.equal(model(**batch).logits, plain(**batch).logits)
+    assert held(model) == []
+
+
 def test_casts_of_a_checkpointed_layer_end_with_its_forward() -> None:
     alive: list[int] = []
 
