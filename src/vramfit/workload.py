@@ -29,6 +29,7 @@ Offload = Literal["optimizer", "activations", "weights"]
 Allocator = Literal["default", "expandable"]
 Parallel = Literal["ddp", "fsdp"]
 Loop = Literal["plain", "stepper"]
+Casts = Literal["each", "together"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": get_args(Task),
@@ -42,6 +43,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "allocator": get_args(Allocator),
     "parallel": get_args(Parallel),
     "loop": get_args(Loop),
+    "casts": get_args(Casts),
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
 
@@ -104,6 +106,9 @@ class Workload:
     """What lives in host memory until it is needed."""
     compile: bool = False
     """`torch.compile` on the model's layers."""
+    casts: Casts = "each"
+    """In amp-* training, whether autocast casts each weight by itself, or a layer all of its own at once, where it is
+    neither compiled nor offloaded nor in shards."""
     allocator: Allocator = "default"
     """`expandable` stands for `expandable_segments:True`."""
     num_gpus: int = 1

@@ -22,6 +22,7 @@ from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Basis, Estimate
+from vramfit.techniques import casting
 from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
@@ -69,6 +70,7 @@ class Bench:
         self.full_samples: int | None = None
         """Samples of full length that have as many tokens as a batch has on real lengths: what packed rows hold."""
         self._layers: int | None = None
+        self._casts = False
         self._shapes: dict[Recipe, Shapes] = {}
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
         self._safe: dict[tuple[Recipe, int], int] = {}
@@ -95,8 +97,15 @@ class Bench:
     def num_layers(self) -> int:
         """Layers that can be checkpointed."""
         if self._layers is None:
-            self._layers = len(encoder_layers(build_meta(self._base.resolved, attention=self.base.attention)))
+            model = build_meta(self._base.resolved, attention=self.base.attention)
+            self._layers, self._casts = len(encoder_layers(model)), casting.can_be(model)
         return self._layers
+
+    @property
+    def casts(self) -> str:
+        """How the casts of autocast can be made, whatever else is done."""
+        shards = self.base.num_gpus > 1 and self.base.parallel == "fsdp"
+        return "together" if self.num_layers and self._casts and not shards else "each"
 
     @property
     def can_checkpoint(self) -> bool:

@@ -209,7 +209,16 @@ def _find_with(
 ) -> Found | None:
     compiles = bench.base.compile or compiled_like is not None
     capability = bench.target.profile.compute_capability
-    made = recipes(bench.request, training, bench.base, capability, waiting, packs=packs, compiles=compiles)
+    made = recipes(
+        bench.request,
+        training,
+        bench.base,
+        capability,
+        waiting,
+        packs=packs,
+        compiles=compiles,
+        casts=bench.casts,
+    )
     if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
         alike = [r for r in made if replace(r, compile=False) == compiled_like]  # memory is not short: as it was
         made = alike or made

@@ -16,6 +16,9 @@ PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.15, "amp": 0.02, "weights": 0.2
 """What a change must bring in time to be taken: near ties go to the simpler settings, and moments are not rounded for
 a few percent. Steps whose layers wait in host memory took 1.2 to 1.5 times what was predicted, on an H200."""
 
+KEPT = ("checkpointing", "freeze", "lora", "quantize", "allocator", "casts")
+"""Settings of a recipe that are as they were given."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -31,10 +34,14 @@ class Recipe:
     allocator: str = "expandable"
     offload: str | None = None
     compile: bool = False
+    casts: str = "together"
+    """Where it can be; else as `Workload` has it by itself."""
 
     def keywords(self) -> dict[str, Any]:
         """As keywords of `Workload`."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        can_be = self.precision.startswith("amp") and self.offload is None and not self.compile
+        return found | {"casts": self.casts if can_be else "each"}
 
     @property
     def price(self) -> float:
@@ -116,20 +123,20 @@ def recipes(
     *,
     packs: bool = False,
     compiles: bool = False,
+    casts: str = "together",
 ) -> list[Recipe]:
     """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
 
     Args:
         packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
         compiles: with compiled layers.
+        casts: how autocast's are made, where that is not given.
     """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
-    kept: dict[str, Any] = {
-        name: given[name] for name in ("checkpointing", "freeze", "lora", "quantize", "allocator") if name in given
-    }
+    kept: dict[str, Any] = {"casts": casts} | {name: given[name] for name in KEPT if name in given}
     kept |= {"offload": offload, "compile": compiles}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")

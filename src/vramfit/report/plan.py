@@ -33,6 +33,7 @@ OPTIONS = (
     "quantize",
     "offload",
     "compile",
+    "casts",
     "allocator",
 )
 
@@ -268,7 +269,7 @@ def estimate_command(workload: Workload) -> str:
         value = getattr(w, name)
         if value is True:
             words.append(f"--{name}")
-        elif value not in (None, False, "default"):
+        elif value not in (None, False, "default", "each"):
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             words += [f"--{name}", text]
     if w.num_gpus > 1:

@@ -31,7 +31,7 @@ from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate
-from vramfit.techniques import checkpointing, compiling, offloading, packing
+from vramfit.techniques import casting, checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.units import parse_bytes
@@ -52,8 +52,8 @@ class Stepper:
         model: any module that takes a batch's tensors as keywords and gives logits.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
         plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
-            attention packed, the model is made to take packed batches; where it says compile, its layers are compiled
-            when they first run.
+            attention packed, the model is made to take packed batches; where it says casts together, its layers cast
+            so; where it says compile, they are compiled when they first run.
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
@@ -104,6 +104,8 @@ class Stepper:
             memory = memory if memory is not None else plan.budget_bytes
             if plan.workload.attention == "packed":
                 packing.apply(model, plan.workload.task)
+            if casting.is_for(plan.workload) and offload is None:
+                casting.apply(model)
             if plan.workload.compile and not compiling.is_applied(model):
                 _compile(model)
         precision = precision or "fp32"

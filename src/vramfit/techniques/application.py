@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.techniques import checkpointing, freezing, layer_inputs, lora, packing, precision, quantization
+from vramfit.techniques import casting, checkpointing, freezing, layer_inputs, lora, packing, precision, quantization
 from vramfit.workload import Workload
 
 
@@ -10,7 +10,7 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
     """Change a model in place, on the meta device or on a real one.
 
     The order matters: adapters take the type of the weights, freezing says which layers LoRA and quantization may
-    have, and quantization leaves alone what learns.
+    have, quantization leaves alone what learns, and casting what is quantized.
 
     Raises:
         WorkloadError: a technique that the model does not have.
@@ -26,5 +26,7 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
     model.train(w.mode != "infer" and w.dropout)
     if w.mode != "infer":
         checkpointing.apply(model, w.checkpointing)
+    if casting.is_for(w):
+        casting.apply(model)
     if w.offload == "activations":
         layer_inputs.apply(model)

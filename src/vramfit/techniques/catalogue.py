@@ -86,6 +86,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         costs="none: time, where copies do not hide behind computing",
     ),
     Technique(
+        keyword="casts",
+        values=("together",),
+        kind="free",
+        does="under autocast, a layer's weights are cast by one call and let go of when its forward ends",
+        costs="none",
+    ),
+    Technique(
         keyword="allocator",
         values=("expandable",),
         kind="free",

@@ -50,10 +50,14 @@ def _quiet() -> Iterator[None]:
 def stand_ins(model: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
     """While it lasts: autocast, checkpointing, foreach and fused kernels work on meta as on CUDA."""
     context = autocast_context(autocast)
-    real_is_enabled = torch.is_autocast_enabled
+    real_is_enabled, real_dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def is_enabled(device_type: str = "cuda") -> bool:
         return autocast.enabled if device_type in ("meta", "cuda") else real_is_enabled(device_type)
+
+    def dtype_of(device_type: str = "cuda") -> torch.dtype:
+        found = autocast.dtype if device_type in ("meta", "cuda") else None
+        return found or real_dtype_of(device_type)
 
     def recompute_kwargs(device_type: str = "cuda") -> tuple[dict[str, Any], dict[str, Any]]:
         return {"enabled": autocast.enabled}, {"enabled": False}
@@ -67,6 +71,7 @@ def stand_ins(model: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
         (torch, "autocast", context),
         (torch.amp, "autocast", context),
         (torch, "is_autocast_enabled", is_enabled),
+        (torch, "get_autocast_dtype", dtype_of),
         (torch.amp, "is_autocast_available", lambda device_type: True),
         (torch.utils.checkpoint, "_get_autocast_kwargs", recompute_kwargs),
         (torch.utils._foreach_utils, "_get_foreach_kernels_supported_devices", with_meta),

@@ -45,6 +45,7 @@ ATTENTION_BACKWARD_LAUNCHES = 3
 PACKED_ATTENTION = {"_flash_attention_forward": 6, "_flash_attention_backward": 9}
 """Attention over sequences that lie end to end, and where the longest one's length stands among the arguments."""
 LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
+LIST_COPY = "_foreach_copy_"
 FOREACH_TENSORS = (110, 64, 48, 36, 30)
 FOREACH_ELEMENTS = 65536 * 320
 """Most tensors and elements a launch, by number of lists: MultiTensorApply.cuh (2.11)."""
@@ -150,10 +151,13 @@ def list_work(name: str, args: tuple[Any, ...], written: Iterable[Any]) -> WorkT
     lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
     num_tensors = len(lists[0]) if lists else 1
     num_elements = sum(t.numel() for t in lists[0]) if lists else 0
-    num_bytes = sum(t.nbytes for t in _tensors(args)) + sum(t.nbytes for t in _tensors(tuple(written)))
+    num_bytes = sum(t.nbytes for t in _tensors(args))
+    if name != LIST_COPY:  # which does not read what it writes
+        num_bytes += sum(t.nbytes for t in _tensors(tuple(written)))
     most = FOREACH_TENSORS[min(len(lists), len(FOREACH_TENSORS)) - 1]
     num_launches = max(-(-num_tensors // most), -(-num_elements // FOREACH_ELEMENTS))
-    return WorkTemplate(name, "optimizer", num_launches, (num_bytes,), num_tensors=num_tensors)
+    kind: Kind = "copy" if name == LIST_COPY else "optimizer"
+    return WorkTemplate(name, kind, num_launches, (num_bytes,), num_tensors=num_tensors)
 
 
 @cache
