@@ -2,6 +2,7 @@
 
 import gc
 import time
+from importlib import import_module
 from typing import Any
 
 import packed_speed as speed
@@ -10,13 +11,16 @@ from packed_speed import BATCH, NUM_STEPS, SEQ
 
 def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     """The search by halves, then a run that keeps the effective batch by accumulation."""
-    import lightning
     import torch
-    from lightning.pytorch.tuner import Tuner
 
     from vramfit.models.resolve import resolve
     from vramfit.runtime.preparation import prepare
     from vramfit.workload import Workload
+
+    try:
+        lightning, tuning = import_module("lightning"), import_module("lightning.pytorch.tuner")
+    except ModuleNotFoundError:  # the same under the name of its older package
+        lightning, tuning = import_module("pytorch_lightning"), import_module("pytorch_lightning.tuner")
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -56,7 +60,7 @@ def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
 
     module, data = Module(), Data()
     started = time.perf_counter()
-    Tuner(trainer(max_steps=4)).scale_batch_size(module, datamodule=data, mode="binsearch", max_val=BATCH)
+    tuning.Tuner(trainer(max_steps=4)).scale_batch_size(module, datamodule=data, mode="binsearch", max_val=BATCH)
     search_s, found = time.perf_counter() - started, min(data.batch_size, BATCH)
     accumulate = max(1, round(BATCH / found))
     del module
