@@ -313,6 +313,8 @@ def test_a_loss_that_is_given_is_given_padded_outputs(tmp_path: Path) -> None:
     loss = {"loss_fn": lambda output, batch: output.logits.sum(), "count_fn": lambda batch: 1}
     with pytest.raises(vramfit.WorkloadError, match="given padded outputs"):
         fit_trainer(trainer, memory=MEMORY, attention="packed", **loss, show=False)
+    with pytest.raises(vramfit.WorkloadError, match="the plan is for attention packed, and eager was asked for"):
+        fit_trainer(trainer, plan=packed_plan(), attention="eager", show=False)
     with pytest.raises(vramfit.WorkloadError, match="'flash' is not one of sdpa, eager, packed"):
         fit_trainer(trainer, memory=MEMORY, attention="flash", show=False)
 

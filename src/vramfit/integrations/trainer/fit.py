@@ -82,7 +82,7 @@ def fit_trainer(
         if plan is None:
             budget = _budget(trainer, memory, gpu)
             plan = _plan(trainer, job, {**budget, "allow": allow, "exact": exact, "margin": margin})
-        _check_plan(plan, job)
+        _check_plan(plan, job, attention)
         _compare_losses(trainer, job)
     finally:
         start.restore()
@@ -161,7 +161,7 @@ def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
         raise
 
 
-def _check_plan(plan: Plan, job: Job) -> None:
+def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
     """Refuse a plan for another job.
 
     Raises:
@@ -173,7 +173,9 @@ def _check_plan(plan: Plan, job: Job) -> None:
         for name in ("task", "batch", "precision", "optimizer", "freeze")
         if name in job.keywords and getattr(w, name) != job.keywords[name]
     ]
-    if w.attention == "packed" and job.why_padded is not None:
+    if attention is not None and w.attention != attention:
+        problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")
+    elif w.attention == "packed" and job.why_padded is not None:
         problems.append(f"the plan is for attention packed, and {job.why_padded}")
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
