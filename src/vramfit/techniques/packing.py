@@ -33,9 +33,10 @@ def apply(model: Any, task: Task) -> None:
     Raises:
         WorkloadError: a model whose attention is its own code.
     """
-    if is_applied(model):
-        return
     base: Any = backbone(model)
+    if getattr(base, "_takes_packed", False):
+        _set_attention(model, IMPLEMENTATION)
+        return
     if "packed" not in supported_attention(type(base)):
         raise WorkloadError(
             [f"attention packed: {type(base).__name__} computes attention in code of its own, which mixes sequences"],
@@ -51,7 +52,7 @@ def apply(model: Any, task: Task) -> None:
 
 
 def set_aside(model: Any) -> None:
-    """Give attention back to what it was before `apply`: the model is as transformers made it, but for `in_use`."""
+    """Give attention back to what it was before `apply`: the model is as transformers made it, until it is `in_use`."""
     base: Any = backbone(model)
     _set_attention(model, base._attention_before)
 
@@ -132,8 +133,9 @@ def has_token_types(model: torch.nn.Module) -> bool:
 
 
 def is_applied(model: torch.nn.Module) -> bool:
-    """Whether a model takes packed batches."""
-    return getattr(backbone(model), "_takes_packed", False) is True
+    """Whether a model takes packed batches now: one that was set aside does not, and would mix their sequences."""
+    base: Any = backbone(model)
+    return getattr(base, "_takes_packed", False) is True and base.config._attn_implementation == IMPLEMENTATION
 
 
 def without_padding(batch: Batch) -> Batch:

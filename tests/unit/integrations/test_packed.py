@@ -14,12 +14,13 @@ import pytest
 import torch
 from tests.unit.integrations.small_trainers import difference, gradients_of, make_trainer, rows_of, whole_gradient
 from tests.unit.integrations.test_gradients import BATCH, SIZE, plan_for
-from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_weights, make_batch, make_model
+from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
 from transformers import Trainer, TrainerCallback
 
 import vramfit
 from vramfit.integrations.trainer import fit_trainer, job
 from vramfit.integrations.trainer.packable import why_padded
+from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import Batch
 from vramfit.techniques import packing
 
@@ -241,13 +242,46 @@ def test_whatever_padding_is_labelled_does_not_count_for_a_discriminator() -> No
     assert why_padded(batch, model, "masked-lm") is None
 
 
-def test_padded_steps_do_not_pack_the_loader_or_the_device(tmp_path: Path) -> None:
-    """Batches stay where the loader made them, and the Trainer's own loop reads nothing of them on the device."""
+def test_batches_stay_on_the_host_until_a_pass_takes_them(tmp_path: Path) -> None:
     trainer = packed_trainer(tmp_path)
-    loader = trainer.get_train_dataloader()
-    assert loader.device is None
+    assert trainer.get_train_dataloader().device is None
     assert trainer.accelerator.device_placement
     assert trainer.get_eval_dataloader().device is not None
+    batches, count = trainer.get_batch_samples(
+        iter([make_batch("sequence-classification", 4)]), 1, torch.device("meta")
+    )
+    assert [len(batch["labels"]) for batch in batches] == [4]
+    assert count is None or count.device.type == "cpu"
+    given = make_trainer(tmp_path, **SPLIT)
+    loss = {"loss_fn": lambda output, batch: output.logits.sum(), "count_fn": lambda batch: 1}
+    fit_trainer(given, memory=MEMORY, **loss, show=False)
+    assert given.get_train_dataloader().device is not None  # its functions may count on it
+
+
+def test_a_stepper_of_ones_own_packs_again_or_pads(tmp_path: Path) -> None:
+    """The model of a fitted Trainer is as it was: nothing packs it that does not say so."""
+    task = "token-classification"
+    trainer = packed_trainer(tmp_path, task=task, **STILL)
+    trainer.train()
+    right = whole_gradient("bert", task, make_batch(task))
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    for packs in (False, True):
+        assert packing.is_applied(trainer.model) == packs
+        Stepper(trainer.model, optimizer, micro_batch=3, seq=16).gradients(make_batch(task))
+        assert difference(flat_gradient(trainer.model), right) <= 1e-5
+        packing.apply(trainer.model, "token-classification")
+    assert len(trainer.model.bert._forward_hooks) == 1
+
+
+def test_layers_that_are_computed_twice_are_packed_both_times(tmp_path: Path) -> None:
+    task = "token-classification"
+    plan = packed_plan(task)
+    plan = replace(plan, workload=replace(plan.workload, checkpointing="full"))
+    trainer = make_trainer(tmp_path, task=task, size=BATCH, **SPLIT, **STILL)
+    fit_trainer(trainer, plan=plan, show=False)
+    found = gradients_of(trainer)[0]
+    assert trainer.model.is_gradient_checkpointing
+    assert difference(found, whole_gradient("bert", task, make_batch(task, BATCH))) <= 1e-5
 
 
 class Own(Trainer):
@@ -480,18 +514,29 @@ def test_a_model_made_by_the_trainer_itself_is_packed_too(tmp_path: Path, monkey
 
 def test_memory_that_runs_out_in_packed_and_padded_steps_costs_nothing(tmp_path: Path) -> None:
     """The second step is padded; both are done again, and what is learned is what it would have been."""
-    found = []
-    for fail_at in ([], [60, 200, 700]):
+
+    class Starts(TrainerCallback):
+        gpu: Any = None
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            starts.append(self.gpu.num_allocations)
+
+    found, starts, fail_at = [], list[int](), list[int]()
+    for _ in range(2):
         rows = rows_of("sequence-classification", 2 * BATCH)
         rows[BATCH + 2]["attention_mask"] = rows[BATCH + 2]["attention_mask"].flip(0)
-        trainer = packed_trainer(tmp_path, rows=rows, learning_rate=1e-3, num_passes=2)
-        with vramfit.EmulatedGPU(memory="256MiB", fail_at=fail_at), warnings.catch_warnings():
+        noted = Starts()
+        trainer = packed_trainer(tmp_path, rows=rows, learning_rate=1e-3, num_passes=2, callbacks=[noted])
+        with vramfit.EmulatedGPU(memory="256MiB", fail_at=fail_at) as noted.gpu, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer.train()
         assert trainer.vramfit.num_padded == 1
         found.append(trainer)
+        fail_at = [starts[0] + 60, starts[1] + 250]  # the first one makes the second step begin later
     quiet, disturbed = found
-    assert (quiet.num_recoveries, disturbed.num_recoveries) == (0, 3)
+    assert quiet.num_recoveries == 0
+    assert [s.num_recoveries for s in (disturbed.vramfit.stepper, disturbed.vramfit.padded)] == [1, 1]
+    assert disturbed.num_recoveries == 2
     assert disturbed.state.global_step == 2
     assert disturbed.model.config._attn_implementation == "sdpa"
     assert difference(flat_weights(disturbed.model), flat_weights(quiet.model)) < 1e-6
