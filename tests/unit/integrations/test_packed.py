@@ -382,7 +382,8 @@ def large(output: Path, *, attention: str = "sdpa", **given: Any) -> Trainer:
 
 
 def varied_trainer(output: Path, **given: Any) -> Trainer:
-    return make_trainer(output, rows=Varied().rows, data_collator=Varied.collate, **{**SPLIT, "bf16": True, **given})
+    settings = {**SPLIT, "bf16": True, "data_collator": Varied.collate, **given}
+    return make_trainer(output, rows=Varied().rows, **settings)
 
 
 @pytest.fixture
@@ -564,6 +565,24 @@ def test_rows_that_are_padded_already_are_counted_by_their_masks(tmp_path: Path)
     assert plan.lengths.mean == pytest.approx(
         float(make_batch("sequence-classification", 20)["attention_mask"].sum()) / 20
     )
+
+
+def test_a_width_that_no_text_fills_is_planned_for(tmp_path: Path) -> None:
+    """An evaluation is as wide as the collator makes it, and a padded pass may be."""
+
+    def wide(rows: list[Any]) -> dict[str, torch.Tensor]:
+        batch = Varied.collate(rows)
+        room = 40 - batch["input_ids"].shape[1]
+        return {n: torch.nn.functional.pad(v, (0, room)) if v.dim() > 1 else v for n, v in batch.items()}
+
+    trainer = varied_trainer(tmp_path, data_collator=wide)
+    plan = fit_trainer(trainer, memory=MEMORY, attention="packed", show=False).plan
+    assert (plan.workload.seq, plan.evaluation.workload.seq) == (40, 40)
+    assert plan.lengths is not None
+    assert plan.lengths.mean < 32
+    bare = varied_trainer(tmp_path, data_collator=lambda rows: {n: v for n, v in wide(rows).items() if "mask" not in n})
+    fitting = fit_trainer(bare, memory=MEMORY, show=False)
+    assert (fitting.plan.workload.seq, fitting.plan.lengths) == (40, None)
 
 
 def test_every_evaluation_set_is_looked_at(tmp_path: Path) -> None:
