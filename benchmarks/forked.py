@@ -42,7 +42,7 @@ def head() -> dict[str, Any]:
     import transformers
 
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "date": date.today().isoformat(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

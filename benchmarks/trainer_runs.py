@@ -8,9 +8,10 @@ Samples of random tokens, log-normal lengths (median 185, at most 512), padded t
 an effective batch of 64, under each cap. `fitted` is the script with its one line; `auto` the same with
 `auto_find_batch_size`, whose search is reported apart; `disturbed` is `fitted` while something else takes most of the
 cap from the sixth to the tenth step. `evaluated` and `plain-evaluated` evaluate a token classifier of 200 labels whose
-logits are larger than the cap. Tokens are real ones, padding is none. Every side runs in a process of its own; one line
-of JSON a side is added to the results, and sides that are there are not run again. `--processes` of them get ready side
-by side; only one at a time is on the GPU.
+logits are larger than the cap. Tokens are real ones, padding is none. Steps after the first few are timed together, on
+every side alike: from one wait for the GPU to another, with none of ours in between. Every side runs in a process of
+its own; one line of JSON a side is added to the results, and sides that are there are not run again. `--processes` of
+them get ready side by side; only one at a time is on the GPU.
 """
 
 import argparse
@@ -83,10 +84,10 @@ def run_side(name: str, task: str, cap: int, side: str, evaluation: dict[str, An
     place: Any = vramfit.EmulatedGPU(memory=cap, allocator="expandable") if quick else nullcontext()
     run = _evaluate if side.endswith("evaluated") else _train
     with tempfile.TemporaryDirectory() as folder:
-        made = run(folder, name, task, cap, side, evaluation, place, quick)
+        made = run(folder, name, task, cap, side, evaluation, place, quick) | forked.head()
     if not quick:
         stats = torch.cuda.memory_stats()
-        made |= {"max_reserved_bytes": torch.cuda.max_memory_reserved(), **forked.head()}
+        made |= {"max_reserved_bytes": torch.cuda.max_memory_reserved()}
         made |= {"num_alloc_retries": stats["num_alloc_retries"], "num_ooms": stats["num_ooms"]}
     return made
 
@@ -103,7 +104,9 @@ def _train(
     if side != "auto":
         began = time.perf_counter()
         fitting = fit_trainer(trainer, memory=cap)
-        made = {"fit_s": time.perf_counter() - began, "settings": [f"{c.name}={c.after}" for c in fitting.changes]}
+        settings = [f"{c.name}={c.after}" for c in fitting.changes if c.name != "attention"]
+        settings.append(f"attention={fitting.plan.workload.attention}")
+        made = {"fit_s": time.perf_counter() - began, "settings": settings}
         made |= {"micro_batch": fitting.plan.micro_batch, "predicted_bytes": fitting.most_bytes}
     with forked.GPU, place as gpu:
         thief = _thief(cap, gpu)
@@ -111,18 +114,19 @@ def _train(
             trainer.add_callback(thief)
         began = time.perf_counter()
         trainer.train()
-    steps = trainer.counted[NUM_WARM:]
-    seconds = steps[-1][0] - trainer.counted[NUM_WARM - 1][0]
+    clock, last = trainer.clock, trainer.state.global_step
     made |= {
-        "search_s": trainer.began - began,
+        "search_s": clock.began - began,
         "batch": trainer._train_batch_size,
         "num_steps": trainer.state.global_step,
     }
     made |= {
         "num_recoveries": getattr(trainer, "num_recoveries", None),
+        "num_padded": trainer.vramfit.num_padded if side != "auto" else None,
         "loss": trainer.state.log_history[-1]["train_loss"],
     }
-    return {**made, "taken_bytes": thief.taken_bytes, "tokens_per_s": sum(n for _, n in steps) / seconds}
+    num_tokens = sum(clock.num_tokens[NUM_WARM:last])
+    return {**made, "taken_bytes": thief.taken_bytes, "tokens_per_s": num_tokens / (clock.ended - clock.warm)}
 
 
 def _evaluate(
@@ -156,24 +160,7 @@ def _trainer(
 
     from vramfit.models.resolve import resolve
 
-    class Counting(transformers.Trainer):
-        """Notes when a batch was done, and how many real tokens it had."""
-
-        counted: list[tuple[float, int]]
-        began = 0.0
-
-        def floating_point_ops(self, inputs: Any) -> int:
-            if not quick:
-                torch.cuda.synchronize()
-            self.counted.append((time.perf_counter(), int(inputs["attention_mask"].sum())))
-            return 0
-
-    class Begin(transformers.TrainerCallback):
-        """A search that starts again counts from there."""
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            trainer.counted, trainer.began = [], time.perf_counter()
-
+    clock = _clock(quick)
     torch.manual_seed(0)
     resolved = resolve(name, task=task, **changes)
     args = transformers.TrainingArguments(
@@ -191,9 +178,44 @@ def _trainer(
     )
     samples = _samples(num_samples, task, SEQ // 8 if quick else SEQ)
     model = resolved.model_class(resolved.config)
-    given = {"train_dataset": samples, "eval_dataset": samples, "data_collator": _pad}
-    trainer = Counting(model=model, args=args, callbacks=[Begin()], **given)
+    given = {"train_dataset": samples, "eval_dataset": samples, "data_collator": clock.pad}
+    trainer = transformers.Trainer(model=model, args=args, callbacks=[clock], **given)
+    trainer.clock = clock
     return trainer
+
+
+def _clock(quick: bool) -> Any:
+    """Knows when a run was warm, when it ended, and how many real tokens each batch had."""
+    import torch
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        num_tokens: list[int]
+        began = warm = ended = 0.0
+
+        def __init__(self) -> None:
+            self.num_tokens = []
+
+        def pad(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+            self.num_tokens.append(sum(len(row["input_ids"]) for row in rows))
+            return _pad(rows)
+
+        def now(self) -> float:
+            if not quick:
+                torch.cuda.synchronize()
+            return time.perf_counter()
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:  # a search that starts again counts from there
+            self.num_tokens, self.began = [], time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == NUM_WARM:
+                self.warm = self.now()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.ended = self.now()
+
+    return Clock()
 
 
 def _samples(count: int, task: str, longest: int) -> list[dict[str, Any]]:

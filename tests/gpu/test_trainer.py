@@ -1,18 +1,25 @@
-"""Fitted Trainers on a real GPU: precision, loss scaling, the cap, and memory taken away in mid-run."""
+"""Fitted Trainers on a real GPU: precision, loss scaling, the cap, packed steps, and memory taken away in mid-run."""
 
+import warnings
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.unit.integrations.small_trainers import make_trainer
-from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, TrainerCallback
 
 from vramfit.integrations.trainer import MonitorCallback, fit_trainer
 from vramfit.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
+CAPABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+needs_kernel = pytest.mark.skipif(not CAPABLE, reason="needs a GPU of sm_80 or newer")
+MAX_ERROR = 0.01
+KEPT_BYTES = 16 * 1024
+"""What the Trainer itself keeps on the GPU: running sums, a few of the smallest blocks."""
 SPLIT = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "use_cpu": False, "size": 160}
 
 
@@ -98,3 +105,116 @@ def test_the_figures_in_the_logs_are_those_of_torch(tmp_path: Path) -> None:
     assert metrics["vram_peak_reserved_gib"] == round(torch.cuda.max_memory_reserved() / GIB, 4)
     assert monitor.record is not None
     assert monitor.record.device == "cuda:0"
+
+
+def varied_rows(task: str, num_rows: int = 256) -> list[dict[str, Any]]:
+    """Half of them of 256 tokens, half of 128: 64 in a row of the data fill three passes of 4,096 tokens."""
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(num_rows):
+        ids = torch.randint(5, 3000, (256 if i % 2 else 128,), generator=draw).tolist()
+        made.append({"input_ids": ids, "labels": i % 2 if task == "sequence-classification" else [i % 2] * len(ids)})
+    return made
+
+
+def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    width = max(len(row["input_ids"]) for row in rows)
+
+    def padded(values: list[int], filler: int) -> list[int]:
+        return values + [filler] * (width - len(values))
+
+    of_tokens = isinstance(rows[0]["labels"], list)
+    return {
+        "input_ids": torch.tensor([padded(row["input_ids"], 0) for row in rows]),
+        "attention_mask": torch.tensor([padded([1] * len(row["input_ids"]), 0) for row in rows]),
+        "labels": torch.tensor([padded(row["labels"], -100) if of_tokens else row["labels"] for row in rows]),
+    }
+
+
+def packing_trainer(output: Path, task: str = "token-classification", **given: Any) -> Any:
+    kind = BertForTokenClassification if task == "token-classification" else BertForSequenceClassification
+    torch.manual_seed(0)
+    settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "use_cpu": False, "bf16": True}
+    chosen = {"model": kind(BertConfig(vocab_size=3000, num_hidden_layers=6)), "rows": varied_rows(task)}
+    return make_trainer(output, **{**chosen, "data_collator": pad, **settings, **given})
+
+
+@needs_kernel
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+def test_packed_is_chosen_by_itself_and_stays_inside_the_cap(task: str, tmp_path: Path) -> None:
+    trainer = packing_trainer(tmp_path, task)
+    torch.cuda.reset_peak_memory_stats()
+    fitting = fit_trainer(trainer, memory=2 * GIB, show=False)
+    assert fitting.plan.workload.attention == "packed"
+    assert "+attention=packed (no padding)" in fitting.diff()
+    trainer.train()
+    metrics = trainer.evaluate()
+    assert (trainer.state.global_step, trainer.num_recoveries, trainer.vramfit.num_padded) == (4, 0, 0)
+    assert torch.cuda.max_memory_reserved() <= 2 * GIB
+    assert trainer.model.config._attn_implementation == "sdpa"
+    plain = packing_trainer(tmp_path, task, per_device_eval_batch_size=trainer.args.per_device_eval_batch_size)
+    plain.model.load_state_dict(trainer.model.state_dict())
+    assert metrics["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-3)
+
+
+@needs_kernel
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+def test_packed_steps_take_what_was_predicted(task: str, tmp_path: Path) -> None:
+    with get_context("spawn").Pool(1) as fresh:  # where nothing else lies about in memory
+        attention, predicted_bytes, seen_bytes, num_odd = fresh.apply(_packed_peak, (str(tmp_path), task))
+    assert (attention, num_odd) == ("packed", 0)
+    assert predicted_bytes + KEPT_BYTES >= seen_bytes
+    assert predicted_bytes <= (1 + MAX_ERROR) * seen_bytes
+
+
+def _packed_peak(output: str, task: str) -> tuple[Any, int, int, int]:
+    trainer = packing_trainer(Path(output), task)
+    fitting = fit_trainer(trainer, memory=8 * GIB, micro_batch=16, attention="packed", show=False)
+    trainer.train()
+    plan, num_odd = fitting.plan, trainer.num_recoveries + trainer.vramfit.num_padded
+    return plan.workload.attention, plan.estimate.peak_allocated_bytes, torch.cuda.max_memory_allocated(), num_odd
+
+
+@needs_kernel
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+def test_a_packed_step_does_not_wait_for_the_device(task: str, tmp_path: Path) -> None:
+    """A padded one does: transformers looks at the values of its mask."""
+    trainer = packing_trainer(tmp_path, task)
+    fit_trainer(trainer, memory=2 * GIB, micro_batch=16, attention="packed", show=False)
+    step, num_strict = trainer.training_step, 0
+
+    def strict(*given: Any, **keywords: Any) -> Any:
+        nonlocal num_strict
+        if trainer.state.global_step == 0:  # makes the optimizer's state, and prepares kernels
+            return step(*given, **keywords)
+        num_strict += 1
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return step(*given, **keywords)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trainer.training_step = strict
+    trainer.train()
+    assert num_strict == 3
+    assert trainer.num_recoveries == 0
+
+
+@needs_kernel
+def test_a_batch_that_cannot_be_packed_passes_padded_inside_the_same_cap(tmp_path: Path) -> None:
+    def sometimes_left(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = pad(rows)
+        turned = rows[0]["input_ids"] == odd["input_ids"]
+        return {name: value.flip(1) if turned and value.dim() > 1 else value for name, value in batch.items()}
+
+    rows = varied_rows("token-classification")
+    odd = rows[64]
+    trainer = packing_trainer(tmp_path, rows=rows, data_collator=sometimes_left)
+    torch.cuda.reset_peak_memory_stats()
+    fit_trainer(trainer, memory=2 * GIB, attention="packed", show=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert any("step 2 is padded: attention_mask is not ones" in str(w.message) for w in told)
+    assert (trainer.state.global_step, trainer.num_recoveries, trainer.vramfit.num_padded) == (4, 0, 1)
+    assert torch.cuda.max_memory_reserved() <= 2 * GIB

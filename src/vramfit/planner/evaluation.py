@@ -42,8 +42,8 @@ def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
     job = {k: v for k, v in bench.fixed.items() if k not in NOT_OF_ONE}
     settings = {k: v for k, v in choice.recipe.keywords().items() if k not in NOT_IN_INFERENCE}
     kept = {k: v for k, v in {**job, **settings}.items() if k not in NOT_IN_INFERENCE}
-    if kept.get("attention") == "packed" and bench.base.task == "masked-lm":
-        kept["attention"] = "sdpa"  # a logit for every word is not laid out twice: its evaluation is padded
+    if kept.get("attention") == "packed" and (bench.request.pads_evaluation or bench.base.task == "masked-lm"):
+        kept["attention"] = "sdpa"  # of masked LM, a logit for every word is not laid out twice
     if kept.get("offload") in ("optimizer", "activations"):
         del kept["offload"]
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": bench.request.trust_remote_code}

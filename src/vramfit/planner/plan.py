@@ -63,6 +63,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
                 are given and so many that it pays.
+            pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 

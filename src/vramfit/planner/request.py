@@ -27,7 +27,7 @@ NOT_PLANNED = {
     "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
 }
 """Keyword → the one value it has in a plan, and why."""
-OWN = ("allow", "exact", "margin", "steps", "trust_remote_code")
+OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,8 @@ class Request:
     trust_remote_code: bool = False
     steps: int | None = None
     """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
+    pads_evaluation: bool = False
+    """Whether evaluations are padded where steps are packed: another loop runs them."""
     offloads: bool = True
     """Whether what is not needed at the moment may wait in host memory."""
 
@@ -78,6 +80,7 @@ class Request:
         margin = _margin(given.pop("margin", None), problems)
         exact = given.pop("exact", False) is True
         trust = bool(given.pop("trust_remote_code", False))
+        pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
@@ -94,6 +97,7 @@ class Request:
             margin=margin,
             trust_remote_code=trust,
             steps=steps,
+            pads_evaluation=pads_evaluation,
             offloads=offloads,
         )
 

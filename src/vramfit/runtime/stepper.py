@@ -68,6 +68,8 @@ class Stepper:
             gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
         host_memory: what that may take of the host's memory.
         scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
+        packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
+            was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
             whole batch and takes its part; `micro_batch` is what one of them passes at once.
 
@@ -93,6 +95,7 @@ class Stepper:
         offload: Offload | None = None,
         host_memory: str | int | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        packs: bool | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         if plan is not None:
@@ -125,7 +128,7 @@ class Stepper:
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
-        self._packs = packing.is_applied(model)
+        self._packs = packing.is_applied(model) if packs is None else packs
         self._size = MicroBatchSize(micro_batch)
         self._seq = seq
         self._max_grad_norm = max_grad_norm

@@ -4,6 +4,8 @@ The model is that of transformers, unchanged: its attention is told through the 
 begin (`packed_attention`), and hooks see to what looks at a sequence as a whole: the first token, the answer's place.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,10 @@ def apply(model: Any, task: Task) -> None:
     Raises:
         WorkloadError: a model whose attention is its own code.
     """
-    if is_applied(model):
-        return
     base: Any = backbone(model)
+    if getattr(base, "_takes_packed", False):
+        _set_attention(model, IMPLEMENTATION)
+        return
     if "packed" not in supported_attention(type(base)):
         raise WorkloadError(
             [f"attention packed: {type(base).__name__} computes attention in code of its own, which mixes sequences"],
@@ -41,12 +44,33 @@ def apply(model: Any, task: Task) -> None:
         )
     register()
     base._takes_packed = True
-    configs: list[Any] = [model.config, base.config]
-    for config in configs:
-        config._attn_implementation = IMPLEMENTATION
+    base._attention_before = base.config._attn_implementation
+    _set_attention(model, IMPLEMENTATION)
     base.register_forward_hook(_pool_each if task in POOLED_TASKS else _pool_each_beside, with_kwargs=True)
     if task == "question-answering":
         model.register_forward_hook(_answers_apart, with_kwargs=True)
+
+
+def set_aside(model: Any) -> None:
+    """Give attention back to what it was before `apply`: the model is as transformers made it, until it is `in_use`."""
+    base: Any = backbone(model)
+    _set_attention(model, base._attention_before)
+
+
+@contextmanager
+def in_use(model: Any) -> Iterator[None]:
+    """Inside, a model that was set aside takes packed batches."""
+    _set_attention(model, IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        set_aside(model)
+
+
+def _set_attention(model: Any, implementation: str) -> None:
+    base: Any = backbone(model)
+    for config in (model.config, base.config):
+        config._attn_implementation = implementation
 
 
 def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
@@ -109,8 +133,9 @@ def has_token_types(model: torch.nn.Module) -> bool:
 
 
 def is_applied(model: torch.nn.Module) -> bool:
-    """Whether a model takes packed batches."""
-    return getattr(backbone(model), "_takes_packed", False) is True
+    """Whether a model takes packed batches now: one that was set aside does not, and would mix their sequences."""
+    base: Any = backbone(model)
+    return getattr(base, "_takes_packed", False) is True and base.config._attn_implementation == IMPLEMENTATION
 
 
 def without_padding(batch: Batch) -> Batch:
@@ -128,10 +153,16 @@ def without_padding(batch: Batch) -> Batch:
     return made
 
 
+def positions_skip(model: torch.nn.Module) -> int | None:
+    """The token that positions leave out, whether it is attended to or not: RoBERTa's padding; None for most models."""
+    table: Any = embeddings(model)
+    return int(table.padding_idx) if hasattr(table, "create_position_ids_from_input_ids") else None
+
+
 def _first_position(model: torch.nn.Module) -> int:
     """RoBERTa's positions begin after its padding."""
-    table: Any = embeddings(model)
-    return int(table.padding_idx) + 1 if hasattr(table, "create_position_ids_from_input_ids") else 0
+    skipped = positions_skip(model)
+    return 0 if skipped is None else skipped + 1
 
 
 def _pool_each(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -18,6 +18,7 @@ from vramfit.integrations.trainer.heads import (
 )
 from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
 from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.packable import keeps_moves
 from vramfit.integrations.trainer.settings import put_plan
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
@@ -27,6 +28,7 @@ from vramfit.report.fitting import render_fitting
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.random_state import RandomState
 from vramfit.step.inputs import each_tensor
+from vramfit.workload import CHOICES
 
 
 def fit_trainer(
@@ -39,6 +41,7 @@ def fit_trainer(
     margin: float | str | None = None,
     seq: int | None = None,
     micro_batch: int | None = None,
+    attention: str | None = None,
     plan: Plan | None = None,
     loss_fn: Any = None,
     count_fn: Any = None,
@@ -49,6 +52,8 @@ def fit_trainer(
     The effective batch, the order of samples and the schedule stay. A batch becomes a whole step, split inside into
     passes that fit; its gradient is that of the whole batch for every head. Memory that runs out costs nothing: the
     step is done again, in smaller passes. Evaluation gets a batch that fits, and its logits do not pile up on the GPU.
+    Where samples differ in length and the GPU has the kernel, the sequences of a pass lie end to end, without padding;
+    batches whose gradient that would change are padded.
 
     Args:
         trainer: a `Trainer` or a subclass, with whatever collator, metrics and callbacks.
@@ -58,6 +63,7 @@ def fit_trainer(
         margin: as for `plan`.
         seq: tokens of the longest sample, where the datasets do not say; longer ones must not come.
         micro_batch: samples of a pass, where they are not to be chosen.
+        attention: sdpa, eager or packed (no padding), where it is not to be chosen.
         plan: one that was made before; then nothing is chosen, and what chooses (all of the above) is left out.
         loss_fn, count_fn: for a loss of your own, as for `Stepper`: a sum over samples, and what to divide it by.
             Without them a Trainer with its own `compute_loss` gets whole batches, never split.
@@ -68,14 +74,15 @@ def fit_trainer(
         NoPlanFits: nothing that is allowed fits; nothing was changed.
         BudgetExceeded: the process holds more than the budget already.
     """
-    _check(trainer, allow, loss_fn, count_fn)
+    _check(trainer, allow, loss_fn, count_fn, attention)
     start = RandomState.now()
     try:
-        job = job_of(trainer, seq=seq, micro_batch=micro_batch, has_loss=loss_fn is not None)
+        has_loss = loss_fn is not None
+        job = job_of(trainer, seq=seq, micro_batch=micro_batch, has_loss=has_loss, attention=attention)
         if plan is None:
             budget = _budget(trainer, memory, gpu)
             plan = _plan(trainer, job, {**budget, "allow": allow, "exact": exact, "margin": margin})
-        _check_plan(plan, job)
+        _check_plan(plan, job, attention)
         _compare_losses(trainer, job)
     finally:
         start.restore()
@@ -83,16 +90,24 @@ def fit_trainer(
     enforce(plan.budget_bytes, trainer.args.device)
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
-    loss = (loss_fn, count_fn) if loss_fn is not None else loss_pair(trainer)
-    trainer.vramfit = Fit(plan=plan, origin=job.origin, loss=loss, monitor=_monitor(trainer, show))
+    loss = (loss_fn, count_fn) if has_loss else loss_pair(trainer)
+    waits = job.origin != "own" and not has_loss and not keeps_moves(trainer)
+    trainer.vramfit = Fit(
+        plan=plan,
+        origin=job.origin,
+        loss=loss,
+        waits=waits,
+        attention=job.attention,
+        monitor=_monitor(trainer, show),
+    )
     trainer.__class__ = type(f"Fitted{names[0]}", (FittedTrainer, type(trainer)), {})
-    fitting = Fitting(trainer=names[0], model=names[1], plan=plan, changes=changes, notes=_notes(trainer, job))
+    fitting = Fitting(trainer=names[0], model=names[1], plan=plan, changes=changes, notes=_notes(trainer, job, plan))
     if show:
         _show(fitting)
     return fitting
 
 
-def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any) -> None:
+def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any, attention: str | None) -> None:
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
@@ -102,6 +117,8 @@ def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any
         problems.append("this Trainer was fitted already: make a new one to fit it otherwise")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
+    if attention is not None and attention not in CHOICES["attention"]:
+        problems.append(f"attention {attention!r} is not one of {', '.join(CHOICES['attention'])}")
     asked = [a.strip() for a in (allow.split(",") if isinstance(allow, str) else allow) if a.strip()]
     for name in asked:
         if name == "lora":
@@ -129,7 +146,7 @@ def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str
 
 def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
     """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint."""
-    asked = {**job.keywords, **keywords}
+    asked = {**job.keywords, **keywords, "pads_evaluation": True}
     try:
         if "optimizer" not in asked and not asked["exact"]:
             with suppress(NoPlanFits):
@@ -144,7 +161,7 @@ def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
         raise
 
 
-def _check_plan(plan: Plan, job: Job) -> None:
+def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
     """Refuse a plan for another job.
 
     Raises:
@@ -156,6 +173,10 @@ def _check_plan(plan: Plan, job: Job) -> None:
         for name in ("task", "batch", "precision", "optimizer", "freeze")
         if name in job.keywords and getattr(w, name) != job.keywords[name]
     ]
+    if attention is not None and w.attention != attention:
+        problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")
+    elif w.attention == "packed" and job.why_padded is not None:
+        problems.append(f"the plan is for attention packed, and {job.why_padded}")
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
     problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
@@ -196,7 +217,7 @@ def _monitor(trainer: Any, show: bool) -> MonitorCallback:
     return monitor
 
 
-def _notes(trainer: Any, job: Job) -> tuple[str, ...]:
+def _notes(trainer: Any, job: Job, plan: Plan) -> tuple[str, ...]:
     notes = []
     if job.origin == "own":
         notes.append(
@@ -207,6 +228,10 @@ def _notes(trainer: Any, job: Job) -> tuple[str, ...]:
         notes.append(f"planned for sequences of {job.keywords['seq']} tokens throughout")
     elif not job.lengths.complete:
         notes.append("not every row was looked at: a sample as long as the model takes is expected")
+    if plan.workload.attention == "packed":
+        notes.append("a batch whose gradient packing would change is padded, and passes half as many tokens at once")
+    elif job.why_padded is not None and job.lengths is not None and job.lengths.varies:
+        notes.append(f"passes are padded: {job.why_padded}")
     if trainer.args.dataloader_drop_last:
         notes.append("dataloader_drop_last leaves out the last incomplete step, not only its last incomplete pass")
     return tuple(notes)

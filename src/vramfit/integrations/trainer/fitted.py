@@ -4,8 +4,9 @@ The Trainer's own loop stays: order of samples, callbacks, clipping, optimizer, 
 asks of a step, a gradient and a loss, is made by `Stepper`.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.heads import LossPair, Origin
 from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.packable import why_padded
 from vramfit.integrations.trainer.piles import put_together_once
+from vramfit.integrations.trainer.settings import put_techniques
 from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.random_state import RandomState
@@ -23,7 +26,7 @@ from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques import packing
 
 
 @dataclass(slots=True)
@@ -34,7 +37,15 @@ class Fit:
     origin: Origin
     loss: LossPair | None
     monitor: MonitorCallback
+    waits: bool = True
+    """Whether batches wait on the host until a pass takes its part of one."""
+    attention: str | None = None
+    """Of transformers, where it was asked for."""
     stepper: Stepper | None = None
+    padded: Stepper | None = None
+    """Beside one that packs: for batches that cannot be."""
+    num_padded: int = 0
+    """Steps of a packed plan that were padded."""
     report: OutOfMemoryReport | None = None
     """What was alive when memory ran out in a pass that cannot be made smaller."""
     num_recoveries: int = 0
@@ -54,8 +65,8 @@ class FittedTrainer:
     @property
     def num_recoveries(self) -> int:
         """How often something was done again because memory had run out."""
-        stepper = self.vramfit.stepper
-        return self.vramfit.num_recoveries + (0 if stepper is None else stepper.num_recoveries)
+        fit = self.vramfit
+        return fit.num_recoveries + sum(s.num_recoveries for s in (fit.stepper, fit.padded) if s is not None)
 
     def train(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; memory that runs out where nothing can be done again is explained."""
@@ -81,8 +92,22 @@ class FittedTrainer:
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
         model = super().call_model_init(trial)  # type: ignore[misc]
-        apply_techniques(model, self.vramfit.plan.workload)
+        put_techniques(model, self.vramfit.plan.workload, self.vramfit.attention)
         return model
+
+    def get_train_dataloader(self: Any) -> Any:
+        """As the Trainer's own, but batches stay on the host: a pass brings what it needs, and nothing waits."""
+        placed = self.accelerator.device_placement
+        self.accelerator.device_placement = placed and not self.vramfit.waits
+        try:
+            return super().get_train_dataloader()  # type: ignore[misc]
+        finally:
+            self.accelerator.device_placement = placed
+
+    def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """As the Trainer's own; its count of labels, which only a loss of the script's own reads, waits on the host."""
+        device = torch.device("cpu") if self.vramfit.waits else device
+        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Gradients of a whole effective batch, in passes that fit; gives its mean loss."""
@@ -93,39 +118,62 @@ class FittedTrainer:
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        batch = samples_of(self._prepare_inputs(inputs))
-        stepper = self._stepper()
-        stepper.on_out_of_memory = self._see_last
+        batch = samples_of(inputs if self.vramfit.waits else self._prepare_inputs(inputs))
+        packs = self._packs(batch)
+        stepper = self._stepper(packs=packs)
+        stepper.on_out_of_memory = lambda error: self._see_last(stepper, error)
         try:
-            with _forward_as_written(self.model):
+            with _forward_as_written(self.model), packing.in_use(self.model) if packs else nullcontext():
                 return stepper.gradients(batch)  # type: ignore[no-any-return]
         except RecoveryExhausted as error:
             raise failure.given_up(self, error, self.vramfit.report) from None
         finally:
             stepper.on_out_of_memory = None  # or it would keep a Trainer that is dropped, and its model, alive
 
-    def _stepper(self: Any) -> Stepper:
+    def _packs(self: Any, batch: Batch) -> bool:
+        """Whether the sequences of a batch lie end to end; the first one that cannot is spoken of."""
+        fit: Fit = self.vramfit
+        w = fit.plan.workload
+        if w.attention != "packed":
+            return False
+        why = why_padded(batch, self.model, w.task)
+        if why is not None:
+            fit.num_padded += 1
+            if fit.num_padded == 1:
+                warnings.warn(f"step {self.state.global_step + 1} is padded: {why}", stacklevel=2)
+        return why is None
+
+    def _stepper(self: Any, *, packs: bool) -> Stepper:
         """For the model and the optimizer of this call of `train`."""
         fit: Fit = self.vramfit
         optimizer = failure.bare_optimizer(self)
-        if fit.stepper is None or fit.stepper.optimizer is not optimizer or fit.stepper.model is not self.model:
-            w = fit.plan.workload
+        made = fit.stepper or fit.padded
+        if made is not None and (made.optimizer is not optimizer or made.model is not self.model):
             fit.num_recoveries = self.num_recoveries
-            fit.stepper = Stepper(
-                self.model,
-                optimizer,
-                micro_batch=fit.plan.micro_batch,
-                seq=w.seq,
-                precision=w.precision,
-                loss_fn=fit.loss[0] if fit.loss else None,
-                count_fn=fit.loss[1] if fit.loss else None,
-                scaler=self.accelerator.scaler,
-            )
+            fit.stepper = fit.padded = None
+        if fit.plan.workload.attention == "packed" and not packs:
+            fit.padded = fit.padded or self._new_stepper(optimizer, max(fit.plan.micro_batch // 2, 1), packs=False)
+            return fit.padded
+        fit.stepper = fit.stepper or self._new_stepper(optimizer, fit.plan.micro_batch, packs=packs)
         return fit.stepper
 
-    def _see_last(self: Any, error: BaseException) -> None:
+    def _new_stepper(self: Any, optimizer: Any, micro_batch: int, *, packs: bool) -> Stepper:
+        fit: Fit = self.vramfit
+        return Stepper(
+            self.model,
+            optimizer,
+            micro_batch=micro_batch,
+            seq=fit.plan.workload.seq,
+            precision=fit.plan.workload.precision,
+            loss_fn=fit.loss[0] if fit.loss else None,
+            count_fn=fit.loss[1] if fit.loss else None,
+            scaler=self.accelerator.scaler,
+            packs=packs,
+        )
+
+    def _see_last(self: Any, stepper: Stepper, error: BaseException) -> None:
         """Look at what is alive where passes cannot be made smaller; before that, nothing is lost yet."""
-        if self.vramfit.stepper.micro_batch == 1:
+        if stepper.micro_batch == 1:
             self.vramfit.report = failure.see(self, error)
 
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:

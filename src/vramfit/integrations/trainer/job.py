@@ -9,12 +9,14 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden, origin_of, task_of
+from vramfit.integrations.trainer.packable import why_not
 from vramfit.integrations.trainer.rows import Rows, rows_of
 from vramfit.integrations.trainer.sentences import is_across, sentence_losses, way_out
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task
 from vramfit.planner.lengths import Lengths
 from vramfit.runtime.invariance import across_samples
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.workload import CHOICES
 
 LONGEST = 512
@@ -43,6 +45,10 @@ class Job:
     lengths: Lengths | None
     """Real lengths, where samples are padded to the longest of their batch."""
     rows: Rows
+    why_padded: str | None
+    """Why steps cannot be packed; None where they can."""
+    attention: str | None
+    """Of transformers, where the caller asked for it."""
 
     @property
     def batch(self) -> int:
@@ -50,12 +56,15 @@ class Job:
         return int(self.keywords["batch"])
 
 
-def job_of(trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: bool) -> Job:
+def job_of(
+    trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: bool, attention: str | None = None
+) -> Job:
     """Read a Trainer.
 
     Args:
         seq: tokens of the longest sample, where the datasets do not say.
         micro_batch: samples of a pass, where they are given.
+        attention: where it is not to be chosen.
         has_loss: whether the caller gives the loss as a sum and a count.
 
     Raises:
@@ -90,7 +99,33 @@ def job_of(trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: 
         keywords["micro_batch"] = keywords["batch"]
     elif micro_batch is not None:
         keywords["micro_batch"] = min(micro_batch, keywords["batch"])
-    return Job(model=planned, origin=origin, keywords=keywords, lengths=lengths, rows=rows)
+    why = why_not(trainer, task, origin, planned, rows.batch)
+    keywords |= _attention(trainer, attention, why)
+    given = attention if attention in ("sdpa", "eager") else None
+    return Job(
+        model=planned, origin=origin, keywords=keywords, lengths=lengths, rows=rows, why_padded=why, attention=given
+    )
+
+
+def _attention(trainer: Any, asked: str | None, why_padded: str | None) -> dict[str, str]:
+    """What is settled of attention: what was asked for, or chosen for the model; nothing where packing may be better.
+
+    sdpa is what transformers takes by itself, so it is nobody's choice.
+
+    Raises:
+        WorkloadError: packed, where that would change the gradient.
+    """
+    if asked == "packed" and why_padded is not None:
+        raise WorkloadError(
+            [f"attention packed: {why_padded}"],
+            hint="leave attention out: passes without padding are taken where they can",
+        )
+    if asked is not None:
+        return {"attention": asked}
+    if why_padded is None and has_packed_kernel(trainer.args.device, "amp-bf16"):
+        return {}
+    own = getattr(bare_model(trainer).config, "_attn_implementation", None)
+    return {"attention": own} if own in CHOICES["attention"] else {}
 
 
 def effective_batch(trainer: Any) -> int:
@@ -152,7 +187,7 @@ def is_free(trainer: Any) -> bool:
 
 
 def _settings(trainer: Any) -> dict[str, Any]:
-    """What changes the maths and is therefore the user's: precision, optimizer, what is frozen, clipping, attention."""
+    """What changes the maths and is therefore the user's: precision, optimizer, what is frozen, clipping."""
     args = trainer.args
     made: dict[str, Any] = {}
     if _weights(trainer) == torch.bfloat16:
@@ -172,9 +207,6 @@ def _settings(trainer: Any) -> dict[str, Any]:
     frozen = frozen_part(bare_model(trainer))
     if frozen is not None:
         made["freeze"] = frozen
-    attention = getattr(bare_model(trainer).config, "_attn_implementation", None)
-    if attention in CHOICES["attention"]:
-        made["attention"] = attention
     if getattr(trainer.model, "is_gradient_checkpointing", False) and not args.gradient_checkpointing:
         made["checkpointing"] = "full"  # turned on by hand: left on
     return made
@@ -214,11 +246,13 @@ def _lengths(trainer: Any, rows: Rows, evaluation: Rows, limits: list[int]) -> t
     widths = [r.width for r in (rows, evaluation) if r.width is not None]
     told = getattr(trainer.processing_class, "model_max_length", None)
     limits = [*limits, *([told] if isinstance(told, int) and told < 10**6 else [])]
-    if not own:
-        return None, min(limits, default=max(widths, default=LONGEST))
-    longest = max(own)
+    if not rows.lengths:  # whatever evaluation has, training may have longer ones
+        return None, min(limits, default=max([*own, *widths], default=LONGEST))
+    wide = max(widths, default=0) > max(own)  # padded to a length of its own
+    longest = max([*own, *widths])
     complete = all(r.complete for r in (rows, evaluation) if r.lengths)
-    if max(widths, default=longest) > longest:  # the collator pads to a length of its own
-        return None, min([max(widths), *limits])
-    values = (*rows.lengths, *(n for n in evaluation.lengths if n > max(rows.lengths, default=0)))
-    return Lengths(values=values, source="the datasets of the Trainer", complete=complete), min([longest, *limits])
+    expected = min([longest, *limits] if complete else limits, default=longest)
+    if wide and "attention_mask" not in rows.batch:  # nobody can tell what is padding
+        return None, expected
+    values = (*rows.lengths, *(n for n in evaluation.lengths if n > max(rows.lengths)), *([longest] if wide else []))
+    return Lengths(values=values, source="the datasets of the Trainer", complete=complete), expected

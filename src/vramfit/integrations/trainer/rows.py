@@ -1,9 +1,10 @@
 """The samples of a Trainer's datasets: how long they are, and how the collator lays them out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from vramfit.runtime.random_state import RandomState
@@ -21,7 +22,7 @@ class Rows:
     num_samples: int | None
     """None where the dataset does not know."""
     lengths: tuple[int, ...]
-    """Tokens of each row that was looked at, its own padding included; empty where rows do not say."""
+    """Tokens of each row that was looked at, those that its mask hides left out; empty where rows do not say."""
     complete: bool
     """Whether every row was looked at."""
     batch: dict[str, torch.Tensor]
@@ -50,27 +51,45 @@ def rows_of(trainer: Any, dataset: Any) -> Rows:
 
 
 def _look(trainer: Any, dataset: Any) -> Rows:
-    if isinstance(dataset, dict):  # several sets
-        dataset = max(dataset.values(), key=lambda one: len(one) if hasattr(one, "__len__") else 0, default=None)
+    if not isinstance(dataset, dict):
+        return _look_at_one(trainer, dataset)
+    several = [_look_at_one(trainer, one) for one in dataset.values()]
+    if not several:
+        return _look_at_one(trainer, None)
+    largest = max(several, key=lambda rows: rows.num_samples or 0)
+    if any(rows.num_samples and not rows.lengths for rows in several):
+        return largest
+    widest = max(several, key=lambda rows: rows.width or 0)
+    lengths = tuple(n for rows in several for n in rows.lengths)
+    return replace(largest, lengths=lengths, complete=all(rows.complete for rows in several), batch=widest.batch)
+
+
+def _look_at_one(trainer: Any, dataset: Any) -> Rows:
     if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return Rows(num_samples=None, lengths=(), complete=False, batch={})
     count = len(dataset)
     step = max(1, -(-count // MAX_ROWS))
     lengths, places = [], list(range(0, count, step))
     for place in places:
-        ids = _ids(dataset[place])
-        if ids is None:
+        length = _length(dataset[place])
+        if length is None:
             return Rows(num_samples=count, lengths=(), complete=False, batch=_collate(trainer, dataset, places))
-        lengths.append(max(len(ids), 1))
+        lengths.append(length)
     longest = sorted(range(len(places)), key=lambda i: -lengths[i])[:1]
     chosen = [places[i] for i in longest] + places
     batch = _collate(trainer, dataset, chosen)
     return Rows(num_samples=count, lengths=tuple(lengths), complete=step == 1, batch=batch)
 
 
-def _ids(row: Any) -> Any:
-    ids = row.get("input_ids") if isinstance(row, Mapping) or hasattr(row, "get") else None
-    return ids if ids is not None and hasattr(ids, "__len__") and not isinstance(ids, str) else None
+def _length(row: Any) -> int | None:
+    """Tokens of a row that count; None where it does not say."""
+    get = getattr(row, "get", None)
+    ids, mask = (None, None) if get is None else (get("input_ids"), get("attention_mask"))
+    if ids is None or not hasattr(ids, "__len__") or isinstance(ids, str):
+        return None
+    if mask is None or not hasattr(mask, "__len__") or len(mask) != len(ids):
+        return max(len(ids), 1)
+    return max(int(mask.bool().sum()) if isinstance(mask, torch.Tensor) else int(np.count_nonzero(mask)), 1)
 
 
 def _collate(trainer: Any, dataset: Any, places: list[int]) -> dict[str, torch.Tensor]:

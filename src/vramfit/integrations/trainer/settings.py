@@ -8,8 +8,10 @@ from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.fitting import Change
 from vramfit.records.plan import Plan
+from vramfit.techniques import packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
 from vramfit.techniques.application import apply_techniques
+from vramfit.workload import Workload
 
 OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
 COPIES_OF_PILE = 3
@@ -56,6 +58,8 @@ def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
 def _put_batches(made: Settings, plan: Plan) -> None:
     args, w = made.trainer.args, plan.workload
     how = "in one pass" if plan.accumulate == 1 else f"{plan.accumulate} passes of at most {plan.micro_batch}"
+    if w.attention == "packed":
+        how = f"passes of up to {plan.micro_batch * w.seq:,} tokens"
     made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
     made.put("gradient_accumulation_steps", 1, "losses are summed inside the step and divided by its own count")
     made.put("auto_find_batch_size", False, "it would change the effective batch")
@@ -64,6 +68,8 @@ def _put_batches(made: Settings, plan: Plan) -> None:
 
 def _put_evaluation(made: Settings, job: Job, plan: Plan) -> None:
     batch = plan.evaluation_batch
+    if plan.evaluation.workload.attention == "packed":  # a plan of another's making; here, evaluations are padded
+        batch = max(batch // 2, 1)
     made.put("per_device_eval_batch_size", batch, "the largest tried that fits beside the training state")
     if made.trainer.args.batch_eval_metrics:
         return
@@ -144,4 +150,22 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
         made.say("frozen", "nothing", w.freeze, "allowed, and nothing milder fits")
     if w.precision == "bf16" and job.keywords.get("precision") != "bf16":
         made.say("weights", "fp32", "bf16", "allowed, and nothing milder fits")
-    apply_techniques(trainer.model, w)
+    before = getattr(bare_model(trainer).config, "_attn_implementation", None)
+    if w.attention == "packed":
+        made.say("attention", before, "packed (no padding)", "sequences lie end to end, so that padding takes nothing")
+    elif job.attention is not None and job.attention != before:
+        made.say("attention", before, job.attention, "asked for")
+    put_techniques(trainer.model, w, job.attention)
+
+
+def put_techniques(model: Any, workload: Workload, attention: str | None) -> None:
+    """What a plan changes in a model; its attention is packed inside steps, and elsewhere what it was.
+
+    Args:
+        attention: that of transformers that was asked for; None leaves the model's.
+    """
+    if attention is not None:
+        model.config._attn_implementation = attention
+    apply_techniques(model, workload)
+    if workload.attention == "packed":
+        packing.set_aside(model)

@@ -1,0 +1,113 @@
+"""What may be packed: the steps of a Trainer, and each of its batches, where padded passes would give the very same.
+
+A batch is looked at on the host, before any of it is sent to the device.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden
+from vramfit.models.tasks import supported_attention
+from vramfit.step.heads import LABELS
+from vramfit.step.inputs import Batch
+from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token, positions_skip
+
+UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - {"start_positions", "end_positions"}
+"""Inputs whose meaning for a token, or for a sample, is known; any other may count on where a token lies."""
+MOVES = ("_prepare_inputs", "_prepare_input")
+"""Methods of a Trainer that bring batches to the device."""
+
+
+def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch) -> str | None:
+    """Why no step of a Trainer can be packed, in words; None where steps can.
+
+    Args:
+        origin: of the loss.
+        planned: what is traced: a configuration, or a module that a configuration does not say all of.
+        batch: a few samples as the collator gives them.
+    """
+    model = bare_model(trainer)
+    attention = getattr(model.config, "_attn_implementation", None)
+    rules = [
+        (origin == "own", f"{type(trainer).__name__} computes a loss of its own, out of padded batches"),
+        (origin == "function", "a loss function of the script's own is given padded outputs"),
+        (
+            task == "question-answering",
+            "the softmax over an answer's places runs over padding too, which would be gone",
+        ),
+        (
+            isinstance(planned, torch.nn.Module),
+            f"{type(trainer.model).__name__} is not the model that transformers makes of its configuration",
+        ),
+        (
+            "packed" not in supported_attention(type(model)),
+            f"of {type(model).__name__}, rows of several sequences are not known to be kept apart",
+        ),
+        (attention != "sdpa", f"attention {attention} was chosen for the model"),
+        (keeps_moves(trainer), f"{type(trainer).__name__} brings batches to the device in a way of its own"),
+    ]
+    found = next((text for holds, text in rules if holds), None)
+    return found or (why_padded(batch, model, task) if batch else None)
+
+
+def keeps_moves(trainer: Any) -> bool:
+    """Whether a subclass brings batches to the device by itself: then what it does to them is done."""
+    return any(is_overridden(trainer, name) for name in MOVES)
+
+
+def why_padded(batch: Batch, model: Any, task: str) -> str | None:
+    """Why a batch is not packed, in words; None for one whose packed gradient is that of the padded one."""
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() != PER_TOKEN:
+        return "it has no input_ids with a row for each sample"
+    unknown = sorted(set(batch) - UNDERSTOOD)
+    if unknown:
+        return f"{', '.join(unknown)} may count on where tokens lie"
+    if any(value.device.type != "cpu" for value in batch.values()):
+        return "it is on the device already, where looking at it would take a wait"
+    odd = [name for name, value in batch.items() if not _is_laid_out(name, value, ids, task)]
+    if odd:
+        return f"{', '.join(odd)} of shape {tuple(batch[odd[0]].shape)} beside {tuple(ids.shape)} tokens"
+    return _in_the_mask(batch, model) or _in_the_tokens(batch, model)
+
+
+def _is_laid_out(name: str, value: torch.Tensor, ids: torch.Tensor, task: str) -> bool:
+    """Whether a tensor has one value a token or one row a sample, whichever its name calls for."""
+    if name == "labels" and task == "sequence-classification":
+        return not is_per_token(name, value, ids.shape[1])
+    if name in LABELS - {"labels"}:
+        return value.dim() == 1
+    return value.shape == ids.shape and not value.is_floating_point()
+
+
+def _in_the_mask(batch: Batch, model: Any) -> str | None:
+    """What a mask says that a row of whole sequences does not."""
+    mask, ids = batch.get("attention_mask"), batch["input_ids"]
+    if mask is None:
+        padding = getattr(model.config, "pad_token_id", None)
+        has_padding = padding is not None and bool((ids.numpy() == padding).any())
+        return "it has padding and no attention_mask" if has_padding else None
+    marks = mask.numpy()
+    lengths = np.count_nonzero(marks, axis=1)
+    if not lengths.all():
+        return "a sample has no token that is attended to"
+    if not np.array_equal(marks, np.arange(marks.shape[1]) < lengths[:, None]):
+        return "attention_mask is not ones up to a sample's end and zeros behind it"
+    return None
+
+
+def _in_the_tokens(batch: Batch, model: Any) -> str | None:
+    """Tokens that are counted, or left out, though the mask says otherwise."""
+    ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
+    kept = np.ones(ids.shape, bool) if mask is None else mask.numpy() != 0
+    skipped = positions_skip(model)
+    if skipped is not None and bool((ids.numpy()[kept] == skipped).any()):
+        return f"token {skipped}, which takes no position, is attended to"
+    judged_by_mask = hasattr(model, "discriminator_predictions")
+    if labels is not None and is_per_token("labels", labels, ids.shape[1]) and not judged_by_mask:
+        behind = labels.numpy()[~kept]
+        if bool((behind != IGNORED).any()):
+            return "padding has labels that count"
+    return None
