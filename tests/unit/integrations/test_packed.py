@@ -18,7 +18,7 @@ from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_gradient, flat
 from transformers import Trainer, TrainerCallback
 
 import vramfit
-from vramfit.integrations.trainer import fit_trainer, job
+from vramfit.integrations.trainer import fit_trainer, job, rows
 from vramfit.integrations.trainer.packable import why_padded
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import Batch
@@ -546,8 +546,6 @@ def test_memory_that_runs_out_in_packed_and_padded_steps_costs_nothing(tmp_path:
 def test_rows_that_were_not_looked_at_may_be_as_long_as_the_model_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vramfit.integrations.trainer import rows
-
     complete = fit_trainer(varied_trainer(tmp_path), memory=MEMORY, show=False).plan
     monkeypatch.setattr(rows, "MAX_ROWS", 20)
     trainer = varied_trainer(tmp_path)
@@ -590,4 +588,43 @@ def test_every_evaluation_set_is_looked_at(tmp_path: Path) -> None:
     long = Varied(num_rows=4, longest=8).rows
     long[0]["input_ids"] = [7] * 39
     trainer.eval_dataset = {"usual": trainer.eval_dataset, "long": long}
+    looked_at = rows.rows_of(trainer, trainer.eval_dataset)
+    assert (len(looked_at.lengths), max(looked_at.lengths), looked_at.num_samples) == (68, 39, 64)
     assert fit_trainer(trainer, memory=MEMORY, show=False).plan.workload.seq == 39
+
+
+def test_training_may_have_longer_texts_than_an_evaluation_that_says_how_long_they_are(tmp_path: Path) -> None:
+    batch = rows_of("sequence-classification", 8)
+
+    def collate(given: list[Any]) -> dict[str, torch.Tensor]:
+        return {name: torch.stack([batch[row.get("text", 0)][name] for row in given]) for name in batch[0]}
+
+    trainer = make_trainer(tmp_path, rows=[{"text": i} for i in range(8)], data_collator=collate, **SPLIT)
+    trainer.eval_dataset = [{"input_ids": [5, 6, 7]}]
+    plan = fit_trainer(trainer, memory=MEMORY, show=False).plan
+    assert (plan.workload.seq, plan.lengths) == (40, None)
+
+
+def test_an_evaluation_that_was_planned_packed_is_half_as_large_padded(tmp_path: Path) -> None:
+    sizes = []
+    for attention in ("sdpa", "packed"):
+        plan = packed_plan()
+        evaluation = replace(plan.evaluation, workload=replace(plan.evaluation.workload, attention=attention))
+        trainer = make_trainer(tmp_path, **SPLIT)
+        fit_trainer(trainer, plan=replace(plan, evaluation=evaluation), show=False)
+        sizes.append(trainer.args.per_device_eval_batch_size)
+    assert sizes[0] == 2 * sizes[1]
+
+
+def test_only_the_first_padded_step_is_spoken_of(tmp_path: Path) -> None:
+    rows = rows_of("sequence-classification", 2 * BATCH)
+    for row in (rows[0], rows[BATCH]):
+        row["attention_mask"] = row["attention_mask"].clone()
+        row["attention_mask"][1] = 0
+    trainer = packed_trainer(tmp_path, size=2 * BATCH)
+    trainer.train_dataset = rows
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert trainer.vramfit.num_padded == 2
+    assert [str(w.message)[:16] for w in told if "is padded" in str(w.message)] == ["step 1 is padded"]
