@@ -12,12 +12,14 @@ import torch
 from tests.unit.integrations.packed_trainers import MEMORY, SPLIT, STILL, counted, packed_plan, packed_trainer
 from tests.unit.integrations.small_trainers import difference, gradients_of, make_trainer, rows_of, whole_gradient
 from tests.unit.integrations.test_gradients import BATCH
-from tests.unit.runtime.small_models import make_batch, make_model
-from transformers import Trainer
+from tests.unit.runtime.small_models import COMMON, FAMILIES, flat_gradient, make_batch, make_model
+from transformers import AutoConfig, Trainer
 
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
 from vramfit.integrations.trainer.packable import why_padded
+from vramfit.models.tasks import PACKED_FAMILIES, class_for_task
+from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.techniques import packing
 
@@ -73,9 +75,9 @@ def with_true_and_false(batch: Batch) -> Batch:
     return batch | {"attention_mask": batch["attention_mask"].bool()}
 
 
-def with_padding_inside(batch: Batch) -> Batch:
+def with_padding_inside(batch: Batch, padding: int = 1) -> Batch:
     ids = batch["input_ids"].clone()
-    ids[0, 2] = 1
+    ids[0, 2] = padding
     return batch | {"input_ids": ids}
 
 
@@ -127,6 +129,28 @@ def test_a_batch_is_packed_only_where_the_gradient_stays(
     assert (sum(rows) > BATCH) == (words is None)
     if words is not None:
         assert trainer.vramfit.padded.micro_batch == trainer.vramfit.stepper.micro_batch // 2
+
+
+@pytest.mark.parametrize("family", PACKED_FAMILIES)
+def test_of_every_family_what_is_packed_has_the_padded_gradient(family: str) -> None:
+    """And a padding token inside a text is padded just where it takes no position."""
+    task, gradients = "token-classification", []
+    names = {"n_layer": 2, "n_head": 2, "n_embd": 32, "head_dim": 16, "d_model": 32, "num_key_value_heads": 2}
+    silent = {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "dropout": 0.0}
+    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **names, **silent})
+    for change in (lambda batch: with_padding_inside(batch, config.pad_token_id), whole_rows):
+        batch = change(make_batch(task, 6))
+        for packs in (False, True):
+            torch.manual_seed(0)
+            model = class_for_task(config, task)(config).eval()
+            why = why_padded(batch, model, task)
+            if packs:
+                packing.apply(model, "token-classification")
+            inputs = packing.pack(batch, model) if packs else batch
+            head_loss(model, batch).sums(model(**model_inputs(inputs)), inputs)[0].backward()
+            gradients.append(flat_gradient(model))
+        assert (difference(gradients.pop(), gradients.pop()) <= 1e-5) == (why is None)
+    assert why is None  # the last one, of whole rows
 
 
 def test_labels_as_wide_as_the_text_are_not_taken_for_labels_of_tokens() -> None:
