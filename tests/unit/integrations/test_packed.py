@@ -2,61 +2,32 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
+from tests.unit.integrations.packed_trainers import (
+    MEMORY,
+    PACKED,
+    SPLIT,
+    STILL,
+    TASKS,
+    counted,
+    packed_plan,
+    packed_trainer,
+)
 from tests.unit.integrations.small_trainers import difference, gradients_of, make_trainer, rows_of, whole_gradient
-from tests.unit.integrations.test_gradients import BATCH, SIZE, plan_for
-from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
-from transformers import Trainer, TrainerCallback
+from tests.unit.integrations.test_gradients import BATCH, SIZE
+from tests.unit.runtime.small_models import flat_gradient, flat_weights, make_batch, make_model
+from transformers import TrainerCallback
 
 import vramfit
-from vramfit.integrations.trainer import fit_trainer, job
-from vramfit.integrations.trainer.packable import why_padded
+from vramfit.integrations.trainer import fit_trainer
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.inputs import Batch
 from vramfit.techniques import packing
-
-PACKED = [family for family in FAMILIES if family != "deberta-v2"]
-TASKS = [task for task in HEADS if task != "question-answering"]
-STILL = {"learning_rate": 0.0, "max_grad_norm": 0.0}
-SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-MEMORY = "256MiB"
-
-
-def packed_plan(task: str = "sequence-classification", num_passes: int = 4) -> vramfit.Plan:
-    """In fp32, which only the CPU packs in: gradients can be compared to the last digits."""
-    plan = plan_for(task, num_passes)
-    return replace(plan, workload=replace(plan.workload, attention="packed"))
-
-
-def packed_trainer(output: Path, family: str = "bert", task: str = "sequence-classification", **given: Any) -> Trainer:
-    num_passes = given.pop("num_passes", 4)
-    trainer = make_trainer(output, family, task, **{**SPLIT, **given})
-    fit_trainer(trainer, plan=packed_plan(task, num_passes), show=False)
-    return trainer
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The rows that are made, by how many sequences they have."""
-    rows: list[int] = []
-    pack = packing.pack
-
-    def noting(batch: Batch, model: Any) -> dict[str, Any]:
-        rows.append(len(batch["input_ids"]))
-        return pack(batch, model)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(packing, "pack", noting)
-        yield rows
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -107,141 +78,6 @@ def test_labels_of_many_classes_and_of_amounts_are_right(tmp_path: Path, monkeyp
         assert made
 
 
-def left_padded(batch: Batch) -> Batch:
-    return {name: value.flip(1) if value.dim() > 1 else value for name, value in batch.items()}
-
-
-def with_a_hole(batch: Batch) -> Batch:
-    mask = batch["attention_mask"].clone()
-    mask[0, 3] = 0
-    labels = batch["labels"].clone()
-    labels[0, 3] = -100
-    return batch | {"attention_mask": mask, "labels": labels}
-
-
-def with_an_empty_row(batch: Batch) -> Batch:
-    mask, labels = batch["attention_mask"].clone(), batch["labels"].clone()
-    mask[5], labels[5] = 0, -100
-    return batch | {"attention_mask": mask, "labels": labels}
-
-
-def without_mask(batch: Batch) -> Batch:
-    return {name: value for name, value in batch.items() if name != "attention_mask"}
-
-
-def with_places(batch: Batch) -> Batch:
-    return batch | {"position_ids": torch.arange(16).flip(0).expand(len(batch["input_ids"]), -1).contiguous()}
-
-
-def with_labels_on_padding(batch: Batch) -> Batch:
-    return batch | {"labels": torch.where(batch["attention_mask"] == 0, 1, batch["labels"])}
-
-
-def with_weights(batch: Batch) -> Batch:
-    return batch | {"attention_mask": batch["attention_mask"].float()}
-
-
-def with_a_square_mask(batch: Batch) -> Batch:
-    mask = batch["attention_mask"].bool()
-    return batch | {"attention_mask": mask[:, None, None, :].expand(-1, 1, 16, -1).contiguous()}
-
-
-def with_twos(batch: Batch) -> Batch:
-    return batch | {"attention_mask": batch["attention_mask"] * 2}
-
-
-def with_types(batch: Batch) -> Batch:
-    return batch | {"token_type_ids": (torch.arange(16) > 2).long().expand(len(batch["input_ids"]), -1).contiguous()}
-
-
-def with_true_and_false(batch: Batch) -> Batch:
-    return batch | {"attention_mask": batch["attention_mask"].bool()}
-
-
-def with_padding_inside(batch: Batch) -> Batch:
-    ids = batch["input_ids"].clone()
-    ids[0, 2] = 1
-    return batch | {"input_ids": ids}
-
-
-def whole_rows(batch: Batch) -> Batch:
-    return without_mask(batch) | {"input_ids": batch["input_ids"].clamp(min=5)}
-
-
-CASES: list[tuple[str, Callable[[Batch], Batch], str | None]] = [
-    ("bert", left_padded, "attention_mask is not ones"),
-    ("bert", with_a_hole, "attention_mask is not ones"),
-    ("bert", with_an_empty_row, "no token that is attended to"),
-    ("bert", without_mask, "padding and no attention_mask"),
-    ("bert", with_places, "position_ids may count on"),
-    ("bert", with_labels_on_padding, "padding has labels"),
-    ("bert", with_weights, "attention_mask of shape"),
-    ("bert", with_a_square_mask, "attention_mask of shape"),
-    ("bert", with_twos, "attention_mask is not ones"),
-    ("roberta", with_padding_inside, "token 1, which takes no position"),
-    ("bert", with_padding_inside, None),
-    ("bert", with_types, None),
-    ("bert", with_true_and_false, None),
-    ("bert", whole_rows, None),
-    ("roberta", whole_rows, None),
-]
-
-
-@pytest.mark.parametrize(("family", "change", "words"), CASES)
-def test_a_batch_is_packed_only_where_the_gradient_stays(
-    family: str, change: Callable[[Batch], Batch], words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first step is as usual, the second is not; both have the gradient of their whole batch."""
-    task = "token-classification"
-    usual, odd = make_batch(task, BATCH), change(make_batch(task, BATCH, seed=2))
-    batches = [usual, odd]
-
-    class Given(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(torch.utils.data.DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-
-    trainer = packed_trainer(tmp_path, family, task, size=2 * BATCH, kind=Given, **STILL)
-    with counted(monkeypatch) as rows, warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = gradients_of(trainer)
-    said = [str(w.message) for w in told if "is padded" in str(w.message)]
-    right = [whole_gradient(family, task, batch) for batch in batches]
-    assert [difference(f, r) <= 1e-5 for f, r in zip(found, right, strict=True)] == [True, True]
-    assert trainer.vramfit.num_padded == len(said) == int(words is not None)
-    assert all(f"step 2 is padded: {words}" in text or words in text for text in said)  # type: ignore[operator]
-    assert (sum(rows) > BATCH) == (words is None)
-    if words is not None:
-        assert trainer.vramfit.padded.micro_batch == trainer.vramfit.stepper.micro_batch // 2
-
-
-def test_labels_as_wide_as_the_text_are_not_taken_for_labels_of_tokens() -> None:
-    model, batch = make_model("bert", "sequence-classification"), make_batch("sequence-classification", 4)
-    assert why_padded(batch, model, "sequence-classification") is None
-    wide = batch | {"labels": torch.zeros(4, 16, dtype=torch.long)}
-    assert "labels of shape (4, 16)" in (why_padded(wide, model, "sequence-classification") or "")
-    fractions = batch | {"labels": torch.zeros(4, 16)}
-    assert why_padded(fractions, model, "sequence-classification") is None
-    assert "labels of shape (4,)" in (why_padded(batch, model, "token-classification") or "")
-
-
-def test_a_batch_on_the_device_is_not_looked_at() -> None:
-    batch = {name: value.to("meta") for name, value in make_batch("token-classification", 4).items()}
-    assert "on the device" in (
-        why_padded(batch, make_model("bert", "token-classification"), "token-classification") or ""
-    )
-
-
-def test_whatever_padding_is_labelled_does_not_count_for_a_discriminator() -> None:
-    import transformers
-
-    config = transformers.ElectraConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
-    model = transformers.ElectraForPreTraining(config)
-    batch = make_batch("token-classification", 4)
-    batch["labels"] = torch.ones_like(batch["labels"])
-    assert why_padded(batch, model, "pretraining") is None
-    assert why_padded(batch, model, "masked-lm") is None
-
-
 def test_batches_stay_on_the_host_until_a_pass_takes_them(tmp_path: Path) -> None:
     trainer = packed_trainer(tmp_path)
     assert trainer.get_train_dataloader().device is None
@@ -282,160 +118,6 @@ def test_layers_that_are_computed_twice_are_packed_both_times(tmp_path: Path) ->
     found = gradients_of(trainer)[0]
     assert trainer.model.is_gradient_checkpointing
     assert difference(found, whole_gradient("bert", task, make_batch(task, BATCH))) <= 1e-5
-
-
-class Own(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        output = model(**inputs)
-        return (output.loss, output) if return_outputs else output.loss
-
-
-class OwnMoves(Trainer):
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        return super()._prepare_inputs(inputs)
-
-
-def own_function(output: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-    return torch.nn.functional.cross_entropy(output.logits, labels, reduction="sum") / num_items_in_batch
-
-
-def adapted() -> Any:
-    settings = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
-    return peft.get_peft_model(make_model("bert", "sequence-classification"), settings)
-
-
-def eager() -> Any:
-    model: Any = make_model("bert", "sequence-classification")
-    model.set_attn_implementation("eager")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"kind": Own}, "Own computes a loss of its own, out of padded batches"),
-        ({"compute_loss_func": own_function}, "a loss function of the script's own is given padded outputs"),
-        ({"task": "question-answering"}, "the softmax over an answer's places runs over padding too"),
-        ({"family": "deberta-v2"}, "of DebertaV2ForSequenceClassification, rows of several sequences"),
-        ({"model": adapted()}, "PeftModelForSequenceClassification is not the model that transformers makes"),
-        ({"model": eager()}, "attention eager was chosen"),
-        ({"kind": OwnMoves}, "OwnMoves brings batches to the device in a way of its own"),
-        ({"rows": rows_of("sequence-classification", 20), "left": True}, "attention_mask is not ones"),
-    ],
-)
-def test_packed_is_refused_by_name_where_it_would_change_the_gradient(
-    given: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    left, given = given.get("left"), {n: v for n, v in given.items() if n != "left"}
-    if left:
-        given["rows"] = [{n: v.flip(0) if v.dim() else v for n, v in row.items()} for row in given["rows"]]
-    trainer = make_trainer(tmp_path, **SPLIT, bf16=True, **given)
-    before = trainer.model.config._attn_implementation
-    with pytest.raises(vramfit.WorkloadError, match="attention packed: " + words):
-        fit_trainer(trainer, memory=MEMORY, attention="packed", show=False)
-    assert not packing.is_applied(trainer.model)
-    assert trainer.model.config._attn_implementation == before
-    plan = packed_plan()
-    if given.get("task") is None:
-        plan = replace(plan, workload=replace(plan.workload, precision="amp-bf16", micro_batch=16, accumulate=1))
-        with pytest.raises(vramfit.WorkloadError, match="the plan is for attention packed, and " + words):
-            fit_trainer(trainer, plan=plan, show=False)
-
-
-def test_a_loss_that_is_given_is_given_padded_outputs(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, **SPLIT, bf16=True)
-    loss = {"loss_fn": lambda output, batch: output.logits.sum(), "count_fn": lambda batch: 1}
-    with pytest.raises(vramfit.WorkloadError, match="given padded outputs"):
-        fit_trainer(trainer, memory=MEMORY, attention="packed", **loss, show=False)
-    with pytest.raises(vramfit.WorkloadError, match="the plan is for attention packed, and eager was asked for"):
-        fit_trainer(trainer, plan=packed_plan(), attention="eager", show=False)
-    with pytest.raises(vramfit.WorkloadError, match="'flash' is not one of sdpa, eager, packed"):
-        fit_trainer(trainer, memory=MEMORY, attention="flash", show=False)
-
-
-class Varied:
-    """Rows of different lengths, padded to the longest of a batch."""
-
-    def __init__(self, num_rows: int = 64, longest: int = 32) -> None:
-        draw = np.random.default_rng(0)
-        self.rows = [
-            {"input_ids": draw.integers(5, 99, n).tolist(), "labels": i % 3}
-            for i, n in enumerate(draw.integers(3, longest + 1, num_rows))
-        ]
-
-    @staticmethod
-    def collate(rows: list[Any]) -> dict[str, torch.Tensor]:
-        width = max(len(row["input_ids"]) for row in rows)
-        ids = [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows]
-        mask = [[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows]
-        labels = [row["labels"] for row in rows]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "labels": torch.tensor(labels)}
-
-
-def large(output: Path, *, attention: str = "sdpa", **given: Any) -> Trainer:
-    """Large enough for a GPU not to wait for the host: that is where padding counts."""
-    sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
-    samples = Varied(num_rows=128, longest=512)
-    settings = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "bf16": True, **given}
-    model = make_model("bert", "sequence-classification", **sizes, attn_implementation=attention)
-    return make_trainer(output, rows=samples.rows, data_collator=Varied.collate, **{"model": model, **settings})
-
-
-def varied_trainer(output: Path, **given: Any) -> Trainer:
-    settings = {**SPLIT, "bf16": True, "data_collator": Varied.collate, **given}
-    return make_trainer(output, rows=Varied().rows, **settings)
-
-
-@pytest.fixture
-def with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that has the kernel."""
-    monkeypatch.setattr(job, "has_packed_kernel", lambda device, precision: True)
-
-
-@pytest.mark.usefixtures("with_kernel")
-def test_packed_is_chosen_where_lengths_vary_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = large(tmp_path)
-    fitting = fit_trainer(trainer, memory="2GiB", gpu="a100")
-    w = fitting.plan.workload
-    assert (w.attention, w.precision) == ("packed", "amp-bf16")
-    assert fitting.plan.evaluation.workload.attention == "sdpa"
-    assert "-attention=sdpa\n+attention=packed (no padding)\n" in fitting.diff()
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "packed (no padding)" in shown
-    assert f"in passes of up to {fitting.plan.micro_batch * w.seq:,} tokens, without padding" in shown
-    assert trainer.model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"attention": "sdpa"},
-        {"attention": "eager"},
-        {"bf16": False},
-        {"kind": Own},
-        {"compute_loss_func": own_function},
-        {"chosen": "eager"},
-    ],
-    ids=lambda given: "-".join(given),
-)
-@pytest.mark.usefixtures("with_kernel")
-def test_padding_stays_where_it_was_asked_for_or_must(given: dict[str, Any], tmp_path: Path) -> None:
-    asked, chosen = given.get("attention"), given.get("chosen", "sdpa")
-    trainer = large(tmp_path, attention=chosen, **{n: v for n, v in given.items() if n not in ("attention", "chosen")})
-    plan = fit_trainer(trainer, memory="8GiB", gpu="a100", attention=asked, show=False).plan
-    assert plan.workload.attention == (asked or chosen)
-    assert trainer.model.config._attn_implementation == (asked or chosen)
-
-
-def test_without_the_kernel_nothing_is_packed_unless_it_is_asked_for(tmp_path: Path) -> None:
-    assert fit_trainer(varied_trainer(tmp_path), memory=MEMORY, show=False).plan.workload.attention == "sdpa"
-    trainer = varied_trainer(tmp_path)
-    assert fit_trainer(trainer, memory=MEMORY, attention="packed", show=False).plan.workload.attention == "packed"
-    trainer.train()
-    assert trainer.state.global_step == 4
-    plain = make_trainer(tmp_path, **SPLIT)
-    with pytest.raises(vramfit.WorkloadError, match="its kernel computes in 16 bits, not fp32"):
-        fit_trainer(plain, memory=MEMORY, attention="packed", show=False)
 
 
 @pytest.mark.parametrize("family", PACKED)
@@ -541,53 +223,3 @@ def test_memory_that_runs_out_in_packed_and_padded_steps_costs_nothing(tmp_path:
     assert disturbed.state.global_step == 2
     assert disturbed.model.config._attn_implementation == "sdpa"
     assert difference(flat_weights(disturbed.model), flat_weights(quiet.model)) < 1e-6
-
-
-def test_rows_that_were_not_looked_at_may_be_as_long_as_the_model_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vramfit.integrations.trainer import rows
-
-    complete = fit_trainer(varied_trainer(tmp_path), memory=MEMORY, show=False).plan
-    monkeypatch.setattr(rows, "MAX_ROWS", 20)
-    trainer = varied_trainer(tmp_path)
-    partly = fit_trainer(trainer, memory=MEMORY, attention="packed", show=False)
-    assert complete.workload.seq == 32
-    assert partly.plan.workload.seq == trainer.model.config.max_position_embeddings == 40
-    assert any("as long as the model takes" in note for note in partly.notes)
-
-
-def test_rows_that_are_padded_already_are_counted_by_their_masks(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, **SPLIT, bf16=True)
-    plan = fit_trainer(trainer, memory=MEMORY, attention="packed", show=False).plan
-    assert plan.workload.seq == 16
-    assert plan.lengths is not None
-    assert plan.lengths.mean == pytest.approx(
-        float(make_batch("sequence-classification", 20)["attention_mask"].sum()) / 20
-    )
-
-
-def test_a_width_that_no_text_fills_is_planned_for(tmp_path: Path) -> None:
-    """An evaluation is as wide as the collator makes it, and a padded pass may be."""
-
-    def wide(rows: list[Any]) -> dict[str, torch.Tensor]:
-        batch = Varied.collate(rows)
-        room = 40 - batch["input_ids"].shape[1]
-        return {n: torch.nn.functional.pad(v, (0, room)) if v.dim() > 1 else v for n, v in batch.items()}
-
-    trainer = varied_trainer(tmp_path, data_collator=wide)
-    plan = fit_trainer(trainer, memory=MEMORY, attention="packed", show=False).plan
-    assert (plan.workload.seq, plan.evaluation.workload.seq) == (40, 40)
-    assert plan.lengths is not None
-    assert plan.lengths.mean < 32
-    bare = varied_trainer(tmp_path, data_collator=lambda rows: {n: v for n, v in wide(rows).items() if "mask" not in n})
-    fitting = fit_trainer(bare, memory=MEMORY, show=False)
-    assert (fitting.plan.workload.seq, fitting.plan.lengths) == (40, None)
-
-
-def test_every_evaluation_set_is_looked_at(tmp_path: Path) -> None:
-    trainer = varied_trainer(tmp_path)
-    long = Varied(num_rows=4, longest=8).rows
-    long[0]["input_ids"] = [7] * 39
-    trainer.eval_dataset = {"usual": trainer.eval_dataset, "long": long}
-    assert fit_trainer(trainer, memory=MEMORY, show=False).plan.workload.seq == 39

@@ -4,57 +4,23 @@ The Trainer's own loop stays: order of samples, callbacks, clipping, optimizer, 
 asks of a step, a gradient and a loss, is made by `Stepper`.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
-from vramfit.integrations.trainer.heads import LossPair, Origin
-from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.packable import why_padded
 from vramfit.integrations.trainer.piles import put_together_once
 from vramfit.integrations.trainer.settings import put_techniques
-from vramfit.records.plan import Plan
-from vramfit.records.watch import OutOfMemoryReport, WatchRecord
+from vramfit.integrations.trainer.steppers import Fit, is_packed, stepper_for
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.techniques import packing
-
-
-@dataclass(slots=True)
-class Fit:
-    """What a fitted Trainer knows beside."""
-
-    plan: Plan
-    origin: Origin
-    loss: LossPair | None
-    monitor: MonitorCallback
-    waits: bool = True
-    """Whether batches wait on the host until a pass takes its part of one."""
-    attention: str | None = None
-    """Of transformers, where it was asked for."""
-    stepper: Stepper | None = None
-    padded: Stepper | None = None
-    """Beside one that packs: for batches that cannot be."""
-    num_padded: int = 0
-    """Steps of a packed plan that were padded."""
-    report: OutOfMemoryReport | None = None
-    """What was alive when memory ran out in a pass that cannot be made smaller."""
-    num_recoveries: int = 0
-    """Of steps and evaluation batches that were done again, without the stepper's."""
-
-    @property
-    def record(self) -> WatchRecord | None:
-        """What the watch saw, of the training that goes on or the last one; None before the first."""
-        return self.monitor.record
 
 
 class FittedTrainer:
@@ -119,57 +85,16 @@ class FittedTrainer:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         batch = samples_of(inputs if self.vramfit.waits else self._prepare_inputs(inputs))
-        packs = self._packs(batch)
-        stepper = self._stepper(packs=packs)
+        packs = is_packed(self, batch)
+        stepper = stepper_for(self, packs=packs)
         stepper.on_out_of_memory = lambda error: self._see_last(stepper, error)
         try:
             with _forward_as_written(self.model), packing.in_use(self.model) if packs else nullcontext():
-                return stepper.gradients(batch)  # type: ignore[no-any-return]
+                return stepper.gradients(batch)
         except RecoveryExhausted as error:
             raise failure.given_up(self, error, self.vramfit.report) from None
         finally:
             stepper.on_out_of_memory = None  # or it would keep a Trainer that is dropped, and its model, alive
-
-    def _packs(self: Any, batch: Batch) -> bool:
-        """Whether the sequences of a batch lie end to end; the first one that cannot is spoken of."""
-        fit: Fit = self.vramfit
-        w = fit.plan.workload
-        if w.attention != "packed":
-            return False
-        why = why_padded(batch, self.model, w.task)
-        if why is not None:
-            fit.num_padded += 1
-            if fit.num_padded == 1:
-                warnings.warn(f"step {self.state.global_step + 1} is padded: {why}", stacklevel=2)
-        return why is None
-
-    def _stepper(self: Any, *, packs: bool) -> Stepper:
-        """For the model and the optimizer of this call of `train`."""
-        fit: Fit = self.vramfit
-        optimizer = failure.bare_optimizer(self)
-        made = fit.stepper or fit.padded
-        if made is not None and (made.optimizer is not optimizer or made.model is not self.model):
-            fit.num_recoveries = self.num_recoveries
-            fit.stepper = fit.padded = None
-        if fit.plan.workload.attention == "packed" and not packs:
-            fit.padded = fit.padded or self._new_stepper(optimizer, max(fit.plan.micro_batch // 2, 1), packs=False)
-            return fit.padded
-        fit.stepper = fit.stepper or self._new_stepper(optimizer, fit.plan.micro_batch, packs=packs)
-        return fit.stepper
-
-    def _new_stepper(self: Any, optimizer: Any, micro_batch: int, *, packs: bool) -> Stepper:
-        fit: Fit = self.vramfit
-        return Stepper(
-            self.model,
-            optimizer,
-            micro_batch=micro_batch,
-            seq=fit.plan.workload.seq,
-            precision=fit.plan.workload.precision,
-            loss_fn=fit.loss[0] if fit.loss else None,
-            count_fn=fit.loss[1] if fit.loss else None,
-            scaler=self.accelerator.scaler,
-            packs=packs,
-        )
 
     def _see_last(self: Any, stepper: Stepper, error: BaseException) -> None:
         """Look at what is alive where passes cannot be made smaller; before that, nothing is lost yet."""

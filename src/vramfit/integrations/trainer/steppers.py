@@ -1,0 +1,89 @@
+"""The steppers of a fitted Trainer: that of its plan and, where it packs, one for batches that cannot be packed."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from vramfit.integrations.trainer import failure
+from vramfit.integrations.trainer.heads import LossPair, Origin
+from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.packable import why_padded
+from vramfit.records.plan import Plan
+from vramfit.records.watch import OutOfMemoryReport, WatchRecord
+from vramfit.runtime.stepper import Stepper
+from vramfit.step.inputs import Batch
+
+PADDED_SHARE = 2
+"""A padded pass has so many times fewer tokens than a packed one: its masks take memory that was not planned."""
+
+
+@dataclass(slots=True)
+class Fit:
+    """What a fitted Trainer knows beside."""
+
+    plan: Plan
+    origin: Origin
+    loss: LossPair | None
+    monitor: MonitorCallback
+    waits: bool = True
+    """Whether batches wait on the host until a pass takes its part of one."""
+    attention: str | None = None
+    """Of transformers, where it was asked for."""
+    stepper: Stepper | None = None
+    padded: Stepper | None = None
+    """Beside one that packs: for batches that cannot be."""
+    num_padded: int = 0
+    """Steps of a packed plan that were padded."""
+    report: OutOfMemoryReport | None = None
+    """What was alive when memory ran out in a pass that cannot be made smaller."""
+    num_recoveries: int = 0
+    """Of steps and evaluation batches that were done again, without the stepper's."""
+
+    @property
+    def record(self) -> WatchRecord | None:
+        """What the watch saw, of the training that goes on or the last one; None before the first."""
+        return self.monitor.record
+
+
+def is_packed(trainer: Any, batch: Batch) -> bool:
+    """Whether the sequences of a batch are to lie end to end; the first batch that cannot be packed is spoken of."""
+    fit: Fit = trainer.vramfit
+    w = fit.plan.workload
+    if w.attention != "packed":
+        return False
+    why = why_padded(batch, trainer.model, w.task)
+    if why is not None:
+        fit.num_padded += 1
+        if fit.num_padded == 1:
+            warnings.warn(f"step {trainer.state.global_step + 1} is padded: {why}", stacklevel=3)
+    return why is None
+
+
+def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
+    """The stepper of a batch, for the model and the optimizer of this call of `train`."""
+    fit: Fit = trainer.vramfit
+    optimizer = failure.bare_optimizer(trainer)
+    made = fit.stepper or fit.padded
+    if made is not None and (made.optimizer is not optimizer or made.model is not trainer.model):
+        fit.num_recoveries = trainer.num_recoveries
+        fit.stepper = fit.padded = None
+    if fit.plan.workload.attention == "packed" and not packs:
+        fit.padded = fit.padded or _new(trainer, optimizer, max(fit.plan.micro_batch // PADDED_SHARE, 1), packs=False)
+        return fit.padded
+    fit.stepper = fit.stepper or _new(trainer, optimizer, fit.plan.micro_batch, packs=packs)
+    return fit.stepper
+
+
+def _new(trainer: Any, optimizer: Any, micro_batch: int, *, packs: bool) -> Stepper:
+    fit: Fit = trainer.vramfit
+    return Stepper(
+        trainer.model,
+        optimizer,
+        micro_batch=micro_batch,
+        seq=fit.plan.workload.seq,
+        precision=fit.plan.workload.precision,
+        loss_fn=fit.loss[0] if fit.loss else None,
+        count_fn=fit.loss[1] if fit.loss else None,
+        scaler=trainer.accelerator.scaler,
+        packs=packs,
+    )
