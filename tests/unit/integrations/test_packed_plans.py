@@ -80,7 +80,7 @@ def test_packed_is_chosen_where_lengths_vary_and_said(tmp_path: Path, capsys: py
         {"compute_loss_func": own_function},
         {"chosen": "eager"},
     ],
-    ids=str,
+    ids=lambda given: "-".join(given),
 )
 @pytest.mark.usefixtures("with_kernel")
 def test_padding_stays_where_it_was_asked_for_or_must(given: dict[str, Any], tmp_path: Path) -> None:
