@@ -12,6 +12,7 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.resolve import resolve
+from vramfit.runtime.budget import use_expandable_segments
 from vramfit.runtime.preparation import prepare
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import each_tensor
@@ -97,7 +98,7 @@ def test_a_cast_asks_for_what_it_gives_and_no_more() -> None:
 )
 def test_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
     given = {"precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper", "mask": "ones"}
-    given |= {"casts": "together"} | keywords
+    given |= {"casts": "together", "allocator": "expandable"} | keywords
     gpu = match_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
     assert gpu is not None
     predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
@@ -109,6 +110,7 @@ def test_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
 
 
 def _peak(w: Workload, given: dict[str, Any]) -> tuple[int, bool]:
+    use_expandable_segments(torch.device("cuda"))  # as plans have it
     model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), Workload(**given)).cuda()
     optimizer = optimizers.make(w.optimizer, [p for p in model.parameters() if p.requires_grad])
     assert w.micro_batch is not None

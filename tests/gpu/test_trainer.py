@@ -12,6 +12,7 @@ from tests.unit.integrations.small_trainers import make_trainer
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, TrainerCallback
 
 from vramfit.integrations.trainer import MonitorCallback, fit_trainer
+from vramfit.runtime.budget import use_expandable_segments
 from vramfit.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
@@ -169,6 +170,7 @@ def test_packed_steps_take_what_was_predicted(task: str, tmp_path: Path) -> None
 
 
 def _packed_peak(output: str, task: str) -> tuple[Any, int, int, int]:
+    use_expandable_segments(torch.device("cuda"))  # before the model is there: see docs/trainer.md
     trainer = packing_trainer(Path(output), task)
     fitting = fit_trainer(trainer, memory=8 * GIB, micro_batch=16, attention="packed", show=False)
     trainer.train()

@@ -56,17 +56,20 @@ def target_of(workload: Workload) -> Target:
         profile=profile,
         torch_version=torch_version,
         capacity_bytes=_capacity(workload, gpu, profile),
-        basis="verified" if profile.verified and not _unmeasured(workload) else "derived",
+        basis="verified" if profile.verified and not _uncertain(workload) else "derived",
         notes=_notes(workload, gpu, shape, profile),
     )
 
 
-def _unmeasured(workload: Workload) -> list[str]:
-    """Techniques whose figures no GPU has shown."""
+def _uncertain(workload: Workload) -> list[str]:
+    """Techniques whose figures are not exact, and why."""
     found = {
         "what one GPU of several takes is read from torch's sources": workload.num_gpus > 1,
         "what compiled layers keep is what torch's partitioner says, with all that can be fused taken for fused": (
             workload.compile
+        ),
+        "casts made together lie in other blocks from process to process, unless segments are expandable": (
+            workload.casts == "together" and workload.allocator != "expandable"
         ),
     }
     return [what for what, is_used in found.items() if is_used]
@@ -117,7 +120,7 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
             f"derived: rules measured on sm_90 with torch 2.11 are carried over to {shape.sm}, torch {major}.{minor}"
         )
     else:
-        notes += [f"derived: {what}, and was not measured yet" for what in _unmeasured(workload)]
+        notes += [f"derived: {what}" for what in _uncertain(workload)]
     if workload.num_gpus > 1:
         notes += _notes_of_ranks(workload)
     if profile.compute_capability < OLDEST_CAPABILITY:
