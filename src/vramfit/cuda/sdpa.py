@@ -1,6 +1,6 @@
 """Which attention kernel CUDA would take for a call of `scaled_dot_product_attention`, and the call itself."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,10 +50,9 @@ def attention(
     if kernel == "cudnn":
         if bias is not None:
             bias = bias.expand(query.shape[0], bias.shape[1], query.shape[2], key.shape[2])
-        result: Any = aten._scaled_dot_product_cudnn_attention(
+        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
             query, key, value, bias, learns, dropout_p, is_causal, False, scale=scale
-        )
-        return result[0]  # type: ignore[no-any-return]
+        )[0]  # what else it gives is let go of before the bias, as in C++
     if kernel == "flash":
         return aten._scaled_dot_product_flash_attention(  # type: ignore[no-any-return]
             query, key, value, dropout_p, is_causal, False, scale=scale
