@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import json
 import math
 import os
@@ -57,7 +58,7 @@ def split_xquad(options: Options) -> tuple[Path, Path]:
     kept, held = options.work / "xquad_train.json", options.work / "xquad_dev.json"
     for path, wanted in ((kept, False), (held, True)):
         articles = [article for number, article in enumerate(whole["data"]) if (number % 10 == 0) is wanted]
-        path.write_text(json.dumps({**whole, "data": articles}), encoding="utf-8")
+        _put(path, json.dumps({**whole, "data": articles}))
     return kept, held
 
 
@@ -67,9 +68,17 @@ def split_imdb(options: Options) -> tuple[Path, Path]:
         _, *rows = csv.reader(file)
     kept, held = (options.work / f"imdb_{name}.csv" for name in ("train", "dev"))
     for path, wanted in ((kept, "False"), (held, "True")):
-        with path.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([["label", "text"], *(row[:2] for row in rows if row[2] == wanted)])
+        made = io.StringIO(newline="")
+        csv.writer(made).writerows([["label", "text"], *(row[:2] for row in rows if row[2] == wanted)])
+        _put(path, made.getvalue())
     return kept, held
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file at once: runs beside this one may be reading it."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(text, encoding="utf-8", newline="")
+    part.replace(path)
 
 
 def run_cli(arguments: list[str]) -> Data:

@@ -2,22 +2,25 @@
 
     python benchmarks/remedies.py --data DATA --predict                 # on any machine: predictions, into results/
     python benchmarks/remedies.py --data DATA --model MINILM --seeds 0  # on a GPU; some 15 minutes, in slices
-    python benchmarks/remedies.py --data DATA --model MINILM --seeds 1 --untimed --out seed1.jsonl &    # 2 beside it
+    python benchmarks/remedies.py --data DATA --model MINILM --seeds 1 2 --processes 12 --out others.jsonl
     python benchmarks/remedies.py --tables                              # from results/: docs/remedies.md
 
 DATA is a folder with sst2, imdb_sample, rte, banking77, wnut17 and xquad_en. A remedy is a setting of `vramfit train`
 over fp32 with torch's AdamW in one pass; two rows are a loop written by hand. The first seed is timed alone; runs of
-others may go side by side, each with `--untimed` and a file of its own. What is said to save memory and does not is run
-too (`--only folklore`). Cases that a file has are not run again, and `--limit-s` ends a slice. `--quick` takes a few
-rows on an emulated GPU. Keep files as `results/remedies_<gpu>_<date>[_<seed>].jsonl`.
+others go side by side, with `--processes`, and their times are not shown. What is said to save memory and does not is
+run too (`--only folklore`). Cases that a file has are not run again, and `--limit-s` ends a slice. `--quick` takes a
+few rows on an emulated GPU. Keep files as `results/remedies_<gpu>_<date>[_<seed>].jsonl`.
 """
 
 import argparse
 import json
 import os
+import re
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +50,53 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [(name_of(options, *case), case) for case in cases(options)]
     chosen += [(f"{head['model']} folklore {name}", name) for name in folklore.FOLKLORE]
     chosen = [(name, case) for name, case in chosen if options.only in name]
-    for name, case in chosen:
-        done = {line["name"]: line for line in forked.read_lines(options.out, "name") if "error" not in line}
-        if name in done or deadline - time.monotonic() < LEAST_S:
-            continue
-        line = {"name": name, **head, **_run(options, case, done)}
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        print(name, json.dumps(line.get("run") or line["error"], ensure_ascii=False)[:400], flush=True)
+    for stage in (True, False):  # a third of fp32's memory is a budget of others
+        waiting = [(name, case) for name, case in chosen if _is_whole(case) is stage]
+        for name, line in _lines(options, waiting, deadline):
+            line = {"name": name, **head, **line}
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            print(name, json.dumps(line.get("run") or line["error"], ensure_ascii=False)[:400], flush=True)
     done = {line["name"] for line in forked.read_lines(options.out, "name") if "error" not in line}
     missing = [name for name, _ in chosen if name not in done]
     print(f"{len(missing)} of {len(chosen)} cases are missing; a later call runs them", flush=True)
     return int(bool(missing))
 
 
-def _run(options: Options, case: Any, done: dict[str, Data]) -> Data:
+def _is_whole(case: Any) -> bool:
+    return not isinstance(case, str) and case[0].name == "fp32"
+
+
+def _lines(options: Options, chosen: list[tuple[str, Any]], deadline: float) -> Iterator[tuple[str, Data]]:
+    """The cases that are not there yet, one after another or side by side."""
+    done = {line["name"]: line for line in forked.read_lines(options.out, "name") if "error" not in line}
+    waiting = ((options, name, case, done) for name, case in chosen if name not in done)
+    begun = (job for job in waiting if deadline - time.monotonic() >= LEAST_S)
+    if options.processes > 1:
+        for job, made in forked.in_children(_run, begun, num_processes=options.processes, timeout_s=TIMEOUT_S):
+            yield job[1], made
+    else:
+        for job in begun:
+            yield job[1], _run(*job)
+
+
+def _run(options: Options, name: str, case: Any, done: dict[str, Data]) -> Data:
     """One line: what was run, and what came of it; or `error`."""
     try:
         if isinstance(case, str):
             return {"folklore": case, "run": child(_show, name=case, options=options)[0]}
         remedy, dataset, seed = case
-        what = {"remedy": remedy.name, "dataset": dataset, "seed": seed, "timed": not options.untimed}
+        what = {"remedy": remedy.name, "dataset": dataset, "seed": seed, "timed": options.processes == 1}
         if remedy.plain is not None:
             settings = plain_settings(remedy, dataset, options) | {"seed": seed}
             settings |= fine_tuning.QUICK if options.quick else {}
             return {**what, "run": child(fine_tuning.plain, **settings)[0]}
         third = _third(options, dataset, seed, done) if remedy.planned and not options.quick else None
         settings = train_settings(remedy, dataset, options, third)
-        return {**what, "run": fine_tuning.train(options, name="remedy", seed=seed, **settings)}
+        folder = re.sub(r"\W+", "_", name)
+        trained = fine_tuning.train(options, name=folder, seed=seed, **settings)
+        shutil.rmtree(options.work / folder)
+        return {**what, "run": trained}
     except (RuntimeError, KeyError, OSError) as error:
         return {"error": repr(error)[-800:]}
 
@@ -157,7 +179,7 @@ def _parse(arguments: list[str] | None) -> Options:
     fine_tuning.add_arguments(parser)
     parser.add_argument("--predict", action="store_true", help="make the predictions; needs no GPU")
     parser.add_argument("--tables", action="store_true", help="write the page from the results kept here")
-    parser.add_argument("--untimed", action="store_true", help="other runs go on beside it: times are not shown")
+    parser.add_argument("--processes", type=int, default=1, help="runs side by side; times of several are not shown")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("remedies.jsonl"), help="file the cases are added to")
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
