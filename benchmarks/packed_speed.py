@@ -12,7 +12,7 @@ batch; their search is reported apart. `padded` and `packed` are `Stepper`; `com
 compiled for any number of tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what
 `vramfit plan` makes of these lengths and this cap, `planned-compiled` the same with compiled layers,
 `planned-compiled-again` that in a later process, which finds on the disk what was compiled, `planned-float8` these with
-torchao's float8 products, which no plan has: they are slower at these widths; `--plans` keeps the plans, which
+torchao's float8 products, which no plan has; `--plans` keeps the plans, which
 `--plans-only` makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones,
 padding is none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in
 bf16 that the operations of these tokens take, without those of recomputation. Every side runs in a process of its own;
