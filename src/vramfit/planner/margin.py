@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from vramfit.cuda.profile import VERIFIED
+from vramfit.devices.catalogue import find_gpu
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -18,6 +20,8 @@ WORDS = {
     "derived": "rules are carried over to this GPU",
 }
 COMPILED = "compiled layers were compared with few measurements"
+OTHER_TORCH = "rules are carried over to this torch"
+"""Of a GPU that was measured with another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,13 @@ class Margin:
 
 
 def _why(basis: str, workload: Workload) -> str:
-    return COMPILED if basis == "derived" and workload.compile else WORDS[basis]
+    if basis != "derived":
+        return WORDS[basis]
+    if workload.compile:
+        return COMPILED
+    gpu = None if workload.gpu is None or workload.num_gpus > 1 else find_gpu(workload.gpu)
+    is_known = gpu is not None and gpu.compute_capability in {capability for _, capability in VERIFIED}
+    return OTHER_TORCH if is_known else WORDS[basis]
 
 
 def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin:

@@ -99,6 +99,15 @@ def test_the_margin_can_be_set_and_is_explained() -> None:
     assert "48.00 MiB" in small.margin_reason
 
 
+@pytest.mark.parametrize(
+    ("gpu", "torch_version", "words"),
+    [("h200", "2.11", "compared"), ("h200", "2.13", "over to this torch"), ("t4", "2.11", "over to this GPU")],
+)
+def test_a_margin_says_what_was_not_measured(gpu: str, torch_version: str, words: str) -> None:
+    made = plan("bert-tiny", batch=8, seq=64, gpu=gpu, torch_version=torch_version, memory="2GiB")
+    assert words in made.margin_reason
+
+
 def test_the_mildest_allowed_change_is_made_only_where_nothing_else_fits() -> None:
     roomy = plan("bert-mini", gpu="t4", allow=["freeze", "lora", "int8"], **TINY)
     assert roomy.workload.freeze is None
