@@ -129,7 +129,7 @@ def _gradients() -> list[str]:
     rows = [line.split("|")[1:-1] for line in GRADIENTS.read_text(encoding="utf-8").splitlines() if " × |" in line]
     eight = [float(row[4].strip().removesuffix("×")) for row in rows]
     wrong = sum(abs(ratio - 1) > 0.01 for ratio in eight)
-    worst = max(row[6].strip() for row in rows)
+    worst = max((row[6].strip() for row in rows), key=lambda text: float(text.removeprefix("< ")))
     return [
         paragraph(
             f"Of {len(rows)} pairs of a head and a family, the step that the Trainer makes in 8 passes differs from",

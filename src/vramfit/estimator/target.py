@@ -69,7 +69,10 @@ def _uncertain(workload: Workload) -> list[str]:
             workload.compile
         ),
         "casts made together lie in other blocks from process to process, unless segments are expandable": (
-            workload.casts == "together" and workload.allocator != "expandable"
+            workload.casts == "together"
+            and workload.trains
+            and workload.precision.startswith("amp")
+            and workload.allocator != "expandable"
         ),
     }
     return [what for what, is_used in found.items() if is_used]

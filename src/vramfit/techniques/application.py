@@ -28,5 +28,7 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
         checkpointing.apply(model, w.checkpointing)
     if casting.is_for(w):
         casting.apply(model)
+    else:
+        casting.undo(model)
     if w.offload == "activations":
         layer_inputs.apply(model)

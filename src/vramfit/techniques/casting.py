@@ -37,7 +37,7 @@ def apply(model: torch.nn.Module) -> None:
 
 def can_be(model: torch.nn.Module) -> bool:
     """Whether a model, not changed yet, has layers that can cast together."""
-    return bool(_found(model))
+    return is_applied(model) or bool(_found(model))
 
 
 def _found(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[torch.nn.Linear]]]:
@@ -47,7 +47,7 @@ def _found(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[torch.nn.
     those of several casts would be added up in fp32.
     """
     layers = encoder_layers(model)
-    if len(layers) != num_layer_applications(model):
+    if len({id(layer) for layer in layers}) != num_layer_applications(model):
         return []
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     found = [(x, [m for m in x.modules() if type(m) is torch.nn.Linear and _is_plain(m, owners)]) for x in layers]
@@ -76,7 +76,14 @@ def is_applied(model: torch.nn.Module) -> bool:
 def _is_plain(linear: torch.nn.Linear, owners: Counter[int]) -> bool:
     """Whether a linear layer has weights of its own, in fp32: neither quantized nor tied to another's."""
     given = [p for p in linear._parameters.values() if p is not None]
-    return all(type(p) is torch.nn.Parameter and p.dtype == torch.float32 and owners[id(p)] == 1 for p in given)
+    return _is_known(linear) and all(type(p) is torch.nn.Parameter and owners[id(p)] == 1 for p in given)
+
+
+def _is_known(linear: torch.nn.Module) -> bool:
+    """Whether a linear layer has nothing but plain weights now: pruned and normed ones are made when it is called."""
+    given = [p for p in linear._parameters.values() if p is not None]
+    plain = all(type(p) in (torch.Tensor, torch.nn.Parameter) and p.dtype is torch.float32 for p in given)
+    return plain and linear._parameters.get("weight") is not None and not linear._forward_pre_hooks
 
 
 class CastLinear(torch.nn.Linear):
@@ -85,7 +92,7 @@ class CastLinear(torch.nn.Linear):
     cast: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.cast is None or not torch.is_autocast_enabled(input.device.type):
+        if self.cast is None or torch.compiler.is_compiling() or not torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
         weight, bias = self.cast
         return F.linear(input, weight, bias)
@@ -109,17 +116,18 @@ class LayerCasts:
         self._let_go()  # of a forward that Ctrl-C cut short, after which torch calls no hook
         if not torch.is_grad_enabled():
             return
-        weights = [linear._parameters["weight"] for linear in self._linears]
-        device = weights[0].device.type
-        if not torch.is_autocast_enabled(device):
-            return
-        biases = [linear._parameters["bias"] for linear in self._linears]
+        linears = [linear for linear in self._linears if type(linear) is CastLinear and _is_known(linear)]
+        weights: list[Any] = [linear._parameters["weight"] for linear in linears]
+        biases = [linear._parameters["bias"] for linear in linears]
         given = [*weights, *(bias for bias in biases if bias is not None)]
-        if any(p.dtype is not torch.float32 for p in given) or not any(p.requires_grad for p in given):
+        if not any(p.requires_grad for p in given):
+            return
+        device = given[0].device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
             return
         made = iter(cast_together(given, torch.get_autocast_dtype(device)))
         casts = [next(made) for _ in weights]
-        for linear, weight, bias in zip(self._linears, casts, biases, strict=True):
+        for linear, weight, bias in zip(linears, casts, biases, strict=True):
             linear.__dict__["cast"] = (weight, None if bias is None else next(made))
 
     def end(self, layer: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -151,6 +159,8 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # to be derived once more, which a call for all cannot be
+            return (None, *(None if g is None else g.to(ctx.dtype) for g in gradients))
         made = iter(_copies([g for g in gradients if g is not None], ctx.dtype))
         return (None, *(None if g is None else next(made) for g in gradients))
 

@@ -18,22 +18,23 @@ def apply(model: torch.nn.Module, *, backend: Any = "inductor") -> None:
     Layers are alike, so that one compilation serves them all; and sizes stay open, so that no batch asks for another.
     What comes before and after the layers is left as it is: it takes little time, and looks at each batch's lengths.
 
-    Numbers such as dropout's share are taken as they are, in this process from now on: with sizes left open, torch
-    would leave them open too, and find out in a first try at compiling that it cannot. And the processes that compile
-    kernels start now, beside what comes before the first pass.
+    Numbers such as dropout's share are taken as they are: with sizes left open, torch would leave them open too, and
+    find out in a first try at compiling that it cannot. And the processes that compile kernels start now, beside what
+    comes before the first pass.
 
     Args:
         backend: of `torch.compile`.
     """
     import torch._dynamo
 
-    torch._dynamo.config.specialize_float = True
     if backend == "inductor" and next(model.parameters()).is_cuda:
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]  # asks whether they are there, without waiting
     for layer in encoder_layers(model):
         layer.compile(dynamic=True, backend=backend)
+        with_numbers = torch._dynamo.config.patch(specialize_float=True)
+        layer._compiled_call_impl = with_numbers(layer._compiled_call_impl)
 
 
 def undo(model: torch.nn.Module) -> None:

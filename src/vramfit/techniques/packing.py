@@ -46,9 +46,22 @@ def apply(model: Any, task: Task) -> None:
     base._takes_packed = True
     base._attention_before = base.config._attn_implementation
     _set_attention(model, IMPLEMENTATION)
-    base.register_forward_hook(_pool_each if task in POOLED_TASKS else _pool_each_beside, with_kwargs=True)
+    pool = _pool_each if task in POOLED_TASKS else _pool_each_beside
+    base._packing_hooks = [base.register_forward_hook(pool, with_kwargs=True)]
     if task == "question-answering":
-        model.register_forward_hook(_answers_apart, with_kwargs=True)
+        base._packing_hooks.append(model.register_forward_hook(_answers_apart, with_kwargs=True))
+
+
+def undo(model: Any) -> None:
+    """Give back a model as it was before `apply`, which may then be for another task."""
+    base: Any = backbone(model)
+    if not getattr(base, "_takes_packed", False):
+        return
+    if base.config._attn_implementation == IMPLEMENTATION:
+        set_aside(model)
+    for hook in base._packing_hooks:
+        hook.remove()
+    del base._takes_packed, base._attention_before, base._packing_hooks
 
 
 def set_aside(model: Any) -> None:
@@ -60,11 +73,13 @@ def set_aside(model: Any) -> None:
 @contextmanager
 def in_use(model: Any) -> Iterator[None]:
     """Inside, a model that was set aside takes packed batches."""
+    base: Any = backbone(model)
+    before = base.config._attn_implementation
     _set_attention(model, IMPLEMENTATION)
     try:
         yield
     finally:
-        set_aside(model)
+        _set_attention(model, before)
 
 
 def _set_attention(model: Any, implementation: str) -> None:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
 from vramfit.web.limits import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
-from vramfit.workload import Allocator, Attention, Loop, Mask, Mode, Optimizer, Precision, Quantize, Task
+from vramfit.workload import Allocator, Attention, Casts, Loop, Mask, Mode, Optimizer, Precision, Quantize, Task
 
 _Layers = r"[1-9][0-9]{0,2}"
 Size = Annotated[
@@ -73,6 +73,7 @@ class SettingsQuery(JobQuery):
     quantize: Quantize | None = Field(default=None, description="Linear weights in fewer bits.")
     offload: Literal["weights"] | None = Field(default=None, description="What waits in host memory.")
     allocator: Allocator = Field(default="default", description="`expandable`: segments that grow in place.")
+    casts: Casts = Field(default="each", description="Under autocast: `together` casts a layer's weights at once.")
     loop: Loop = Field(default="plain", description="The usual PyTorch loop, or vramfit's Stepper.")
 
 

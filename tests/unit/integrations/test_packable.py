@@ -207,9 +207,36 @@ def eager() -> Any:
     return model
 
 
+def with_other_head() -> Any:
+    model: Any = make_model("bert", "token-classification")
+    width, num_labels = model.config.hidden_size, model.config.num_labels
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(width, num_labels))
+    return model
+
+
+def with_other_forward() -> Any:
+    model: Any = make_model("bert", "sequence-classification")
+    layer, forward = model.bert.encoder.layer[0].output, model.bert.encoder.layer[0].output.forward
+    layer.forward = lambda *given, **more: forward(*given, **more)
+    return model
+
+
+def configured(**settings: Any) -> Any:
+    return make_model("bert", "sequence-classification", **settings)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (
+            {"model": with_other_head(), "task": "token-classification"},
+            "BertForTokenClassification has other parts than",
+        ),
+        ({"model": with_other_forward()}, "BertForSequenceClassification has other parts than"),
+        ({"model": configured(is_decoder=True)}, "BertForSequenceClassification is a decoder"),
+        ({"model": configured(chunk_size_feed_forward=8)}, "chunk_size_feed_forward cuts rows"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha makes noise"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "Trainer brings batches to the device"),
         ({"kind": Own}, "Own computes a loss of its own, out of padded batches"),
         ({"compute_loss_func": own_function}, "a loss function of the script's own is given padded outputs"),
         ({"task": "question-answering"}, "the softmax over an answer's places runs over padding too"),

@@ -1,5 +1,6 @@
 """Fitted Trainers whose steps have no padding: the gradient is the whole batch's, and all else is as it was."""
 
+import io
 import json
 import warnings
 from dataclasses import replace
@@ -27,7 +28,7 @@ from transformers import TrainerCallback
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import packing
+from vramfit.techniques import casting, packing
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -223,3 +224,69 @@ def test_memory_that_runs_out_in_packed_and_padded_steps_costs_nothing(tmp_path:
     assert disturbed.state.global_step == 2
     assert disturbed.model.config._attn_implementation == "sdpa"
     assert difference(flat_weights(disturbed.model), flat_weights(quiet.model)) < 1e-6
+
+
+def test_after_training_the_model_is_as_transformers_made_it(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, **SPLIT, bf16=True)
+    plan = packed_plan()
+    half = replace(plan.workload, precision="amp-bf16", casts="together")
+    before = [(name, type(part)) for name, part in trainer.model.named_modules()]
+    fit_trainer(trainer, plan=replace(plan, workload=half), show=False)
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            seen.append(casting.is_applied(model))
+
+    trainer.add_callback(Look())
+    for _ in range(2):
+        trainer.train()
+        assert [(name, type(part)) for name, part in trainer.model.named_modules()] == before
+        assert not any(module._forward_hooks for module in trainer.model.modules())
+        saved = io.BytesIO()
+        torch.save(vars(trainer.model)["_modules"], saved)
+        assert b"vramfit" not in saved.getvalue()
+    assert seen
+    assert all(seen)
+
+
+def test_a_backbone_goes_from_one_task_to_the_next(tmp_path: Path) -> None:
+    first = packed_trainer(tmp_path, "roberta", "masked-lm")
+    first.train()
+    model: Any = make_model("roberta", "sequence-classification")
+    model.roberta.encoder = first.model.roberta.encoder
+    model.roberta.embeddings = first.model.roberta.embeddings
+    second = packed_trainer(tmp_path, "roberta", model=model)
+    second.train()
+    assert second.vramfit.num_padded == 0
+
+
+def test_attention_that_the_script_chooses_later_stays_chosen(tmp_path: Path) -> None:
+    trainer = packed_trainer(tmp_path)
+    trainer.model.set_attn_implementation("eager")
+    trainer.train()
+    assert trainer.model.config._attn_implementation == "eager"
+
+
+def test_a_padded_step_has_half_the_tokens_also_where_a_pass_is_one_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = []
+    gradients = Stepper.gradients
+
+    def noting(self: Stepper, batch: Any) -> Any:
+        widths.append((self.micro_batch, self.seq))
+        return gradients(self, batch)
+
+    monkeypatch.setattr(Stepper, "gradients", noting)
+    rows = rows_of("sequence-classification", BATCH)
+    for row in rows:
+        row["attention_mask"] = row["attention_mask"].clone()
+        row["attention_mask"][1] = 0
+    trainer = packed_trainer(tmp_path, num_passes=BATCH, size=BATCH)
+    full = trainer.vramfit.plan.workload.seq
+    trainer.train_dataset = rows
+    with pytest.warns(UserWarning, match="is padded"):
+        trainer.train()
+    assert trainer.vramfit.plan.micro_batch == 1
+    assert widths == [(1, full // 2)]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,19 @@ def test_an_evaluation_that_was_planned_packed_is_half_as_large_padded(tmp_path:
         fit_trainer(trainer, plan=replace(plan, evaluation=evaluation), show=False)
         sizes.append(trainer.args.per_device_eval_batch_size)
     assert sizes[0] == 2 * sizes[1]
+
+
+@pytest.mark.usefixtures("with_kernel")
+@pytest.mark.parametrize("chosen", ["flex_attention", "vramfit_packed"])
+def test_attention_that_is_not_predicted_is_planned_as_sdpa(chosen: str, tmp_path: Path) -> None:
+    trainer = large(tmp_path)
+    trainer.model.config._attn_implementation_internal = chosen
+    plan = fit_trainer(trainer, memory="8GiB", gpu="a100", show=False).plan
+    assert plan.workload.attention == "sdpa"
+
+
+def test_a_tokenizer_that_says_less_than_rows_have_is_not_believed(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, **SPLIT)
+    longest = max(len(row["input_ids"]) for row in trainer.train_dataset)
+    trainer.processing_class = SimpleNamespace(model_max_length=longest // 2)
+    assert fit_trainer(trainer, memory=MEMORY, show=False).plan.workload.seq == longest

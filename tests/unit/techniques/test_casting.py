@@ -15,6 +15,7 @@ import torch
 import transformers
 from tests.unit.runtime.failures import DROPOUT, Kind, quick, train
 from tests.unit.runtime.small_models import COMMON, FAMILIES, LENGTH, make_batch, make_model
+from torch.nn.utils import prune
 
 import vramfit
 from vramfit.estimator.predict import estimate
@@ -554,3 +555,61 @@ def test_a_plan_for_a_model_that_cannot_says_so() -> None:
     made = vramfit.plan("albert-base-v2", batch=4, seq=16, gpu="h200", precision="amp-bf16")
     assert made.workload.casts == "each"
     assert not any(reason.setting.startswith("casts") for reason in made.reasons)
+
+
+def pruned(model: Any) -> None:
+    prune.l1_unstructured(model.bert.encoder.layer[0].intermediate.dense, "weight", amount=0.3)
+
+
+def clamped(model: Any) -> None:
+    def clamp(linear: Any, _: Any) -> None:
+        linear.weight.data.clamp_(-0.01, 0.01)
+
+    model.bert.encoder.layer[0].output.dense.register_forward_pre_hook(clamp)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("change", [pruned, clamped])
+def test_weights_that_are_made_when_they_are_used_are_left_to_autocast(change: Any, is_late: bool) -> None:
+    plain, model = make_model("bert", TASK), make_model("bert", TASK)
+    change(plain)
+    if not is_late:
+        change(model)
+    casting.apply(model)
+    if is_late:
+        change(model)
+    assert learn(model) == learn(plain)
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (its.grad is None)
+        assert mine.grad is None or torch.equal(mine.grad, its.grad)
+
+
+def test_gradients_can_be_derived_once_more() -> None:
+    penalties = []
+    for applies in (False, True):
+        model = make_model("bert", TASK, attn_implementation="eager")
+        if applies:
+            casting.apply(model)
+        weights = [p for name, p in model.named_parameters() if name.endswith("dense.weight")]
+        torch.manual_seed(0)
+        with autocast():
+            loss = model(**make_batch(TASK)).loss
+        found = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+        sum(g.square().sum() for g in found if g is not None).backward()  # type: ignore[union-attr]
+        penalties.append([p.grad for p in weights])
+    for mine, its in zip(*penalties, strict=True):
+        assert (mine is None) == (its is None)
+        assert mine is None or torch.equal(mine, its)
+
+
+def test_a_model_runs_where_there_is_no_autocast() -> None:
+    model = make_model("bert", TASK)
+    casting.apply(model)
+    assert model.to("meta")(make_batch(TASK)["input_ids"].to("meta")).logits.device.type == "meta"
+
+
+def test_a_workload_without_it_takes_it_off() -> None:
+    model = make_model("bert", TASK)
+    casting.apply(model)
+    apply_techniques(model, Workload(model="m", precision="amp-bf16"))
+    assert not casting.is_applied(model)

@@ -97,3 +97,12 @@ def test_a_checkpointed_layer_is_compiled_too() -> None:
     model(**batch).loss.backward()
     assert backend.num_graphs > 0
     assert all(p.grad is not None for layer in encoder_layers(model) for p in layer.parameters())
+
+
+def test_numbers_of_other_compiled_functions_stay_open() -> None:
+    model, backend = make_model("bert", TASK), Counted()
+    before = torch._dynamo.config.specialize_float
+    compiling.apply(model, backend=backend)
+    model(**make_batch(TASK))
+    assert torch._dynamo.config.specialize_float == before
+    assert backend.num_graphs > 0

@@ -92,7 +92,7 @@ def fit_trainer(
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
     loss = (loss_fn, count_fn) if has_loss else loss_pair(trainer)
-    waits = job.origin != "own" and not has_loss and not keeps_moves(trainer)
+    waits = plan.workload.attention == "packed" and not keeps_moves(trainer)
     trainer.vramfit = Fit(
         plan=plan,
         origin=job.origin,

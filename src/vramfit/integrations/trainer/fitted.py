@@ -13,7 +13,7 @@ import torch
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.piles import put_together_once
-from vramfit.integrations.trainer.settings import put_techniques
+from vramfit.integrations.trainer.settings import leave_steps, prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, stepper_for
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
@@ -36,6 +36,7 @@ class FittedTrainer:
 
     def train(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; memory that runs out where nothing can be done again is explained."""
+        prepare_steps(self.model, self.vramfit.plan.workload)
         try:
             return super().train(*given, **keywords)  # type: ignore[misc]
         except BaseException as error:
@@ -44,6 +45,7 @@ class FittedTrainer:
             raise failure.outside_a_step(self, error) from error
         finally:
             self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
+            leave_steps(self.model)
 
     def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; what piles up between its batches is put together once, or explained."""
@@ -59,6 +61,7 @@ class FittedTrainer:
         """A model that the Trainer makes anew gets the same treatment."""
         model = super().call_model_init(trial)  # type: ignore[misc]
         put_techniques(model, self.vramfit.plan.workload, self.vramfit.attention)
+        prepare_steps(model, self.vramfit.plan.workload)
         return model
 
     def get_train_dataloader(self: Any) -> Any:

@@ -13,7 +13,7 @@ from vramfit.integrations.trainer.packable import why_not
 from vramfit.integrations.trainer.rows import Rows, rows_of
 from vramfit.integrations.trainer.sentences import is_across, sentence_losses, way_out
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
-from vramfit.models.tasks import class_for_task
+from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.lengths import Lengths
 from vramfit.runtime.invariance import across_samples
 from vramfit.techniques.packed_attention import has_packed_kernel
@@ -125,7 +125,10 @@ def _attention(trainer: Any, asked: str | None, why_padded: str | None) -> dict[
     if why_padded is None and has_packed_kernel(trainer.args.device, "amp-bf16"):
         return {}
     own = getattr(bare_model(trainer).config, "_attn_implementation", None)
-    return {"attention": own} if own in CHOICES["attention"] else {}
+    if own in CHOICES["attention"] and own != "packed":
+        return {"attention": own}
+    known = supported_attention(type(bare_model(trainer)))
+    return {"attention": "sdpa" if "sdpa" in known else "eager"}  # the nearest to flex, flash_attention_2 and the like
 
 
 def effective_batch(trainer: Any) -> int:
@@ -244,14 +247,15 @@ def _lengths(trainer: Any, rows: Rows, evaluation: Rows, limits: list[int]) -> t
     """Lengths where padding follows them, and the longest sequence there can be."""
     own = (*rows.lengths, *evaluation.lengths)
     widths = [r.width for r in (rows, evaluation) if r.width is not None]
-    told = getattr(trainer.processing_class, "model_max_length", None)
-    limits = [*limits, *([told] if isinstance(told, int) and told < 10**6 else [])]
+    asked = getattr(trainer.processing_class, "model_max_length", None)
+    told = [asked] if isinstance(asked, int) and asked < 10**6 else []  # by a tokenizer; rows may be longer
     if not rows.lengths:  # whatever evaluation has, training may have longer ones
-        return None, min(limits, default=max([*own, *widths], default=LONGEST))
+        return None, min([*limits, *told], default=max([*own, *widths], default=LONGEST))
     wide = max(widths, default=0) > max(own)  # padded to a length of its own
     longest = max([*own, *widths])
     complete = all(r.complete for r in (rows, evaluation) if r.lengths)
-    expected = min([longest, *limits] if complete else limits, default=longest)
+    seen = min([longest, *limits])
+    expected = seen if complete else max(min([*limits, *told], default=longest), seen)
     if wide and "attention_mask" not in rows.batch:  # nobody can tell what is padding
         return None, expected
     values = (*rows.lengths, *(n for n in evaluation.lengths if n > max(rows.lengths)), *([longest] if wide else []))

@@ -3,6 +3,7 @@
 A batch is looked at on the host, before any of it is sent to the device.
 """
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden
 from vramfit.models.tasks import supported_attention
 from vramfit.step.heads import LABELS
 from vramfit.step.inputs import Batch
+from vramfit.techniques.casting import CastLinear
 from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token, positions_skip
 
 UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - {"start_positions", "end_positions"}
@@ -46,6 +48,19 @@ def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch)
             f"of {type(model).__name__}, rows of several sequences are not known to be kept apart",
         ),
         (attention != "sdpa", f"attention {attention} was chosen for the model"),
+        (
+            attention == "sdpa" and not isinstance(planned, torch.nn.Module) and is_changed(model),
+            f"{type(model).__name__} has other parts than transformers makes of its configuration",
+        ),
+        (bool(getattr(model.config, "is_decoder", False)), f"{type(model).__name__} is a decoder: it looks back only"),
+        (
+            bool(getattr(model.config, "chunk_size_feed_forward", 0)),
+            "chunk_size_feed_forward cuts rows into pieces of one length",
+        ),
+        (
+            getattr(trainer, "neftune_noise_alpha", None) is not None,
+            "neftune_noise_alpha makes noise by the width of a batch",
+        ),
         (keeps_moves(trainer), f"{type(trainer).__name__} brings batches to the device in a way of its own"),
     ]
     found = next((text for holds, text in rules if holds), None)
@@ -53,8 +68,23 @@ def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch)
 
 
 def keeps_moves(trainer: Any) -> bool:
-    """Whether a subclass brings batches to the device by itself: then what it does to them is done."""
-    return any(is_overridden(trainer, name) for name in MOVES)
+    """Whether a subclass, or accelerate, brings batches to the device by itself: then what it does to them is done."""
+    dispatched = bool(getattr(trainer.accelerator, "dispatch_batches", False))
+    return dispatched or any(is_overridden(trainer, name) for name in MOVES)
+
+
+def is_changed(model: Any) -> bool:
+    """Whether a part of a model was replaced, or its forward: that may look at rows in ways nobody knows."""
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    patched = any("forward" in vars(m) and "_original_forward" not in vars(m) for m in model.modules())
+    return patched or _parts(model) != _parts(made)
+
+
+def _parts(model: torch.nn.Module) -> list[tuple[str, type]]:
+    return [
+        (name, torch.nn.Linear if isinstance(part, CastLinear) else type(part)) for name, part in model.named_modules()
+    ]
 
 
 def why_padded(batch: Batch, model: Any, task: str) -> str | None:

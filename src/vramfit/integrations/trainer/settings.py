@@ -8,7 +8,7 @@ from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.fitting import Change
 from vramfit.records.plan import Plan
-from vramfit.techniques import packing
+from vramfit.techniques import casting, packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
 from vramfit.techniques.application import apply_techniques
 from vramfit.workload import Workload
@@ -159,7 +159,7 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
 
 
 def put_techniques(model: Any, workload: Workload, attention: str | None) -> None:
-    """What a plan changes in a model; its attention is packed inside steps, and elsewhere what it was.
+    """What a plan changes in a model for good; what steps alone need is put on when training begins.
 
     Args:
         attention: that of transformers that was asked for; None leaves the model's.
@@ -167,5 +167,19 @@ def put_techniques(model: Any, workload: Workload, attention: str | None) -> Non
     if attention is not None:
         model.config._attn_implementation = attention
     apply_techniques(model, workload)
+    leave_steps(model)
+
+
+def prepare_steps(model: Any, workload: Workload) -> None:
+    """Before training: layers cast their weights together; attention can be packed, and is inside steps."""
+    if casting.is_for(workload):
+        casting.apply(model)
     if workload.attention == "packed":
+        packing.apply(model, workload.task)
         packing.set_aside(model)
+
+
+def leave_steps(model: Any) -> None:
+    """After training: the model is as the script knows it."""
+    casting.undo(model)
+    packing.undo(model)

@@ -68,19 +68,25 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
         fit.num_recoveries = trainer.num_recoveries
         fit.stepper = fit.padded = None
     if fit.plan.workload.attention == "packed" and not packs:
-        fit.padded = fit.padded or _new(trainer, optimizer, max(fit.plan.micro_batch // PADDED_SHARE, 1), packs=False)
+        fit.padded = fit.padded or _new(trainer, optimizer, packs=False, share=PADDED_SHARE)
         return fit.padded
-    fit.stepper = fit.stepper or _new(trainer, optimizer, fit.plan.micro_batch, packs=packs)
+    fit.stepper = fit.stepper or _new(trainer, optimizer, packs=packs)
     return fit.stepper
 
 
-def _new(trainer: Any, optimizer: Any, micro_batch: int, *, packs: bool) -> Stepper:
+def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Stepper:
+    """A stepper whose passes have a share of the plan's tokens: fewer samples, or less than a whole one's."""
     fit: Fit = trainer.vramfit
+    micro_batch, seq = fit.plan.micro_batch, fit.plan.workload.seq
+    if micro_batch >= share:
+        micro_batch //= share
+    else:
+        seq = max(seq // share, 1)
     return Stepper(
         trainer.model,
         optimizer,
         micro_batch=micro_batch,
-        seq=fit.plan.workload.seq,
+        seq=seq,
         precision=fit.plan.workload.precision,
         loss_fn=fit.loss[0] if fit.loss else None,
         count_fn=fit.loss[1] if fit.loss else None,

@@ -43,7 +43,7 @@ export function show(answer, values) {
 }
 
 function sentence(answer) {
-  const s = answer.settings, extra = ["optimizer", "checkpointing", "freeze", "lora", "quantize", "allocator", "loop"].filter((n) => n in s && s[n] !== null);
+  const s = answer.settings, extra = ["optimizer", "checkpointing", "freeze", "lora", "quantize", "allocator", "casts", "loop"].filter((n) => n in s && s[n] !== null);
   return [s.model, s.mode, `batch ${s.batch} × ${s.seq} tokens`, s.precision, s.attention, ...extra.map((n) => (n === "optimizer" ? s[n] : `${n} ${s[n]}`))].filter(Boolean).join(" · ");
 }
 

@@ -54,7 +54,7 @@ function askSlowly() {
     askRow(forRow, rowStop.signal);
   } else markRow();
   const forPlan = new URLSearchParams(query(values, ["mode", "accumulate", "precision", "attention", "checkpointing", "freeze",
-    "optimizer", "lora", "quantize", "allocator", "loop"]));
+    "optimizer", "lora", "quantize", "allocator", "casts", "loop"]));
   forPlan.set("batch", values.batch); // the API's own default is another
   if (allowed()) forPlan.set("allow", allowed());
   const isTraining = values.mode === "train";
@@ -128,7 +128,7 @@ async function askPlan(parameters, signal) {
 
 function usePlan(settings) {
   const given = {};
-  for (const name of ["precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator", "loop", "accumulate"]) {
+  for (const name of ["precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator", "casts", "loop", "accumulate"]) {
     given[name] = settings[name] ?? catalogue.defaults[name] ?? "";
   }
   given.loop = settings.loop ?? "";

@@ -62,7 +62,7 @@ export function state() {
   const found = { model: $("model").value === LOCAL ? $("local").value.trim() : $("model").value, mode };
   for (const name of ["task", "gpu", "precision", "optimizer", "attention", "freeze", "lora", "mask"]) found[name] = $(name).value;
   for (const name of ["batch", "seq", "accumulate"]) found[name] = $(name).value.trim();
-  for (const name of ["checkpointing", "quantize", "allocator", "loop"]) found[name] = $(name).checked ? $(name).value : "";
+  for (const name of ["checkpointing", "quantize", "allocator", "casts", "loop"]) found[name] = $(name).checked ? $(name).value : "";
   for (const box of form.querySelectorAll("[data-modes]")) {
     const off = !box.dataset.modes.split(" ").includes(mode);
     box.classList.toggle("off", off);
@@ -131,6 +131,6 @@ export function readAddress() {
   const given = Object.fromEntries(new URLSearchParams(location.search));
   for (const box of $("allow").querySelectorAll("input")) box.checked = (given.allow ?? "").split(",").includes(box.value);
   delete given.allow;
-  const empty = Object.fromEntries(["attention", "freeze", "lora", "checkpointing", "quantize", "allocator", "loop"].map((n) => [n, ""]));
+  const empty = Object.fromEntries(["attention", "freeze", "lora", "checkpointing", "quantize", "allocator", "casts", "loop"].map((n) => [n, ""]));
   return set({ ...empty, ...catalogue.defaults, ...given });
 }
