@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.profile import VERIFIED, CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
 from vramfit.errors import WorkloadError
 from vramfit.records.estimate import Basis
@@ -59,6 +59,11 @@ def target_of(workload: Workload) -> Target:
         basis="verified" if profile.verified and not _uncertain(workload) else "derived",
         notes=_notes(workload, gpu, shape, profile),
     )
+
+
+def is_measured(gpu: str) -> bool:
+    """Whether a GPU of this architecture was measured, with whatever torch."""
+    return find_gpu(gpu).compute_capability in {capability for _, capability in VERIFIED}
 
 
 def _uncertain(workload: Workload) -> list[str]:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from vramfit.cuda.profile import VERIFIED
-from vramfit.devices.catalogue import find_gpu
+from vramfit.estimator.target import is_measured
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -37,8 +36,7 @@ def _why(basis: str, workload: Workload) -> str:
         return WORDS[basis]
     if workload.compile:
         return COMPILED
-    gpu = None if workload.gpu is None or workload.num_gpus > 1 else find_gpu(workload.gpu)
-    is_known = gpu is not None and gpu.compute_capability in {capability for _, capability in VERIFIED}
+    is_known = workload.gpu is not None and workload.num_gpus == 1 and is_measured(workload.gpu)
     return OTHER_TORCH if is_known else WORDS[basis]
 
 
