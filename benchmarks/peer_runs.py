@@ -19,8 +19,6 @@ SIDES = {
     "lightning": "Lightning, `scale_batch_size`",
 }
 LOADERS = {"vramfit": "`vramfit.load`", "from_pretrained": "`from_pretrained`", "device_map": "with `device_map`"}
-EFFECTIVE = 64
-"""Samples a step that every side of `packed_speed.py` is asked for."""
 
 
 def sections() -> list[str]:

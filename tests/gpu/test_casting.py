@@ -5,18 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.test_packing import _labels
+from tests.gpu.test_packing import take_steps
 from tests.unit.runtime.small_models import FAMILIES, make_batch, make_model
 
 from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
-from vramfit.models.resolve import resolve
 from vramfit.runtime.budget import use_expandable_segments
-from vramfit.runtime.preparation import prepare
-from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import each_tensor
-from vramfit.techniques import casting, optimizers
+from vramfit.techniques import casting
 from vramfit.workload import Workload
 
 pytestmark = pytest.mark.gpu
@@ -111,13 +108,5 @@ def test_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
 
 def _peak(w: Workload, given: dict[str, Any]) -> tuple[int, bool]:
     use_expandable_segments(torch.device("cuda"))  # as plans have it
-    model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), Workload(**given)).cuda()
-    optimizer = optimizers.make(w.optimizer, [p for p in model.parameters() if p.requires_grad])
-    assert w.micro_batch is not None
-    stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1000, 30000, (w.batch, w.seq), generator=draw)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    for _ in range(3):
-        stepper.step(batch | _labels(w, draw))
+    model = take_steps(w, given)
     return torch.cuda.max_memory_allocated(), casting.is_applied(model)

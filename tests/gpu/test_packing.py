@@ -91,8 +91,14 @@ def test_packed_training_takes_what_was_predicted(keywords: dict[str, Any]) -> N
 
 
 def _peak(w: Workload, given: dict[str, Any]) -> int:
+    take_steps(w, given)
+    return torch.cuda.max_memory_allocated()
+
+
+def take_steps(w: Workload, given: dict[str, Any]) -> torch.nn.Module:
+    """Three steps of full length in this process; gives the model."""
     model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), Workload(**given)).cuda()
-    optimizer = optimizers.make(w.optimizer, model.parameters())
+    optimizer = optimizers.make(w.optimizer, [p for p in model.parameters() if p.requires_grad])
     assert w.micro_batch is not None
     stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision)
     draw = torch.Generator().manual_seed(0)
@@ -100,7 +106,7 @@ def _peak(w: Workload, given: dict[str, Any]) -> int:
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     for _ in range(3):
         stepper.step(batch | _labels(w, draw))
-    return torch.cuda.max_memory_allocated()
+    return model
 
 
 def _labels(w: Workload, draw: torch.Generator) -> dict[str, torch.Tensor]:
