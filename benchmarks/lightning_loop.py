@@ -35,6 +35,7 @@ def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
             if self.trainer.global_step > self.num_seen:  # an optimizer step, and not one of its passes
                 self.num_seen = self.trainer.global_step
                 self.clock.tick()
+                self.trainer.should_stop = self.trainer.should_stop or self.clock.is_done
 
         def training_step(self, batch: dict[str, Any], index: int) -> Any:
             return self.model(**batch).loss

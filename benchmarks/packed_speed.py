@@ -33,12 +33,20 @@ import forked
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
-PLANNED = {"planned": False, "planned-compiled": True, "planned-compiled-again": True, "planned-float8": True}
-"""Side → whether its layers are compiled."""
-SIDES = ("trainer", "accelerate", "lightning", "padded", "packed", "compiled", *PLANNED)
+PLANNED = {
+    "planned": {"compile": False, "graphs": False},
+    "planned-compiled": {"compile": True, "graphs": False},
+    "recorded": {"compile": False, "graphs": True},
+    "recorded-compiled": {"compile": True, "graphs": True},
+}
+"""Side → what its plan is asked for."""
+ALIKE = {"planned-compiled-again": "planned-compiled", "planned-float8": "planned-compiled"}
+"""Side → whose plan it has."""
+SIDES = ("trainer", "accelerate", "lightning", "padded", "packed", "compiled", *PLANNED, *ALIKE)
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
-NUM_STEPS, NUM_WARM = 24, 6
+NUM_STEPS, NUM_WARM, ENOUGH_S = 240, 24, 12.0
+"""Steps at most, those that warm up, and seconds after which the others end."""
 MARGIN = 0.06
 """Of the cap, left free when a micro-batch is chosen by prediction."""
 NUM_PROFILED = 3
@@ -54,6 +62,7 @@ KERNELS = {
 """What a kernel is for → what its name has; the first that it has counts."""
 H200_OPERATIONS_PER_S = 989.5e12
 """In bf16, without sparsity, as its data sheet says."""
+SETTINGS = ("precision", "optimizer", "attention", "checkpointing", "compile", "graphs")
 KEYS = ("model", "side", "cap", "lengths")
 
 
@@ -69,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     cases = [(model, side, options.cap, options.lengths) for model in options.models for side in options.sides]
     if options.plans_only:
         for case in cases:
-            if case[1] in PLANNED:
+            if case[1] in PLANNED or case[1] in ALIKE:
                 make_plan(*case[:2], samples["ids"], options)
         return 0
     for case in cases:
@@ -100,7 +109,7 @@ def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace)
     """The plan of a side: as it was kept, or made now and kept."""
     import vramfit
 
-    path, side = None, "planned-compiled" if PLANNED[side] else side
+    path, side = None, ALIKE.get(side, side)
     if options.plans is not None:
         path = options.plans / f"{name}_{side}_{options.lengths}_{options.cap}.json"
         if path.exists():
@@ -113,7 +122,7 @@ def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace)
         memory=options.cap or None,
         precision="amp-bf16",
         optimizer="adamw-fused",
-        compile=PLANNED[side],
+        **PLANNED[side],
         torch_version=options.torch_version,
     )
     if path is not None:
@@ -131,7 +140,7 @@ def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Name
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     ids = [torch.tensor(row) for row in rows]
     began = time.perf_counter()
-    if side in PLANNED:
+    if side in PLANNED or side in ALIKE:
         made = _planned(side, make_plan(name, side, ids, options), name, ids, profiles=options.profile)
     else:
         peers = {"trainer": _trainer, "accelerate": _accelerate, "lightning": _lightning}
@@ -143,6 +152,8 @@ def run_side(name: str, side: str, rows: list[list[int]], options: argparse.Name
         "tokens_per_s": (rate := clock.rate(1)),
         "utilisation": rate * operations_a_token(name, list(map(len, ids))) / H200_OPERATIONS_PER_S,
         "tokens_per_s_with_start": clock.rate(0, made.get("rehearsal_s", 0.0)),
+        "num_steps": clock.num_steps,
+        "tokens": sum(clock.tokens),
         "total_s": time.perf_counter() - began,
         "max_reserved_bytes": torch.cuda.max_memory_reserved(),
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -160,16 +171,22 @@ class Clock:
         """Of each micro-batch as it is made."""
         self.marks: list[tuple[float, int]] = [(time.perf_counter(), 0)]
         """When the first step began, when it was warm, and the end; and the tokens until then."""
-        self._num = 0
+        self.num_steps = 0
 
     def tick(self) -> None:
         """A step has been sent."""
         import torch
 
-        self._num += 1
-        if self._num in (NUM_WARM, NUM_STEPS):
+        self.num_steps += 1
+        enough = len(self.marks) == 2 and time.perf_counter() - self.marks[1][0] > ENOUGH_S
+        if self.num_steps in (NUM_WARM, NUM_STEPS) or enough:
             torch.cuda.synchronize()
             self.marks.append((time.perf_counter(), sum(self.tokens)))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there were steps enough."""
+        return len(self.marks) > 2
 
     def rate(self, begin: int, more_s: float = 0.0) -> float:
         """Tokens a second from a mark to the end."""
@@ -230,7 +247,7 @@ def _planned(side: str, plan: Any, name: str, ids: list[Any], *, profiles: bool)
     began = time.perf_counter()
     return _run(Stepper(model, optimizer, plan=plan), ids, began, profiles=profiles) | {
         "micro_batch": plan.micro_batch,
-        "settings": {k: getattr(w, k) for k in ("precision", "optimizer", "attention", "checkpointing", "compile")},
+        "settings": {k: getattr(w, k) for k in SETTINGS},
         "predicted_allocated_bytes": estimate.peak_allocated_bytes,
         "predicted_reserved_bytes": estimate.peak_reserved_bytes,
         "predicted_tokens_per_s": BATCH * sum(map(len, ids)) / len(ids) / plan.step_time_s,
@@ -263,6 +280,8 @@ def _run(stepper: Any, ids: list[Any], began: float, *, profiles: bool = False) 
         clock.tokens.append(_num_tokens(batch))
         stepper.advance(batch)
         clock.tick()
+        if clock.is_done:
+            break
     profiled = {"profile_s": _profile(stepper, batches)} if profiles else {}
     return {"clock": clock, "num_recoveries": stepper.num_recoveries, "rehearsal_s": rehearsal_s} | profiled
 
@@ -356,8 +375,9 @@ def _trainer(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
             torch.cuda.synchronize()
             self.clock = Clock()
 
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.clock.tick()
+            control.should_training_stop = control.should_training_stop or self.clock.is_done
 
     ticks = Ticks()
 
@@ -432,6 +452,8 @@ def _accelerate(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any
             optimizer.step()
             optimizer.zero_grad()
             clock.tick()
+            if clock.is_done:
+                break
         return {"clock": clock, "micro_batch": batch_size}
 
     made: dict[str, Any] = train()

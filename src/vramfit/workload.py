@@ -49,6 +49,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 TRAINED_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
 """Tasks that vramfit reads data for, trains, evaluates and predicts."""
+GRAPH_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "masked-lm")
+"""Tasks whose losses leave out labels that are ignored."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 MAX_COUNT = 2**31 - 1
@@ -106,6 +108,8 @@ class Workload:
     """What lives in host memory until it is needed."""
     compile: bool = False
     """`torch.compile` on the model's layers."""
+    graphs: bool = False
+    """Passes recorded as CUDA graphs, and replayed: the host then sends a pass at once."""
     casts: Casts = "each"
     """In amp-* training, whether autocast casts each weight by itself, or a layer all of its own at once, where it is
     neither compiled nor offloaded nor in shards."""
@@ -305,6 +309,7 @@ def _contradictions(w: Workload) -> list[str]:
             f"compile and offload {w.offload} do not go together: what hooks do is not compiled",
         ),
         (w.compile and w.quantize is not None, f"compile and quantize {w.quantize} do not go together yet"),
+        *_graph_contradictions(w),
         *_offload_contradictions(w),
         *_ranks_contradictions(w),
         (
@@ -323,6 +328,37 @@ def _contradictions(w: Workload) -> list[str]:
         ),
     ]
     return [text for broken, text in rules if broken]
+
+
+def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:
+    """What does not go with recorded passes."""
+    steps = ("adamw-fused", "adamw-8bit")
+    precisions = ("amp-bf16", "bf16")
+    return [
+        (
+            w.graphs and (not w.trains or w.attention != "packed"),
+            "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed",
+        ),
+        (w.graphs and w.num_gpus > 1, "graphs are for one GPU yet"),
+        (w.graphs and w.offload is not None, f"graphs and offload {w.offload} do not go together: copies take turns"),
+        (
+            w.graphs and w.checkpointing is not None,
+            "graphs and checkpointing do not go together: layers that are computed again look at random generators",
+        ),
+        (
+            w.graphs and w.task not in GRAPH_TASKS,
+            f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with",
+        ),
+        (
+            w.graphs and w.precision not in precisions,
+            f"graphs are for precision {' or '.join(precisions)}, not {w.precision}",
+        ),
+        (
+            w.graphs and w.optimizer not in steps,
+            f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs some beside: "
+            f"take {' or '.join(steps)}",
+        ),
+    ]
 
 
 def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:

@@ -20,7 +20,9 @@ EXAMPLE = "vramfit explain train.log --model bert-large-uncased --batch 32 --seq
 DOES_NOT_FIT = 3
 
 
-@takes_workload(without=("model", "lengths", "mode", "loop", "offload", "compile", "num_gpus", "num_nodes", "parallel"))
+@takes_workload(
+    without=("model", "lengths", "mode", "loop", "offload", "compile", "graphs", "num_gpus", "num_nodes", "parallel")
+)
 def run(
     options: WorkloadOptions,
     log: Annotated[

@@ -34,6 +34,8 @@ NOT_LOADING = (
     "max_grad_norm",
     "lora",
     "compile",
+    "graphs",
+    "casts",
     "loop",
     "gpu",
     "allocator",

@@ -18,7 +18,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "num_gpus", "num_nodes"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "graphs", "num_gpus", "num_nodes"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -38,6 +38,15 @@ def run(
         typer.Option(
             "--compile/--no-compile",
             help="Compile the layers; else only where --steps are enough for it to pay.",
+            rich_help_panel=_CHOICE,
+            show_default=False,
+        ),
+    ] = None,
+    graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--graphs/--no-graphs",
+            help="Record packed passes as CUDA graphs; else only where --steps are given and it pays.",
             rich_help_panel=_CHOICE,
             show_default=False,
         ),
@@ -88,7 +97,7 @@ def run(
     if no_offload and options.offload is not None:
         raise typer.BadParameter("--offload and --no-offload contradict each other")
     keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
-    keywords |= {"compile": compile, "steps": steps}
+    keywords |= {"compile": compile, "graphs": graphs, "steps": steps}
     if no_offload:
         keywords["offload"] = False
     keywords |= {name: n for name, n in (("num_gpus", gpus), ("num_nodes", nodes)) if n is not None}

@@ -83,6 +83,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--graphs/--no-graphs",
+            help="Record packed passes as CUDA graphs; else where it pays.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
     parallel: Annotated[
         str | None,
         _option("With torchrun: ddp, or fsdp (each GPU has a part of the model); else planned.", _HOW, "NAME"),

@@ -50,7 +50,7 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
     speed, notes = speed_of(target.gpu)
     if speed is None:
         return None
-    step = time_step(work_of(template, workload, micro_batch), speed)
+    step = time_step(work_of(template, workload, micro_batch), speed, replays=workload.graphs)
     if template.num_host_weights:
         num, passes = template.num_host_weights, workload.accumulate or 1
         step = with_host_step(step, num, passes, speed, streams=template.streams_step)

@@ -140,7 +140,7 @@ class Bench:
         """What is held at least, whatever the split and the checkpointing: known without a trace, or by a short one."""
         precision = recipe.precision if recipe.precision == "bf16" else "fp32"  # of the weights
         shaped = replace(recipe, precision=precision, optimizer="sgd", checkpointing=None, offload=None)
-        shaped = replace(shaped, compile=False)
+        shaped = replace(shaped, compile=False, graphs=False)
         if shaped not in self._shapes:
             self._shapes[shaped] = Shapes.of(self.traced(shaped, 1))
         if recipe.offload == "weights":

@@ -1,5 +1,6 @@
 """The evaluation batch: the largest that fits beside the training state, in a process that has trained."""
 
+from dataclasses import replace
 from typing import Any
 
 from vramfit.estimator.evaluation import estimate_evaluation, evaluation_stream
@@ -16,7 +17,7 @@ MAX_TIMES = 4
 MAX_BATCH = 256
 NOT_OF_ONE = ("max_grad_norm", "dropout", "batch", "num_gpus", "num_nodes", "parallel")
 """What a single forward pass does not have; a GPU of several evaluates by itself."""
-NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer", "casts")
+NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer", "casts", "graphs")
 """Adapters add less than one percent to what a forward pass takes."""
 
 
@@ -25,8 +26,9 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
     traced, target = resolve_workload(bench.model, _keywords(bench, choice))
     traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
-    training = bench.traced(choice.recipe, passes).stream(choice.micro_batch, num_steady=1)
-    limit_bytes -= bench.traced(choice.recipe, passes).template(ANY_BATCH).gathered_peak_bytes
+    recipe = replace(choice.recipe, graphs=False)  # recorded passes are let go of before
+    training = bench.traced(recipe, passes).stream(choice.micro_batch, num_steady=1)
+    limit_bytes -= bench.traced(recipe, passes).template(ANY_BATCH).gathered_peak_bytes
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_BATCH, MAX_TIMES * bench.batch)]
     while len(sizes) > 1:
         stream = evaluation_stream(training, traced, sizes[-1])

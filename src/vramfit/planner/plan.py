@@ -30,6 +30,8 @@ COMPILE_S = 30.0
 11 s and BERT-large 14 s on the machine of an H200."""
 LEAST_COMPILED_S = 10 * COMPILE_S
 """Shorter runs are not worth it: compiled steps are a sixth faster at best."""
+WORTH_RECORDING = 0.03
+"""Of a step's time, what recorded passes have to save."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
 SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
@@ -94,7 +96,8 @@ def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
         found = find(bench, sampled)
         if found is None:
             raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
-        return _make(bench, _compiled(bench, found, sampled) or found, sampled)
+        found = _compiled(bench, found, sampled) or found
+        return _make(bench, _recorded(bench, found, sampled) or found, sampled)
 
 
 def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request, Lengths]:
@@ -193,6 +196,28 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     found.search.before = plain.search
     after_s = (request.steps or 0) * _seconds(bench, found, sampled) + COMPILE_S
     return found if after_s < before_s else None
+
+
+def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
+    """The same with recorded passes, where they fit and the steps wait for the host; None where they do not."""
+    wanted, recipe = bench.request.graphs, replace(plain.choice.recipe, graphs=True)
+    if wanted is False or (wanted is None and bench.request.steps is None):
+        return None
+    if recipe.lora is not None or recipe.quantize is not None:
+        return None
+    try:
+        estimate = bench.estimate(recipe, plain.choice.micro_batch)
+    except WorkloadError:  # what does not go with graphs
+        return None
+    if estimate.safe_reserved_bytes > bench.budget_bytes - plain.margin.num_bytes or estimate.num_retries:
+        return None
+    seconds = bench.full_time(recipe, plain.choice.micro_batch)
+    choice = replace(
+        plain.choice, recipe=recipe, safe_reserved_bytes=estimate.safe_reserved_bytes, step_time_s=seconds
+    )
+    found = replace(plain, choice=choice, estimate=estimate)
+    before_s, after_s = (_seconds(bench, f, sampled) for f in (plain, found))
+    return found if wanted or after_s < (1 - WORTH_RECORDING) * before_s else None
 
 
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:

@@ -19,7 +19,7 @@ from vramfit.workload import Workload
 ASKED = "asked for"
 KEYWORDS = (
     *("precision", "checkpointing", "optimizer", "attention", "allocator"),
-    *("freeze", "lora", "quantize", "offload", "compile", "casts"),
+    *("freeze", "lora", "quantize", "offload", "compile", "graphs", "casts"),
 )
 BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
 MASTERS = "hardly any: masters in fp32 keep every update"
@@ -131,6 +131,8 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     if recipe.compile:
         yield "compile", _why_compiled(bench, chosen)
+    if recipe.graphs:
+        yield "graphs", "the host would take longer to send the kernels of a pass than the GPU to run them"
     yield "attention", "scores are computed in tiles and never written out"
     yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
     if recipe.offload is not None and recipe.precision == "bf16":

@@ -34,6 +34,7 @@ class Recipe:
     allocator: str = "expandable"
     offload: str | None = None
     compile: bool = False
+    graphs: bool = False
     casts: str = "together"
     """Where it can be; else as `Workload` has it by itself."""
 

@@ -12,6 +12,7 @@ from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.techniques.padding import padded_width
+from vramfit.techniques.rows import row_tokens
 from vramfit.workload import Workload
 
 NUM_BATCHES = 64
@@ -112,7 +113,10 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     found = []
     for batch in _batches(bench, lengths):
         if choice.recipe.attention == "packed":
-            passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in fill(batch, most))
+            rows = fill(batch, most)
+            if choice.recipe.graphs:
+                rows = [row_tokens(tokens, most) for tokens in rows]
+            passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in rows)
         else:
             passes_s = sum(times.seconds(num, tokens) for num, tokens in group(_as_padded(bench, batch), most))
         found.append(times.rest(choice.micro_batch) + passes_s)

@@ -33,6 +33,7 @@ OPTIONS = (
     "quantize",
     "offload",
     "compile",
+    "graphs",
     "casts",
     "allocator",
 )

@@ -9,7 +9,9 @@ from vramfit.techniques.packing import IGNORED, PER_TOKEN, attended, is_per_toke
 from vramfit.techniques.padding import padded_width
 
 
-def split(batch: Batch, max_tokens: int, *, packs: bool = False, num_at_least: int = 1) -> list[Batch]:
+def split(
+    batch: Batch, max_tokens: int, *, packs: bool = False, evenly: bool = False, num_at_least: int = 1
+) -> list[Batch]:
     """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
 
     Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
@@ -17,12 +19,14 @@ def split(batch: Batch, max_tokens: int, *, packs: bool = False, num_at_least: i
 
     Args:
         packs: the sequences will lie end to end, so that only their own tokens count.
+        evenly: rows that lie end to end are to be about as long as each other, not full but for the last.
         num_at_least: micro-batches wanted, as far as there are samples: the fullest ones are halved.
     """
     lengths = lengths_of(batch, packs=packs)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if packs:
-        filled = _halved(_fill(order, lengths, max_tokens), num_at_least)
+        filled = _fill(order, lengths, max_tokens)
+        filled = _halved(_level(order, lengths, max_tokens, filled) if evenly else filled, num_at_least)
         return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
     if num_at_least <= 1 and len(order) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
@@ -63,6 +67,17 @@ def _fill(order: list[int], lengths: list[int], max_tokens: int) -> list[list[in
         filled[place].append(i)
         room[place] -= lengths[i]
     return filled
+
+
+def _level(order: list[int], lengths: list[int], max_tokens: int, filled: list[list[int]]) -> list[list[int]]:
+    """Each sample, longest first, into the shortest of as many micro-batches; as they were where that is too much."""
+    levelled: list[list[int]] = [[] for _ in filled]
+    tokens = [0] * len(filled)
+    for i in order:
+        place = min(range(len(tokens)), key=tokens.__getitem__)
+        levelled[place].append(i)
+        tokens[place] += lengths[i]
+    return levelled if max(tokens) <= max_tokens else filled
 
 
 def take_rows(batch: Batch, rows: list[int], length: int) -> Batch:

@@ -24,6 +24,7 @@ from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.graphs import CannotRecord, Recorder
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import lengths_of, split, take_rows, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
@@ -68,6 +69,8 @@ class Stepper:
             gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
         host_memory: what that may take of the host's memory.
         scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
+        graphs: record packed passes as CUDA graphs and replay them (`runtime.graphs`), once one has run as it is; None
+            does as the plan says. Whatever cannot be recorded runs as it is.
         packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
             was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
@@ -95,6 +98,7 @@ class Stepper:
         offload: Offload | None = None,
         host_memory: str | int | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        graphs: bool | None = None,
         packs: bool | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -105,6 +109,7 @@ class Stepper:
             seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
             max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
             memory = memory if memory is not None else plan.budget_bytes
+            graphs = plan.workload.graphs if graphs is None else graphs
             if plan.workload.attention == "packed":
                 packing.apply(model, plan.workload.task)
             if casting.is_for(plan.workload) and offload is None:
@@ -150,6 +155,10 @@ class Stepper:
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
+        plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
+        self._graphs = bool(graphs) and self._packs and plain and self._device.type == "cuda"
+        self._recorder: Recorder | None = None
+        self._learned: list[torch.nn.Parameter] | None = None
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -198,10 +207,19 @@ class Stepper:
         """
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
-        start = RandomState.now()
+        start, before = RandomState.now(), self.num_recoveries
+        graphs, self._graphs = self._graphs, False  # first as it is
         for _ in range(NUM_REHEARSALS):
             num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
             self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
+            self._forget()
+        if graphs and compiling.is_applied(self.model):  # no row will be shorter, so that nothing is compiled later
+            self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
+            self._forget()
+        self._graphs = graphs and self.num_recoveries == before
+        if self._graphs:  # the largest first: the memory of all others lies in its own
+            free_memory()
+            self._gradients(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
             self._forget()
         start.restore()
 
@@ -209,7 +227,8 @@ class Stepper:
         """What a resumed run needs beside model, optimizer and scheduler."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        return {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()} | counts
+        kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict(), "graphs": self._graphs}
+        return kept | counts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
@@ -218,6 +237,7 @@ class Stepper:
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
+        self._graphs = self._graphs and state.get("graphs", True)
 
     @property
     def micro_batch(self) -> int:
@@ -241,8 +261,11 @@ class Stepper:
         attempts: list[str] = []
         while (loss := self._try(batch, attempts, finishes=finishes)) is None:
             self._forget()
+            self._stop_recording()
             free_memory()
             start.restore()
+            if not attempts:  # a pass that could not be recorded, and runs as it is now
+                continue
             self.num_recoveries += 1
             self._size.trouble()
             if len(attempts) > SAME_SIZE_RETRIES:
@@ -264,6 +287,9 @@ class Stepper:
                 self._clip(self._max_grad_norm if finishes else None)
                 secure_state(self.optimizer)
             accord.agree()
+        except CannotRecord as error:
+            warnings.warn(f"passes run as they are, since they cannot be recorded: {error}", stacklevel=2)
+            return None
         except BaseException as error:
             if not is_out_of_memory(error):
                 self._forget()
@@ -294,13 +320,16 @@ class Stepper:
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        parts, num_own = self._parts(batch, loss)
+        recorder = self._recorder_for(batch, loss)
+        parts, num_own = self._parts(batch, loss, evenly=recorder is not None)
+        if recorder is not None:
+            return recorder.accumulate(parts, loss, totals[0])
         if self.host is not None:
             self.host.begin(is_only_pass=finishes and len(parts) == 1)
         self.ranks.begin()
         if not parts:
             return torch.zeros((), device=self._device)
-        return accumulate(
+        mean = accumulate(
             self.model,
             parts,
             loss,
@@ -312,13 +341,37 @@ class Stepper:
             on_output=self._see,
             num_counted=num_own,
         )
+        self._learned = [p for p in self._with_gradients if p.grad is not None]
+        return mean
 
-    def _parts(self, batch: Batch, loss: HeadLoss) -> tuple[list[Batch], int]:
+    def _recorder_for(self, batch: Batch, loss: HeadLoss) -> Recorder | None:
+        """What replays the passes of a batch; None where they run as they are, as the first ones do."""
+        if not self._graphs or self._learned is None:
+            return None
+        assert self._seq is not None
+        if self._recorder is None:
+            most = self.micro_batch * self._seq
+            least = most // 2 if compiling.is_applied(self.model) else 0
+            self._recorder = Recorder(
+                self.model, self._learned, self._autocast, max_tokens=most, longest=self._seq, least_tokens=least
+            )
+        if not self._recorder.is_worth_it:
+            self._stop_recording()
+            return None
+        return self._recorder if self._recorder.takes(batch, loss) else None
+
+    def _stop_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.release()
+            self._recorder, self._graphs = None, False
+
+    def _parts(self, batch: Batch, loss: HeadLoss, *, evenly: bool = False) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
         assert self._seq is not None
         max_tokens = self.micro_batch * self._seq
         if self.ranks.size == 1:
-            parts = [b for b in split(batch, max_tokens, packs=self._packs) if any(loss.counts(b))]
+            evenly = evenly or (self._packs and compiling.is_applied(self.model))  # short rows are compiled once more
+            parts = [b for b in split(batch, max_tokens, packs=self._packs, evenly=evenly) if any(loss.counts(b))]
             return parts, len(parts)
         lengths = lengths_of(batch, packs=self._packs)
         self.ranks.accord.agree_on(_fingerprint(batch), "batch")

@@ -31,6 +31,8 @@ class HeadLoss:
     """Model output and batch → the sum of each term."""
     counts: Counts
     """Batch → how many things each term adds up."""
+    leaves_out: bool = False
+    """Whether what is labelled as ignored adds nothing, so that there may be any number of it."""
 
     @staticmethod
     def custom(loss_fn: Callable[[Any, Batch], torch.Tensor], count_fn: Callable[[Batch], int]) -> "HeadLoss":
@@ -62,12 +64,12 @@ def head_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss:
     if labels.dim() == 2 and problem == "single_label_classification":
         if hasattr(model, "discriminator_predictions"):
             return HeadLoss(_token_sums, lambda b: [_num_told_apart(b)])
-        return HeadLoss(_token_sums, lambda b: [_num_labelled(b["labels"])])
+        return HeadLoss(_token_sums, lambda b: [_num_labelled(b["labels"])], leaves_out=True)
     if problem == "regression":
         return HeadLoss(_regression_sums, lambda b: [b["labels"].numel()])
     if problem == "multi_label_classification":
         return HeadLoss(_multi_label_sums, lambda b: [b["labels"].numel()])
-    return HeadLoss(_class_sums, lambda b: [_num_labelled(b["labels"])])
+    return HeadLoss(_class_sums, lambda b: [_num_labelled(b["labels"])], leaves_out=True)
 
 
 def _problem(labels: torch.Tensor, num_labels: int) -> str:

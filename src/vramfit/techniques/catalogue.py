@@ -100,6 +100,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         costs="none",
     ),
     Technique(
+        keyword="graphs",
+        values=("True",),
+        kind="free",
+        does="passes are recorded once and replayed: takes no less memory, and less of the host's time",
+        costs="none: sums in another order, since passes are filled up to a few sizes",
+    ),
+    Technique(
         keyword="compile",
         values=("True",),
         kind="numeric",

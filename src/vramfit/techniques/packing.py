@@ -110,7 +110,7 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
         if name != "attention_mask"
     }
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + _first_position(model)
+    places = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + first_position(model)
     packed["position_ids"] = torch.from_numpy(places)[None]
     if "token_type_ids" not in batch and has_token_types(model):
         packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
@@ -174,8 +174,8 @@ def positions_skip(model: torch.nn.Module) -> int | None:
     return int(table.padding_idx) if hasattr(table, "create_position_ids_from_input_ids") else None
 
 
-def _first_position(model: torch.nn.Module) -> int:
-    """RoBERTa's positions begin after its padding."""
+def first_position(model: torch.nn.Module) -> int:
+    """Where positions begin: RoBERTa's after its padding."""
     skipped = positions_skip(model)
     return 0 if skipped is None else skipped + 1
 

@@ -20,6 +20,8 @@ STREAMED_BYTES, NORM_BYTES = 16, 4
 host reads for the norm."""
 SUM_BYTES = 12
 """The same for a gradient that is added to a sum."""
+REPLAY_S = 2e-3
+"""What the host spends on a recorded pass: its row is packed, sent, and the graph is started."""
 GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": COPIES}
 """Kinds of kernels as they are shown; all others read and write tensors and do little else."""
 
@@ -44,13 +46,19 @@ def step_seconds(work: Work, speed: DeviceSpeed) -> float:
     return time_step(work, speed).seconds
 
 
-def time_step(work: Work, speed: DeviceSpeed) -> StepTime:
-    """Seconds of one steady step, and what they are spent on."""
+def time_step(work: Work, speed: DeviceSpeed, *, replays: bool = False) -> StepTime:
+    """Seconds of one steady step, and what they are spent on.
+
+    Args:
+        replays: passes were recorded, and the host sends each of them at once.
+    """
     learns = any(item.phase == "optimizer" for item, _ in work.items())
     host_end = device_end = host_s = speed.host.step_s if learns else 0.0
     device_s: dict[str, float] = {}
     for segment in work.segments:
         stretches = [(s.waits, _host(s, speed.host), _device(s, work, speed)) for s in segment.stretches]
+        if replays and not any(item.phase == "optimizer" for s in segment.stretches for item in s.items):
+            stretches = [(False, 0.0 if n else REPLAY_S, kernels) for n, (_, _, kernels) in enumerate(stretches)]
         for _ in range(segment.num_repeats):
             for waits, host, kernels in stretches:
                 begin, host_end = host_end, host_end + host

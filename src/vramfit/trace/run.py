@@ -41,6 +41,8 @@ INITIAL_SCALE = 65536.0
 """GradScaler's; its value does not matter here."""
 HOST_STEPS = ("optimizer", "weights")
 """What is offloaded when the optimizer steps in host memory."""
+NUM_THREADS = 2
+"""Of a pass: forward runs in one, backward in another, each with workspaces of its own."""
 FEWEST_SAMPLES = 2
 """A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
@@ -103,6 +105,7 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
     batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
     beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
+    beside |= {"graphs": False}
     job = replace(workload, **batch, **beside)  # type: ignore[arg-type]
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
 
@@ -234,6 +237,7 @@ def _stepper_steps(
     optimizer = optimizers.make(workload.optimizer, rank.learned)
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
+    held = _hold_for_graphs(session, rank) if workload.graphs else []
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
@@ -267,13 +271,27 @@ def _stepper_steps(
             _finish(optimizer, rank, scaler, workload.max_grad_norm)
             if several:
                 session.tracer.begin(f"{step}.optimizer", "optimizer")  # again: from here on there is a room
-            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)])
+            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)], keeps_gradients=workload.graphs)
         of_all = torch.empty_like(mean) if several else None
         del mean, of_all  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
+    del held
     if not shards(workload):
         _repeat_first(session.tracer.template)
+
+
+def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
+    """What recorded passes find in its place: gradients, and the workspaces of the stream that they are recorded on."""
+    session.tracer.begin("inputs", "load")
+    profile, made = session.tracer.template.profile, []
+    for size in (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS:
+        with _disable_current_modes():
+            made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
+        session.tracer.hold(made[-1], "cublas_workspace")
+    for parameter in rank.learned:
+        parameter.grad = torch.zeros_like(parameter)
+    return made
 
 
 def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
@@ -288,11 +306,13 @@ def _finish(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, ma
     secure_state(optimizer)
 
 
-def _step_on_device(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, room_bytes: int) -> None:
+def _step_on_device(
+    optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, room_bytes: int, *, keeps_gradients: bool
+) -> None:
     take_step(optimizer, room=lambda: room_bytes, size_of=rank.size_of)
     if scaler is not None:
         scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not keeps_gradients)
 
 
 def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> HostStep:

@@ -36,7 +36,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "graphs")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -115,6 +115,7 @@ def make_plan(
     from vramfit.planner.plan import plan
 
     keywords: dict[str, Any] = request.settings()
+    keywords["graphs"] = request.graphs
     if former is not None:
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:

@@ -144,6 +144,7 @@ class Session:
             count_fn=num_labelled if smoothing else None,
             offload=w.offload,
             host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
+            graphs=w.graphs,
             ranks=ranks,
         )
 

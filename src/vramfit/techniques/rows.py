@@ -1,0 +1,62 @@
+"""Rows of a few sizes: a packed row filled up with sequences that no loss counts, so that passes are alike."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vramfit.techniques.packing import IGNORED, first_position
+
+ROW_TOKENS = 512
+"""Rows have a multiple of so many tokens: a step of 18,000 tokens is filled up by one percent or two."""
+ROW_SEQUENCES = 8
+"""And about a multiple of so many sequences."""
+FILLED = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
+"""What a batch may have beside for its rows to be filled up."""
+
+
+def row_tokens(num_tokens: int, max_tokens: int, least: int = 0) -> int:
+    """Tokens of the row that so many real ones go into.
+
+    >>> row_tokens(18_350, 20_480), row_tokens(20_400, 20_400), row_tokens(300, 20_480, least=10_240)
+    (18432, 20400, 10240)
+    """
+    return min(max(-(-num_tokens // ROW_TOKENS) * ROW_TOKENS, least), max_tokens)
+
+
+def row_sequences(num_sequences: int, num_more: int, longest: int) -> int:
+    """Sequences of a row that is filled up with so many tokens, in sequences of one token at the least.
+
+    >>> row_sequences(64, 82, 512), row_sequences(64, 3, 512), row_sequences(64, 0, 512)
+    (72, 67, 64)
+    """
+    fewest = num_sequences + -(-num_more // longest)
+    return min(-(-fewest // ROW_SEQUENCES) * ROW_SEQUENCES, num_sequences + num_more)
+
+
+def fill_up(packed: dict[str, Any], model: torch.nn.Module, num_tokens: int, longest: int) -> dict[str, Any]:
+    """What `packing.pack` gave, with as many tokens as asked for: more sequences, whose labels are ignored.
+
+    Args:
+        longest: tokens that any sequence may have; the row says that its longest one does.
+    """
+    ends = packed["cu_seq_lens_q"].numpy()
+    num_real, num_sequences = int(ends[-1]), len(ends) - 1
+    more = num_tokens - num_real
+    num_filling = row_sequences(num_sequences, more, longest) - num_sequences
+    lengths = np.full(num_filling, more // max(num_filling, 1))
+    lengths[: more - int(lengths.sum())] += 1
+    begins = np.cumsum(lengths) - lengths
+    first = first_position(model)
+    places = torch.from_numpy(np.arange(more) - np.repeat(begins, lengths) + first)
+    filling = {"labels": IGNORED, "position_ids": places}
+    made: dict[str, Any] = {}
+    for name, value in packed.items():
+        if name == "cu_seq_lens_q":
+            made[name] = torch.from_numpy(np.concatenate([ends, num_real + np.cumsum(lengths)]).astype(np.int32))
+        elif isinstance(value, torch.Tensor):
+            num = num_filling if value.dim() == 1 else more
+            end = value.new_empty((*value.shape[:-1], num))
+            end[...] = filling.get(name, 0)
+            made[name] = torch.cat([value, end], dim=-1)
+    return made | {"max_length_q": longest}

@@ -1,0 +1,242 @@
+"""Recorded passes, with calls kept in place of CUDA graphs: gradients, sizes, and who is given the memory."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.small_models import FAMILIES, flat_gradient, flat_weights, make_batch, make_model
+from tests.unit.techniques.test_packing import with_pads
+
+from vramfit.runtime import graphs, stepper
+from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotRecord, Recorder
+from vramfit.runtime.splitting import lengths_of, split
+from vramfit.runtime.stepper import Stepper
+from vramfit.step.heads import head_loss
+from vramfit.techniques import packing
+from vramfit.techniques.rows import fill_up, row_sequences, row_tokens
+
+TASK = "sequence-classification"
+TASKS = ("sequence-classification", "token-classification", "masked-lm")
+PACKED = [name for name in FAMILIES if name != "deberta-v2"]
+
+
+class Call:
+    """A call that is made when it is replayed."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.replay = call
+
+
+class Calls:
+    """Records calls; the next one fails with `error`, where there is one."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.error: BaseException | None = None
+        self.num_forgotten = 0
+
+    def __call__(self, call: Callable[[], None]) -> Call:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return Call(call)
+
+    def forget(self) -> None:
+        self.num_forgotten += 1
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(graphs, "CudaRecords", lambda device: made)
+    return made
+
+
+def make_stepper(model: torch.nn.Module, micro_batch: int = 4, **keywords: Any) -> Stepper:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    made = Stepper(model, optimizer, micro_batch=micro_batch, **keywords)
+    made._graphs = True  # as on a GPU
+    return made
+
+
+def packed_model(family: str = "bert", task: Any = TASK) -> torch.nn.Module:
+    model = make_model(family, task)
+    packing.apply(model, task)
+    return model
+
+
+def test_a_row_is_filled_up_with_sequences_that_nothing_counts() -> None:
+    model = packed_model(task="token-classification")
+    packed = packing.pack(with_pads("bert", make_batch("token-classification")), model)
+    num_real, num_sequences = packed["input_ids"].shape[1], len(packed["cu_seq_lens_q"]) - 1
+    filled = fill_up(packed, model, num_real + 100, 32)
+    ends = filled["cu_seq_lens_q"]
+    assert int(ends[-1]) == num_real + 100 == filled["input_ids"].shape[1]
+    assert len(ends) - 1 == row_sequences(num_sequences, 100, 32)
+    assert 1 <= int(ends.diff().min()) and int(ends.diff()[num_sequences:].max()) <= 32
+    assert (filled["labels"][0, num_real:] == -100).all()
+    for name in ("input_ids", "labels", "position_ids"):
+        assert torch.equal(filled[name][:, :num_real], packed[name])
+    starts = ends[num_sequences:-1].long()
+    assert (filled["position_ids"][0, starts] == packed["position_ids"][0, 0]).all()
+
+
+def test_a_full_row_needs_nothing() -> None:
+    model = packed_model()
+    packed = packing.pack(make_batch(TASK), model)
+    filled = fill_up(packed, model, packed["input_ids"].shape[1], 32)
+    assert all(torch.equal(filled[n], v) for n, v in packed.items() if isinstance(v, torch.Tensor))
+
+
+@pytest.mark.parametrize("num_more", range(1, 40))
+def test_every_sequence_that_fills_has_a_token_and_no_more_than_the_longest(num_more: int) -> None:
+    num = row_sequences(5, num_more, 8) - 5
+    assert num <= num_more <= 8 * num
+
+
+def test_rows_come_in_few_sizes() -> None:
+    sizes = {row_tokens(n, 5000) for n in range(1, 5001)}
+    assert len(sizes) == 10
+    assert max(sizes) == 5000
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("family", PACKED)
+def test_gradients_and_loss_are_those_of_passes_that_run_as_they_are(family: str, task: Any, calls: Calls) -> None:
+    model = make_model(family, task)
+    packing.apply(model, task)
+    batch = with_pads(family, make_batch(task))
+    stepper = make_stepper(model)
+    before = float(stepper.gradients(batch))
+    assert stepper._recorder is None  # the first shows what learns
+    right = flat_gradient(model)
+    for _ in range(2):
+        assert float(stepper.gradients(batch)) == pytest.approx(before, rel=1e-5)
+        assert (flat_gradient(model) - right).norm() / right.norm() < 1e-5
+    assert stepper._recorder is not None and stepper._recorder.num_recorded >= 1
+
+
+def test_training_goes_the_same_way(calls: Calls) -> None:
+    made = []
+    for records in (False, True):
+        model = packed_model()
+        stepper = make_stepper(model, max_grad_norm=1.0)
+        stepper._graphs = records
+        stepper.rehearse(make_batch(TASK))
+        for seed in range(4):
+            stepper.step(with_pads("bert", make_batch(TASK, seed=seed)))
+        made.append(flat_weights(model))
+    assert (made[0] - made[1]).norm() / made[0].norm() < 1e-5
+
+
+def test_parameters_that_do_not_learn_get_no_gradient(calls: Calls) -> None:
+    model = packed_model()
+    frozen = list(model.parameters())[:3]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    stepper = make_stepper(model)
+    for _ in range(3):
+        stepper.gradients(make_batch(TASK))
+    assert all(parameter.grad is None for parameter in frozen)
+
+
+def test_a_size_is_recorded_once(calls: Calls) -> None:
+    stepper = make_stepper(packed_model(), micro_batch=12)
+    for _ in range(5):
+        stepper.step(make_batch(TASK))
+    assert stepper._recorder is not None
+    assert stepper._recorder.num_recorded == 1
+
+
+def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None:
+    model = packed_model()
+    stepper = make_stepper(model)
+    for _ in range(3):
+        stepper.step(make_batch(TASK))
+    recorder = stepper._recorder
+    assert recorder is not None and recorder._graphs
+    copied = copy.deepcopy(model)
+    copied(**make_batch(TASK))
+    assert recorder._graphs  # another model
+    model.eval()
+    with torch.no_grad():
+        model(**make_batch(TASK))
+    assert not recorder._graphs and not recorder._gradients
+    model.train()
+    stepper.step(make_batch(TASK))
+    assert recorder._graphs
+
+
+def test_a_loop_that_calls_the_model_at_every_step_is_not_recorded_for_long(calls: Calls) -> None:
+    model = packed_model()
+    stepper = make_stepper(model)
+    for _ in range(MAX_GIVEN_AWAY + 3):
+        stepper.step(make_batch(TASK))
+        with torch.no_grad():
+            model(**make_batch(TASK))
+    assert stepper._recorder is None and not stepper._graphs
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(calls: Calls) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    twin = copy.deepcopy(model)
+    stepper, plain = make_stepper(model), make_stepper(twin)
+    plain._graphs = False
+    calls.error = RuntimeError("operation not permitted when stream is capturing")
+    for number in range(3):
+        if number == 1:
+            with pytest.warns(UserWarning, match="not permitted when stream is capturing"):
+                stepper.step(batch)
+        else:
+            stepper.step(batch)
+        plain.step(batch)
+    assert stepper.num_recoveries == 0
+    assert torch.equal(flat_weights(model), flat_weights(twin))
+
+
+def test_memory_that_runs_out_while_recording_costs_no_step(calls: Calls) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    stepper = make_stepper(model)
+    calls.error = torch.OutOfMemoryError("CUDA out of memory")
+    for _ in range(3):
+        stepper.step(batch)
+    assert (stepper.num_recoveries, stepper.num_steps) == (1, 3)
+    assert stepper._recorder is None and not stepper.state_dict()["graphs"]
+
+
+def test_rows_of_samples_that_are_too_long_run_as_they_are(calls: Calls) -> None:
+    model = packed_model()
+    made = make_stepper(model, seq=4)
+    batch = make_batch(TASK)
+    made.step(batch)
+    with pytest.warns(UserWarning, match="the longest sequence of"):
+        made.step(batch)
+    assert made.num_steps == 2
+
+
+def test_labels_that_no_loss_leaves_out_are_not_filled_up() -> None:
+    model = packed_model()
+    recorder = Recorder(model, [], torch.no_grad, max_tokens=64, longest=16, records=Calls())
+    batch = make_batch(TASK)
+    fractions = batch | {"labels": torch.rand(12, 2)}
+    assert recorder.takes(batch, head_loss(model, batch))
+    assert not recorder.takes(fractions, head_loss(model, fractions))
+    assert not recorder.takes(batch | {"bbox": batch["input_ids"]}, head_loss(model, batch))
+
+
+def test_rows_are_levelled_where_they_are_recorded() -> None:
+    batch = with_pads("bert", make_batch(TASK))
+    most = sum(lengths_of(batch, packs=True)) // 2 + max(lengths_of(batch, packs=True))
+    full, even = (
+        [sum(lengths_of(part, packs=True)) for part in split(batch, most, packs=True, evenly=evenly)]
+        for evenly in (False, True)
+    )
+    assert len(full) == len(even) == 2
+    assert max(even) - min(even) < max(full) - min(full)
+    assert sum(even) == sum(full)
+
+
+def test_cannot_record_is_an_error_of_its_own() -> None:
+    assert not isinstance(CannotRecord("x"), torch.OutOfMemoryError)
+    assert stepper.CannotRecord is CannotRecord
