@@ -30,9 +30,7 @@ def make_stepper(family: str = "bert", task: Any = TASK, micro_batch: int = 6, *
     packing.apply(model, task)
     casting.apply(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return Stepper(
-        model, optimizer, micro_batch=micro_batch, precision="amp-bf16", **({"graphs": True} | keywords)
-    )
+    return Stepper(model, optimizer, micro_batch=micro_batch, precision="amp-bf16", **({"graphs": True} | keywords))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -45,7 +43,8 @@ def test_gradients_are_those_of_passes_as_they_are(family: str, task: Any) -> No
     for _ in range(3):
         assert float(stepper.gradients(batch)) == pytest.approx(loss, rel=5e-3)
         assert (flat_gradient(stepper.model) - right).norm() / right.norm() < 0.02
-    assert stepper._recorder is not None and stepper._recorder.num_recorded >= 1
+    assert stepper._recorder is not None
+    assert stepper._recorder.num_recorded >= 1
 
 
 DROPS = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -119,7 +118,8 @@ def test_too_little_memory_to_record_costs_no_step() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     del filler
-    assert stepper.num_steps == 2 and stepper.num_recoveries >= 1
+    assert stepper.num_steps == 2
+    assert stepper.num_recoveries >= 1
     assert stepper._recorder is None
     stepper.step(batch)
 
@@ -131,7 +131,8 @@ def test_compiled_layers_are_recorded() -> None:
     compiling.apply(stepper.model)
     stepper.rehearse(batch)
     losses = [stepper.step(batch) for _ in range(4)]
-    assert stepper._recorder is not None and stepper._recorder.num_recorded >= 1
+    assert stepper._recorder is not None
+    assert stepper._recorder.num_recorded >= 1
     assert losses == pytest.approx([plain.step(batch) for _ in range(4)], rel=0.02)
 
 

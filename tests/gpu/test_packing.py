@@ -100,9 +100,7 @@ def take_steps(w: Workload, given: dict[str, Any]) -> torch.nn.Module:
     model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), Workload(**given)).cuda()
     optimizer = optimizers.make(w.optimizer, [p for p in model.parameters() if p.requires_grad])
     assert w.micro_batch is not None
-    stepper = Stepper(
-        model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision, graphs=w.graphs
-    )
+    stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision, graphs=w.graphs)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(1000, 30000, (w.batch, w.seq), generator=draw)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -212,9 +212,7 @@ def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if estimate.safe_reserved_bytes > bench.budget_bytes - plain.margin.num_bytes or estimate.num_retries:
         return None
     seconds = bench.full_time(recipe, plain.choice.micro_batch)
-    choice = replace(
-        plain.choice, recipe=recipe, safe_reserved_bytes=estimate.safe_reserved_bytes, step_time_s=seconds
-    )
+    choice = replace(plain.choice, recipe=recipe, safe_reserved_bytes=estimate.safe_reserved_bytes, step_time_s=seconds)
     found = replace(plain, choice=choice, estimate=estimate)
     before_s, after_s = (_seconds(bench, f, sampled) for f in (plain, found))
     return found if wanted or after_s < (1 - WORTH_RECORDING) * before_s else None

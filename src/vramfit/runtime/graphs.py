@@ -87,8 +87,8 @@ class Recorder:
         self._num_replays = self._num_given_away = 0
 
     def takes(self, batch: Batch, loss: HeadLoss) -> bool:
-        """Whether rows of a batch can be filled up: nothing in it is unknown, and its loss leaves out what is ignored."""
-        known = FILLED >= set(batch) and all(value.device.type == "cpu" for value in batch.values())
+        """Whether rows of a batch can be filled up: it has nothing unknown, and its loss leaves out what is ignored."""
+        known = set(batch) <= FILLED and all(value.device.type == "cpu" for value in batch.values())
         labels = batch.get("labels")
         if not known or not loss.leaves_out or labels is None or labels.is_floating_point():
             return False
@@ -182,7 +182,7 @@ class Recorder:
     def _pass(self, inputs: dict[str, Any], loss: HeadLoss) -> None:
         with self._autocast():
             value = loss.sums(self._model(**model_inputs(inputs)), inputs)[0] / self._total
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         self._mean.add_(value.detach())
 
     def give_way(self) -> None:

@@ -20,11 +20,11 @@ from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.contradictions import check
 from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.distributed.shards import share_out
+from vramfit.runtime.graphs import CannotRecord, Recorder
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.graphs import CannotRecord, Recorder
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import lengths_of, split, take_rows, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step

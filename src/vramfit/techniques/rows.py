@@ -49,7 +49,7 @@ def fill_up(packed: dict[str, Any], model: torch.nn.Module, num_tokens: int, lon
     begins = np.cumsum(lengths) - lengths
     first = first_position(model)
     places = torch.from_numpy(np.arange(more) - np.repeat(begins, lengths) + first)
-    filling = {"labels": IGNORED, "position_ids": places}
+    filling: dict[str, Any] = {"labels": IGNORED, "position_ids": places}
     made: dict[str, Any] = {}
     for name, value in packed.items():
         if name == "cu_seq_lens_q":

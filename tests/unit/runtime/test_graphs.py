@@ -74,7 +74,8 @@ def test_a_row_is_filled_up_with_sequences_that_nothing_counts() -> None:
     ends = filled["cu_seq_lens_q"]
     assert int(ends[-1]) == num_real + 100 == filled["input_ids"].shape[1]
     assert len(ends) - 1 == row_sequences(num_sequences, 100, 32)
-    assert 1 <= int(ends.diff().min()) and int(ends.diff()[num_sequences:].max()) <= 32
+    assert int(ends.diff().min()) >= 1
+    assert int(ends.diff()[num_sequences:].max()) <= 32
     assert (filled["labels"][0, num_real:] == -100).all()
     for name in ("input_ids", "labels", "position_ids"):
         assert torch.equal(filled[name][:, :num_real], packed[name])
@@ -114,7 +115,8 @@ def test_gradients_and_loss_are_those_of_passes_that_run_as_they_are(family: str
     for _ in range(2):
         assert float(stepper.gradients(batch)) == pytest.approx(before, rel=1e-5)
         assert (flat_gradient(model) - right).norm() / right.norm() < 1e-5
-    assert stepper._recorder is not None and stepper._recorder.num_recorded >= 1
+    assert stepper._recorder is not None
+    assert stepper._recorder.num_recorded >= 1
 
 
 def test_training_goes_the_same_way(calls: Calls) -> None:
@@ -155,14 +157,16 @@ def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None
     for _ in range(3):
         stepper.step(make_batch(TASK))
     recorder = stepper._recorder
-    assert recorder is not None and recorder._graphs
+    assert recorder is not None
+    assert recorder._graphs
     copied = copy.deepcopy(model)
     copied(**make_batch(TASK))
     assert recorder._graphs  # another model
     model.eval()
     with torch.no_grad():
         model(**make_batch(TASK))
-    assert not recorder._graphs and not recorder._gradients
+    assert not recorder._graphs
+    assert not recorder._gradients
     model.train()
     stepper.step(make_batch(TASK))
     assert recorder._graphs
@@ -175,7 +179,8 @@ def test_a_loop_that_calls_the_model_at_every_step_is_not_recorded_for_long(call
         stepper.step(make_batch(TASK))
         with torch.no_grad():
             model(**make_batch(TASK))
-    assert stepper._recorder is None and not stepper._graphs
+    assert stepper._recorder is None
+    assert not stepper._graphs
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(calls: Calls) -> None:
@@ -202,7 +207,8 @@ def test_memory_that_runs_out_while_recording_costs_no_step(calls: Calls) -> Non
     for _ in range(3):
         stepper.step(batch)
     assert (stepper.num_recoveries, stepper.num_steps) == (1, 3)
-    assert stepper._recorder is None and not stepper.state_dict()["graphs"]
+    assert stepper._recorder is None
+    assert not stepper.state_dict()["graphs"]
 
 
 def test_rows_of_samples_that_are_too_long_run_as_they_are(calls: Calls) -> None:
