@@ -340,6 +340,7 @@ def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:
             "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed",
         ),
         (w.graphs and w.num_gpus > 1, "graphs are for one GPU yet"),
+        (w.graphs and w.quantize is not None, f"graphs and quantize {w.quantize} do not go together yet"),
         (w.graphs and w.offload is not None, f"graphs and offload {w.offload} do not go together: copies take turns"),
         (
             w.graphs and w.checkpointing is not None,

@@ -144,6 +144,7 @@ def test_compiled_layers_are_recorded() -> None:
         {"model": "roberta-base", "batch": 16, "seq": 256, "task": "token-classification", "precision": "bf16"},
         {"model": "modernbert-base", "batch": 8, "seq": 512, "task": "masked-lm"},
         {"model": "distilbert-base-uncased", "batch": 32, "seq": 512, "casts": "together"},
+        {"model": "bert-base-uncased", "batch": 16, "seq": 512, "lora": 8, "casts": "together"},
     ],
     ids=str,
 )

@@ -30,8 +30,14 @@ COMPILE_S = 30.0
 11 s and BERT-large 14 s on the machine of an H200."""
 LEAST_COMPILED_S = 10 * COMPILE_S
 """Shorter runs are not worth it: compiled steps are a sixth faster at best."""
+NOT_RECORDED = (
+    "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
+    "in memory fit"
+)
 WORTH_RECORDING = 0.03
 """Of a step's time, what recorded passes have to save."""
+HELD_UP = 0.9
+"""Of the device's time: a host that needs as much may hold it up here and there."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
 SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
@@ -65,6 +71,8 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
                 are given and so many that it pays.
+            graphs: True to record packed passes as CUDA graphs wherever that can be, False for none; else where `steps`
+                are given and it pays.
             pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
@@ -199,23 +207,34 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
 
 
 def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
-    """The same with recorded passes, where they fit and the steps wait for the host; None where they do not."""
-    wanted, recipe = bench.request.graphs, replace(plain.choice.recipe, graphs=True)
-    if wanted is False or (wanted is None and bench.request.steps is None):
+    """Packed passes that are recorded, where steps wait for the host and these do not; None where that is no gain."""
+    wanted, recipe = bench.request.graphs, plain.choice.recipe
+    if wanted is False or (wanted is None and (bench.request.steps is None or not _is_held_up(plain.estimate))):
         return None
-    if recipe.lora is not None or recipe.quantize is not None:
+    is_packed = recipe.attention == "packed"
+    may_pack = sampled is not None and "attention" not in bench.request.fixed and bench.can_pack
+    if not (is_packed or may_pack) or recipe.offload is not None or bench.base.num_gpus > 1:
         return None
-    try:
-        estimate = bench.estimate(recipe, plain.choice.micro_batch)
-    except WorkloadError:  # what does not go with graphs
+    found = _find_with(
+        bench,
+        plain.training,
+        NOTHING,
+        sampled,
+        packs=True,
+        compiled_like=recipe if recipe.compile else None,
+        graphs=True,
+    )
+    if found is None:
         return None
-    if estimate.safe_reserved_bytes > bench.budget_bytes - plain.margin.num_bytes or estimate.num_retries:
-        return None
-    seconds = bench.full_time(recipe, plain.choice.micro_batch)
-    choice = replace(plain.choice, recipe=recipe, safe_reserved_bytes=estimate.safe_reserved_bytes, step_time_s=seconds)
-    found = replace(plain, choice=choice, estimate=estimate)
-    before_s, after_s = (_seconds(bench, f, sampled) for f in (plain, found))
+    found.search.before = plain.search
+    before_s, after_s = (_seconds(bench, f, sampled) * f.choice.recipe.price for f in (plain, found))
     return found if wanted or after_s < (1 - WORTH_RECORDING) * before_s else None
+
+
+def _is_held_up(estimate: Estimate) -> bool:
+    """Whether the device is done before the host, or nearly."""
+    times = estimate.time_breakdown
+    return HELD_UP * (sum(times.values()) - times.get(HOST, 0.0)) < times.get(HOST, 0.0)
 
 
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:
@@ -230,6 +249,7 @@ def _find_with(
     *,
     packs: bool,
     compiled_like: Recipe | None = None,
+    graphs: bool = False,
 ) -> Found | None:
     compiles = bench.base.compile or compiled_like is not None
     capability = bench.target.profile.compute_capability
@@ -241,10 +261,13 @@ def _find_with(
         waiting,
         packs=packs,
         compiles=compiles,
+        graphs=graphs,
         casts=bench.casts,
     )
     if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
-        alike = [r for r in made if replace(r, compile=False) == compiled_like]  # memory is not short: as it was
+        alike = [
+            r for r in made if replace(r, compile=compiled_like.compile, graphs=False) == compiled_like
+        ]  # memory is not short: as it was
         made = alike or made
     for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
         found = _find_within(bench, made, training, margin, sampled)
@@ -282,6 +305,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:
         seconds = time_on_lengths(bench, choice, sampled)
+    if bench.request.graphs and not choice.recipe.graphs:
+        notes.append(NOT_RECORDED)
     if choice.recipe.compile:
         notes.append(f"compiling takes about {COMPILE_S:.0f} s before the first step, which step times leave out")
     return Plan(

@@ -124,6 +124,7 @@ def recipes(
     *,
     packs: bool = False,
     compiles: bool = False,
+    graphs: bool = False,
     casts: str = "together",
 ) -> list[Recipe]:
     """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
@@ -131,6 +132,7 @@ def recipes(
     Args:
         packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
         compiles: with compiled layers.
+        graphs: with recorded passes.
         casts: how autocast's are made, where that is not given.
     """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
@@ -138,7 +140,7 @@ def recipes(
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
     kept: dict[str, Any] = {"casts": casts} | {name: given[name] for name in KEPT if name in given}
-    kept |= {"offload": offload, "compile": compiles}
+    kept |= {"offload": offload, "compile": compiles, "graphs": graphs}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
     attention = "packed" if packs else base.attention
@@ -189,7 +191,7 @@ def learns_in_layers(recipe: Recipe) -> bool:
 
 def checkpointing_steps(recipe: Recipe, num_layers: int, *, able: bool) -> list[int]:
     """Numbers of layers whose results may be computed twice; none where it is fixed or of no use."""
-    if recipe.checkpointing is not None or not able or not learns_in_layers(recipe):
+    if recipe.checkpointing is not None or recipe.graphs or not able or not learns_in_layers(recipe):
         return []
     return list(range(1, num_layers + 1))
 

@@ -1,0 +1,84 @@
+"""Plans whose passes are recorded: where steps wait for the host, and nothing speaks against it."""
+
+from typing import Any
+
+import pytest
+
+from vramfit.estimator.predict import estimate
+from vramfit.planner.plan import plan
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.plan import Plan
+from vramfit.workload import Workload
+
+JOB: dict[str, Any] = {"batch": 32, "gpu": "h200", "memory": "4GiB", "lengths": [20, 60, 128, 128, 40] * 8}
+PACKED: dict[str, Any] = {"attention": "packed", "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"}
+
+
+def make(model: str = "bert-mini", **keywords: Any) -> Plan:
+    return plan(model, **(JOB | keywords))
+
+
+def test_passes_are_recorded_where_steps_wait_for_the_host() -> None:
+    recorded, plain = make(steps=1000), make(steps=1000, graphs=False)
+    assert recorded.workload.graphs
+    assert not plain.workload.graphs
+    assert recorded.step_time_s < plain.step_time_s
+    assert any(reason.setting == "graphs True" for reason in recorded.reasons)
+    assert recorded.estimate.safe_reserved_bytes <= recorded.budget_bytes - recorded.margin_bytes
+
+
+def test_an_evaluation_is_given_the_memory_of_recorded_passes() -> None:
+    recorded, plain = (make(graphs=graphs, attention="packed") for graphs in (True, False))
+    assert recorded.workload.graphs
+    assert recorded.evaluation.peak_reserved_bytes == plain.evaluation.peak_reserved_bytes
+
+
+def test_a_plan_for_who_knows_how_many_steps_records_only_what_was_asked_for() -> None:
+    assert not make().workload.graphs
+    assert make(graphs=True).workload.graphs
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"checkpointing": "full"}, {"precision": "amp-fp16"}, {"attention": "sdpa"}], ids=str
+)
+def test_what_does_not_go_with_it_leaves_it_out_and_says_so(keywords: dict[str, Any]) -> None:
+    made = make(graphs=True, **keywords)
+    assert not made.workload.graphs
+    assert any("passes are not recorded" in note for note in made.notes)
+
+
+def test_large_models_do_not_wait_for_the_host() -> None:
+    lengths = [300, 512, 512, 400] * 16
+    made = make("bert-large-uncased", memory="60GiB", batch=64, lengths=lengths, steps=1000, compile=False)
+    assert made.workload.attention == "packed"
+    assert not made.workload.graphs
+
+
+def test_gradients_that_stay_are_predicted() -> None:
+    keywords = {"batch": 8, "seq": 128, "gpu": "h200", "allocator": "expandable", **PACKED}
+    plain, recorded = (estimate("bert-base-uncased", graphs=graphs, **keywords) for graphs in (False, True))
+    weights = 4 * 109_483_778
+    assert 0.5 * weights < recorded.peak_allocated_bytes - plain.peak_allocated_bytes < 1.5 * weights
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"attention": "sdpa"}, "packed training passes"),
+        ({"checkpointing": 1}, "graphs and checkpointing"),
+        ({"optimizer": "adamw"}, "optimizer adamw needs some beside"),
+        ({"precision": "amp-fp16"}, "not amp-fp16"),
+        ({"task": "question-answering"}, "not for question-answering"),
+        ({"offload": "optimizer"}, "graphs and offload optimizer"),
+        ({"num_gpus": 2}, "one GPU"),
+        ({"quantize": "int8", "lora": 8}, "graphs and quantize int8"),
+    ],
+)
+def test_a_workload_that_contradicts_itself_is_refused(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Workload(model="bert-base-uncased", **({"graphs": True} | PACKED | keywords))
+
+
+def test_a_plan_is_read_back() -> None:
+    made = make(graphs=True)
+    assert from_json(Plan, to_json(made)) == made
