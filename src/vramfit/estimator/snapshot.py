@@ -17,7 +17,10 @@ def make_snapshot(stream: Stream, options: AllocatorOptions) -> dict[str, Any]:
     allocator = CachingAllocator(options=options, placement=placement)
     live: dict[int, tuple[Block, int]] = {}
     num_requests = 0
-    for event in stream.events:
+    emptied = {m.index for m in stream.marks if m.kind == "empty_cache"}
+    for index, event in enumerate(stream.events):
+        if index in emptied:
+            allocator.empty_cache()
         if event > 0:
             before_bytes = allocator.reserved_bytes
             cuda_stream = stream.request_streams.get(num_requests, 0)

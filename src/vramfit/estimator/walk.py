@@ -93,7 +93,7 @@ def walk(
         options, capacity_bytes, placement: of the replay whose peak it is.
     """
     allocator = CachingAllocator(capacity_bytes, options, placement)
-    events_of_driver = [m for m in stream.marks if m.kind == "driver"]
+    others = [m for m in stream.marks if m.kind != "phase"]
     held: list[Block] = []
     live: dict[int, Block] = {}
     sizes_at_peak: dict[int, int] = {}
@@ -101,8 +101,12 @@ def walk(
     changes: list[tuple[int, int]] = []
     begin, end = steady
     for index, event in enumerate(stream.events[: max(end, peak_index + 1)]):
-        while events_of_driver and events_of_driver[0].index == index:
-            allocator.placement.on_event(events_of_driver.pop(0).name)  # type: ignore[arg-type]
+        while others and others[0].index == index:
+            mark = others.pop(0)
+            if mark.kind == "driver":
+                allocator.placement.on_event(mark.name)  # type: ignore[arg-type]
+            else:
+                allocator.empty_cache()
         if index == begin:
             at_begin = {request: block.size for request, block in live.items()}
         if event > 0:

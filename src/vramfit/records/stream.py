@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-MarkKind = Literal["phase", "driver"]
+MarkKind = Literal["phase", "driver", "empty_cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class StreamMark:
-    """A boundary before the event at `index`: a phase begins, or the driver loads a library."""
+    """A boundary before the event at `index`: a phase begins, the driver loads a library, or what is cached is given
+    back."""
 
     index: int
     kind: MarkKind

@@ -143,6 +143,7 @@ class Recorder:
     def _begin(self, total: int) -> None:
         """Gradients and loss of nothing yet, in their places."""
         if not self._gradients:
+            self._records.forget()  # what stays is to lie close together, and not among what will be given back
             self._gradients = [torch.empty_like(p) for p in self._learned]
             self._mean, self._total = (torch.empty((), device=self._device) for _ in range(2))
         torch._foreach_zero_(self._gradients)
@@ -212,12 +213,12 @@ class CudaRecords:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+        self.forget()
         self._prepare()
 
     def forget(self) -> None:
-        """Give its memory back."""
+        """Give its memory back, and all that is cached beside."""
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -237,8 +238,6 @@ class CudaRecords:
 
         What others of the process do meanwhile is their own affair (`thread_local`): a loader may be at work.
         """
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -7,10 +7,10 @@ import torch
 
 from vramfit.techniques.packing import IGNORED, first_position
 
-ROW_TOKENS = 512
-"""Rows have a multiple of so many tokens: a step of 18,000 tokens is filled up by one percent or two."""
-ROW_SEQUENCES = 8
-"""And about a multiple of so many sequences."""
+ROW_TOKENS, NUM_SIZES = 512, 32
+"""Rows have a multiple of so many tokens, or of such a part of the longest: full ones are filled up by a percent or two."""
+ROW_SEQUENCES = 32
+"""And a multiple of so many sequences, as far as there are tokens for them."""
 FILLED = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
 """What a batch may have beside for its rows to be filled up."""
 
@@ -19,16 +19,17 @@ def row_tokens(num_tokens: int, max_tokens: int, least: int = 0) -> int:
     """Tokens of the row that so many real ones go into.
 
     >>> row_tokens(18_350, 20_480), row_tokens(20_400, 20_400), row_tokens(300, 20_480, least=10_240)
-    (18432, 20400, 10240)
+    (18560, 20400, 10240)
     """
-    return min(max(-(-num_tokens // ROW_TOKENS) * ROW_TOKENS, least), max_tokens)
+    each = max(ROW_TOKENS, -(-max_tokens // NUM_SIZES))
+    return min(max(-(-num_tokens // each) * each, least), max_tokens)
 
 
 def row_sequences(num_sequences: int, num_more: int, longest: int) -> int:
     """Sequences of a row that is filled up with so many tokens, in sequences of one token at the least.
 
     >>> row_sequences(64, 82, 512), row_sequences(64, 3, 512), row_sequences(64, 0, 512)
-    (72, 67, 64)
+    (96, 67, 64)
     """
     fewest = num_sequences + -(-num_more // longest)
     return min(-(-fewest // ROW_SEQUENCES) * ROW_SEQUENCES, num_sequences + num_more)

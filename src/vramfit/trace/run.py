@@ -28,7 +28,7 @@ from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.places import Places
 from vramfit.trace.ranks import RankOnPaper, rank_on_paper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
-from vramfit.trace.template import StreamTemplate, Turn
+from vramfit.trace.template import Notice, StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer
 from vramfit.workload import Workload
 
@@ -236,7 +236,7 @@ def _stepper_steps(
     optimizer = optimizers.make(workload.optimizer, rank.learned)
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
-    held = _hold_for_graphs(session, rank) if workload.graphs else []
+    held: list[torch.Tensor] = []
     loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
@@ -270,10 +270,12 @@ def _stepper_steps(
             _finish(optimizer, rank, scaler, workload.max_grad_norm)
             if several:
                 session.tracer.begin(f"{step}.optimizer", "optimizer")  # again: from here on there is a room
-            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)], keeps_gradients=workload.graphs)
+            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)], keeps_gradients=bool(held))
         of_all = torch.empty_like(mean) if several else None
         del mean, of_all  # asked for only now: the host runs ahead until here
         session.tracer.places.clear()
+        if workload.graphs and not held:
+            held = _hold_for_graphs(session, rank)
     session.tracer.begin("end", "end")  # before the optimizer goes
     del held
     if not shards(workload):
@@ -281,8 +283,13 @@ def _stepper_steps(
 
 
 def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
-    """What recorded passes find in its place: gradients, and the workspaces of the stream that they are recorded on."""
-    session.tracer.begin("inputs", "load")
+    """Before passes are recorded, what the first step left in the cache is given back.
+
+    Gradients stay in their places from now on, and the stream that passes are recorded on has workspaces.
+    """
+    session.tracer.begin("graphs", "load")
+    session.tracer.template.recorded = f"{STEPS[1]}.micro"
+    session.tracer.template.segments["graphs"].append(Notice("empty_cache", ""))
     profile, made = session.tracer.template.profile, []
     for size in (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS:
         with _disable_current_modes():
@@ -381,6 +388,7 @@ def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = 
         if workload.trains:
             order += _further(step, workload, micro_batch)
             order.append((f"{step}.optimizer", None))
+            order += [("graphs", None)] * (workload.graphs and index == 0)
     return order
 
 

@@ -13,6 +13,10 @@ from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate
 
 
+GRAPH_STREAM = 7
+"""Stands for the memory of recorded passes: no other stream's blocks are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpecTemplate:
     """A `TensorSpec` before the batch is known."""
@@ -84,7 +88,7 @@ class Launch:
 
 @dataclass(slots=True)
 class Notice:
-    """Something the driver notices: a library is loaded."""
+    """Something the driver notices: a library is loaded, or what is cached is given back."""
 
     kind: MarkKind
     name: str
@@ -130,6 +134,8 @@ class StreamTemplate:
     """Weights whose masters and moments wait there."""
     streams_step: bool = False
     """Whether these come to the device to be stepped."""
+    recorded: str | None = None
+    """How segments begin whose passes are recorded: graphs have memory of their own, which they share."""
 
     def host_bytes_at(self, batch: int) -> int:
         """What offloading holds in host memory at a real batch."""
@@ -165,6 +171,8 @@ class StreamTemplate:
         for name, phase, *own in order:
             if phase is not None:
                 writer.marks.append(StreamMark(len(writer.events), "phase", phase))
+            recorded = self.recorded is not None and name.startswith(self.recorded)
+            writer.cuda_stream = GRAPH_STREAM if recorded else 0
             writer.write(self.segments[name], own[0] if own else batch)
         return Stream(
             events=writer.events,
@@ -189,6 +197,8 @@ class _Writer:
         self.marks: list[StreamMark] = []
         self.parts: list[tuple[int, str]] = []
         self.request_streams: dict[int, int] = {}
+        self.cuda_stream = 0
+        """Of requests that name none."""
 
     def write(self, entries: list[Entry], batch: int) -> None:
         events, origins, request_of = self.events, self.request_origins, self._request_of
@@ -200,8 +210,9 @@ class _Writer:
                 if size is None:
                     size = sizes[entry.size] = evaluate(entry.size, batch)  # type: ignore[union-attr]
                 request_of[entry.id] = len(origins)  # type: ignore[union-attr]
-                if entry.cuda_stream:  # type: ignore[union-attr]
-                    self.request_streams[len(origins)] = entry.cuda_stream  # type: ignore[union-attr]
+                cuda_stream = entry.cuda_stream or self.cuda_stream  # type: ignore[union-attr]
+                if cuda_stream:
+                    self.request_streams[len(origins)] = cuda_stream
                 origins.append(entry.origin)  # type: ignore[union-attr]
                 events.append(size)
             elif kind is Release:
@@ -228,6 +239,8 @@ class _Writer:
                 self._request_of[launch.outputs[index]] = len(self.request_origins)
             else:
                 temporaries[index] = len(self.request_origins)
+            if self.cuda_stream:
+                self.request_streams[len(self.request_origins)] = self.cuda_stream
             self.request_origins.append(launch.origin)
             self.events.append(size)
 
