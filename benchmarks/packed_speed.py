@@ -45,7 +45,7 @@ ALIKE = {"planned-compiled-again": "planned-compiled", "planned-float8": "planne
 SIDES = ("trainer", "accelerate", "lightning", "padded", "packed", "compiled", *PLANNED, *ALIKE)
 CAP = int(11.17 * GIB)
 SEQ, BATCH = 512, 64
-NUM_STEPS, NUM_WARM, ENOUGH_S = 240, 24, 12.0
+NUM_STEPS, NUM_WARM, ENOUGH_S = 240, 12, 12.0
 """Steps at most, those that warm up, and seconds after which the others end."""
 MARGIN = 0.06
 """Of the cap, left free when a micro-batch is chosen by prediction."""

@@ -8,7 +8,7 @@ import torch
 from vramfit.techniques.packing import IGNORED, first_position
 
 ROW_TOKENS, NUM_SIZES = 512, 32
-"""Rows have a multiple of so many tokens, or of such a part of the longest: full ones are filled up by a percent or two."""
+"""Rows have a multiple of so many tokens, or of such a part of the longest: one is filled up by a percent or two."""
 ROW_SEQUENCES = 32
 """And a multiple of so many sequences, as far as there are tokens for them."""
 FILLED = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})

@@ -12,7 +12,6 @@ from vramfit.techniques.pinned import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate
 
-
 GRAPH_STREAM = 7
 """Stands for the memory of recorded passes: no other stream's blocks are in it."""
 
