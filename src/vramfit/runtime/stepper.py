@@ -361,9 +361,10 @@ class Stepper:
         return self._recorder if self._recorder.takes(batch, loss) else None
 
     def _stop_recording(self) -> None:
+        """From now on passes run as they are: memory is short, or what they do cannot be recorded."""
         if self._recorder is not None:
             self._recorder.release()
-            self._recorder, self._graphs = None, False
+        self._recorder, self._graphs = None, False
 
     def _parts(self, batch: Batch, loss: HeadLoss, *, evenly: bool = False) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""

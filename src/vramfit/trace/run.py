@@ -41,6 +41,8 @@ INITIAL_SCALE = 65536.0
 """GradScaler's; its value does not matter here."""
 HOST_STEPS = ("optimizer", "weights")
 """What is offloaded when the optimizer steps in host memory."""
+RECORDING_STREAM = 8
+"""Passes are recorded on a stream of their own."""
 NUM_THREADS = 2
 """Of a pass: forward runs in one, backward in another, each with workspaces of its own."""
 FEWEST_SAMPLES = 2
@@ -294,7 +296,7 @@ def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
     for size in (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS:
         with _disable_current_modes():
             made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
-        session.tracer.hold(made[-1], "cublas_workspace")
+        session.tracer.hold(made[-1], "cublas_workspace", cuda_stream=RECORDING_STREAM)
     for parameter in rank.learned:
         parameter.grad = torch.zeros_like(parameter)
     return made
