@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pages import paragraph, table
-from readme_runs import CAP, GIB, SHOWN, lines, newest
+from readme_runs import CAP, GIB, SHOWN, lines, newest, packed_lines
 
 GRADIENTS = Path(__file__).parent.parent / "docs" / "trainer.md"
 SIDES = {
+    "recorded-compiled": "vramfit, compiled and recorded",
     "planned-compiled": "vramfit, compiled",
     "planned": "vramfit",
     "trainer": "Trainer, `auto_find_batch_size`",
@@ -36,16 +37,16 @@ def sections() -> list[str]:
 
 
 def _training() -> list[str]:
-    found = lines("packed_speed_h200", "model", "side", "cap", "lengths")
+    found = packed_lines()
     rows: list[list[object]] = []
     for lengths, about in (("real", "reviews"), ("full", "all 512")):
         for model, shown in SHOWN.items():
             sides = {n["side"]: n for n in found if (n["model"], n["cap"], n["lengths"]) == (model, CAP, lengths)}
-            best = max(sides[side]["tokens_per_s"] for side in sides if side.startswith("planned"))
+            best = max(sides[side]["tokens_per_s"] for side in sides if SIDES.get(side, "").startswith("vramfit"))
             for side, told in SIDES.items():
                 if side in sides:
                     line = sides[side]
-                    ahead = "" if side.startswith("planned") else f" ({best / line['tokens_per_s']:.1f}×)"
+                    ahead = "" if told.startswith("vramfit") else f" ({best / line['tokens_per_s']:.1f}×)"
                     rows.append([f"{shown}, {about}", told, *_how(line), f"{line['tokens_per_s']:,.0f}{ahead}"])
     return [
         paragraph(
