@@ -11,12 +11,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest import mock
 
 import forked
 
@@ -34,8 +36,12 @@ NUM_WARM = 5
 TIMEOUT_S = 280
 
 
-def train(options: Options, *, name: str = "run", **settings: Any) -> Data:
-    """One run of `vramfit train`: what it reached, and what it took beside its budget."""
+def train(options: Options, *, name: str = "run", alone: bool = False, **settings: Any) -> Data:
+    """One run of `vramfit train`: what it reached, and what it took beside its budget.
+
+    Args:
+        alone: wait for the GPU to be free before training, and keep it to the end.
+    """
     train, dev = (options.data / file for file in settings.pop("files"))
     output, quick_rows = options.work / name, settings.pop("quick_rows", QUICK["max_rows"])
     shutil.rmtree(output, ignore_errors=True)
@@ -43,7 +49,8 @@ def train(options: Options, *, name: str = "run", **settings: Any) -> Data:
     if options.quick:
         settings |= {**QUICK, "max_rows": quick_rows}
     pairs = [(f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items()]
-    done, said = child(run_cli, arguments=["train", str(train), *(word for pair in pairs for word in pair)])
+    words = [word for pair in pairs for word in pair]
+    done, said = child(run_cli, arguments=["train", str(train), *words], alone=alone)
     record = json.loads((output / "run.json").read_text(encoding="utf-8"))
     best = next(e for e in record["evaluations"] if e["step"] == record["best_step"])
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
@@ -81,12 +88,13 @@ def _put(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def run_cli(arguments: list[str]) -> Data:
+def run_cli(arguments: list[str], alone: bool = False) -> Data:
     """`python -m vramfit` in this process, to ask the allocator afterwards what it had to do."""
     sys.argv = ["vramfit", *arguments]
     started = time.perf_counter()
     try:
-        runpy.run_module("vramfit", run_name="__main__")
+        with _alone() if alone else nullcontext():
+            runpy.run_module("vramfit", run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
@@ -97,6 +105,22 @@ def run_cli(arguments: list[str]) -> Data:
     return {"process_s": seconds, **{name: stats.get(name) for name in ("num_alloc_retries", "num_ooms")}}
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A run inside has the GPU for itself from its rehearsal on; others beside it read data and plan meanwhile."""
+    from vramfit.runtime.training.session import Session
+
+    rehearse = Session.rehearse
+    with ExitStack() as stack:
+
+        def wait_first(session: Session, checkpoint: Any) -> None:
+            stack.enter_context(forked.GPU)
+            rehearse(session, checkpoint)
+
+        with mock.patch.object(Session, "rehearse", wait_first):
+            yield
+
+
 def plain(
     model: str,
     folder: str,
@@ -105,6 +129,7 @@ def plain(
     max_rows: int | None = None,
     pad_to: int | None = None,
     half: bool = False,
+    alone: bool = False,
     **settings: Any,
 ) -> Data:
     """The loop that people write; only its samples, their order and the weights it begins with are vramfit's.
@@ -112,6 +137,7 @@ def plain(
     Args:
         pad_to: pad every batch to so many tokens; None pads to its longest sample.
         half: weights, gradients and AdamW in fp16, as after `model.half()`.
+        alone: wait for the GPU to be free before training, and keep it to the end.
         settings: files, batch, lr, and max_steps or epochs.
     """
     import torch
@@ -140,7 +166,7 @@ def plain(
     scheduler = get_linear_schedule_with_warmup(optimizer, int(0.1 * steps), steps)
     order = BatchOrder(data.train.lengths, batch, seed=seed)
     batches = (chosen for epoch in count() for chosen in order.epoch(epoch))
-    with place.active():
+    with forked.GPU if alone else nullcontext(), place.active():
         for _step in range(steps):
             began = time.perf_counter()
             inputs = _padded(data.train.collate(next(batches)), pad_to)

@@ -1,15 +1,17 @@
 """Which remedies for memory are worth it? Each trained for real: memory, time and accuracy, predicted and measured.
 
     python benchmarks/remedies.py --data DATA --predict                 # on any machine: predictions, into results/
-    python benchmarks/remedies.py --data DATA --model MINILM --seeds 0  # on a GPU; some 15 minutes, in slices
+    python benchmarks/remedies.py --data DATA --model MINILM --seeds 0 --processes 5 --timed     # on a GPU; 8 minutes
     python benchmarks/remedies.py --data DATA --model MINILM --seeds 1 2 --processes 12 --out others.jsonl
     python benchmarks/remedies.py --tables                              # from results/: docs/remedies.md
 
 DATA is a folder with sst2, imdb_sample, rte, banking77, wnut17 and xquad_en. A remedy is a setting of `vramfit train`
-over fp32 with torch's AdamW in one pass; two rows are a loop written by hand. The first seed is timed alone; runs of
-others go side by side, with `--processes`, and their times are not shown. What is said to save memory and does not is
-run too (`--only folklore`). Cases that a file has are not run again, and `--limit-s` ends a slice. `--quick` takes a
-few rows on an emulated GPU. Keep files as `results/remedies_<gpu>_<date>[_<seed>].jsonl`.
+over fp32 with torch's AdamW in one pass; two rows are a loop written by hand. The first seed is timed: its runs have
+the GPU one at a time, while the next ones read their data and plan; those of other seeds share it, and their times are
+not shown. Runs that took more than was predicted, with room for it, are run again inside the least that would be
+planned with (`--held`). What is said to save memory and does not is run too (`--only folklore`). Cases that a file has
+are not run again, and `--limit-s` ends a slice. `--quick` takes a few rows on an emulated GPU. Keep files as
+`results/remedies_<gpu>_<date>[_<seed>].jsonl`.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 import fine_tuning
 import folklore
 import forked
+import held
 import remedy_tables
 from fine_tuning import TIMEOUT_S, Data, Options, child
 from remedy_cases import DATASETS, REMEDIES, ROOM, SHARE, Remedy, cases, name_of, plain_settings, train_settings
@@ -48,10 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     head |= {"model": Path(options.model).name}
     deadline = time.monotonic() + options.limit_s
     chosen = [(name_of(options, *case), case) for case in cases(options)]
-    chosen += [(f"{head['model']} folklore {name}", name) for name in folklore.FOLKLORE]
+    if options.held:
+        over = {line["name"] for line in forked.read_lines(options.out, "name") if held.is_over(line)}
+        chosen = [(f"{name} held", case) for name, case in chosen if name in over]
+    else:
+        chosen += [(f"{head['model']} folklore {name}", name) for name in folklore.FOLKLORE]
     chosen = [(name, case) for name, case in chosen if options.only in name]
     for stage in (True, False):  # a third of fp32's memory is a budget of others
-        waiting = [(name, case) for name, case in chosen if _is_whole(case) is stage]
+        waiting = [(name, case) for name, case in chosen if (_is_whole(case) or options.held) is stage]
         for name, line in _lines(options, waiting, deadline):
             line = {"name": name, **head, **line}
             with options.out.open("a", encoding="utf-8") as file:
@@ -82,23 +89,27 @@ def _lines(options: Options, chosen: list[tuple[str, Any]], deadline: float) -> 
 
 def _run(options: Options, name: str, case: Any, done: dict[str, Data]) -> Data:
     """One line: what was run, and what came of it; or `error`."""
+    what: Data = {}
     try:
         if isinstance(case, str):
             return {"folklore": case, "run": child(_show, name=case, options=options)[0]}
         remedy, dataset, seed = case
-        what = {"remedy": remedy.name, "dataset": dataset, "seed": seed, "timed": options.processes == 1}
+        what = {"remedy": remedy.name, "dataset": dataset, "seed": seed, "timed": options.timed}
         if remedy.plain is not None:
             settings = plain_settings(remedy, dataset, options) | {"seed": seed}
             settings |= fine_tuning.QUICK if options.quick else {}
-            return {**what, "run": child(fine_tuning.plain, **settings)[0]}
+            return {**what, "run": child(fine_tuning.plain, **settings, alone=options.timed)[0]}
         third = _third(options, dataset, seed, done) if remedy.planned and not options.quick else None
         settings = train_settings(remedy, dataset, options, third)
+        if options.held:
+            predicted = done[name.removesuffix(" held")]["run"]["predicted_reserved_bytes"]
+            what, settings["memory"] = what | {"held": True}, held.least_bytes(predicted)
         folder = re.sub(r"\W+", "_", name)
-        trained = fine_tuning.train(options, name=folder, seed=seed, **settings)
+        trained = fine_tuning.train(options, name=folder, seed=seed, alone=options.timed, **settings)
         shutil.rmtree(options.work / folder)
         return {**what, "run": trained}
     except (RuntimeError, KeyError, OSError) as error:
-        return {"error": repr(error)[-800:]}
+        return {**what, "error": repr(error)[-800:]}
 
 
 def _third(options: Options, dataset: str, seed: int, done: dict[str, Data]) -> int:
@@ -179,12 +190,15 @@ def _parse(arguments: list[str] | None) -> Options:
     fine_tuning.add_arguments(parser)
     parser.add_argument("--predict", action="store_true", help="make the predictions; needs no GPU")
     parser.add_argument("--tables", action="store_true", help="write the page from the results kept here")
-    parser.add_argument("--processes", type=int, default=1, help="runs side by side; times of several are not shown")
+    parser.add_argument("--processes", type=int, default=1, help="runs side by side")
+    parser.add_argument("--timed", action="store_true", help="one at a time on the GPU: only preparations overlap")
+    parser.add_argument("--held", action="store_true", help="again what took more than predicted, in the least memory")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("remedies.jsonl"), help="file the cases are added to")
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
     parser.add_argument("--work", type=Path, help="folder of the models, deleted one after another; else a new one")
     options = parser.parse_args(arguments)
+    options.timed = options.timed or options.processes == 1
     options.work = options.work or Path(tempfile.mkdtemp(prefix="vramfit_remedies_"))
     return fine_tuning.settle(options)
 

@@ -1,8 +1,10 @@
 """`docs/remedies.md`, from the predictions and the results, if any, of `remedies.py`."""
 
 import json
+import re
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import forked
@@ -25,6 +27,8 @@ TITLES = {
 }
 SAVES, COSTS_POINTS, SLOW = 0.05, 1.0, 1.5
 """A remedy saves from this share on, costs accuracy from so many points on, and is slow from this ratio on."""
+RAN_OUT = "does not fit"
+"""What a run says that memory ended."""
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
@@ -36,50 +40,97 @@ def write() -> int:
 
 
 def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What was predicted, and every line that was measured."""
+    """What was predicted, and every line that was measured; of failures, those for want of memory."""
     predicted = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["cases"]
     lines = [line for path in sorted(RESULTS.glob("remedies_*.jsonl")) for line in forked.read_lines(path, "name")]
-    return predicted, [line for line in lines if "error" not in line]
+    return predicted, [line for line in lines if "run" in line or RAN_OUT in line["error"]]
 
 
 def page(predicted: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     """The page as Markdown; data sets of the smaller model, and what was run with another one after them."""
     models = list(dict.fromkeys(line["model"] for line in lines)) or [""]
-    parts = ["# Remedies: what each saves, and what it costs", *_introduction(lines)]
+    parts = ["# Remedies: what each saves, and what it costs", *_introduction(predicted, lines, models[0])]
     for number, model in enumerate(models):
-        runs = _runs([line for line in lines if line["model"] == model and "remedy" in line])
+        own = [line for line in lines if line["model"] == model and "remedy" in line]
+        runs, failures = _runs(own), {(n["dataset"], n["remedy"]): n["error"] for n in own if "error" in n}
         for dataset in DATASETS:
             if number == 0 or any(key[0] == dataset for key in runs):
                 title = f"## {TITLES[dataset]}" + (f", {model}" if number else "")
-                parts += [title, _table(dataset, predicted[dataset] if number == 0 else {}, runs)]
+                parts += [title, _table(dataset, predicted[dataset] if number == 0 else {}, runs, failures)]
+                parts += [_failed(name, error) for (where, name), error in failures.items() if where == dataset]
+    parts += _held(lines)
     return pages.page(*parts, "## What does not help", *_folklore([line for line in lines if "folklore" in line]))
 
 
-def _introduction(lines: list[dict[str, Any]]) -> list[str]:
+def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) -> list[str]:
     heads = {(n["gpu"], n["torch"], n["transformers"], n["date"]) for n in lines if "torch" in n}
     where = [f"Measured on an {gpu}, torch {t}, transformers {h}, {day}." for gpu, t, h, day in sorted(heads)]
     return [
         paragraph(
-            "MiniLM (6 layers of 384, real weights) fine-tuned on real data with `vramfit train`, everything as",
-            "in plain",
-            "fp32 with torch's AdamW in one pass but for the remedy of the row. Memory is what PyTorch reserved",
-            "at the peak,",
-            "predicted for an H200 before the run and measured; accuracy is the mean over seeds with the lowest",
-            "and the",
-            "highest; time is a step's, beside that of the row *fp32*. The first two rows are a loop written by",
-            "hand.",
+            "A small model, MiniLM (6 layers of 384, real weights), fine-tuned on real data with `vramfit train`.",
+            "Each row changes one thing: everything else is as in the row *fp32*, which trains in 32 bits with torch's",
+            "AdamW, the whole batch in one pass. Learning rates stay too, but for LoRA and where only a head learns,",
+            "which need larger ones. The first two rows are a loop written by hand.",
+        ),
+        "\n".join(
+            [
+                _bullet(
+                    "**MiB**: what PyTorch reserved at the peak, the highest of all seeds, and its share of *fp32*;",
+                    "predicted for an H200 before the run. ⊡ marks runs",
+                    "[inside a budget](#held-to-what-was-predicted).",
+                ),
+                _bullet(
+                    "**step**, **time**: a step of the first seed, which had the GPU to itself and 64 GiB of it, and",
+                    "its ratio to *fp32*.",
+                ),
+                _bullet("**accuracy** (or F1): the mean, with the lowest, the highest and how many seeds there are."),
+                _bullet(
+                    f"**verdict**, by a rule: *worth it* saves at least {SAVES:.0%} of the memory, costs less than",
+                    f"{COSTS_POINTS:g} point of accuracy or no more than the seeds differ (of one seed, points are not",
+                    f"judged), and takes less than {SLOW:g} times as long.",
+                ),
+            ]
         ),
         paragraph(
-            f"*Worth it* says a rule, not a person: it saves at least {SAVES:.0%}, costs less than",
-            f"{COSTS_POINTS:g} point of",
-            f"accuracy or no more than the seeds differ, and takes less than {SLOW:g} times as long.",
+            "Times are those of a small model and of short runs. The GPU waits for the host in most rows, so that 16",
+            "bits have little to speed up; and their attention is prepared anew for every width of a batch that a run",
+            "has not seen yet, which predictions leave out. For a larger model, `vramfit plan` weighs both. A row that",
+            "costs points may cost fewer with a learning rate and a number of steps of its own, Adafactor and LoRA",
+            "above all.",
         ),
         paragraph(
             "Data parallelism splits the batch among GPUs; weights, gradients and optimizer state stay whole on each,",
             "so it saves what a smaller batch saves. What each of two GPUs takes is predicted; it was not run.",
         ),
+        *_errors(predicted, _runs([n for n in lines if n["model"] == model and "remedy" in n])),
         paragraph(*where) if where else "Not measured yet: columns that need a GPU show –.",
         "Made by `benchmarks/remedies.py`.",
+    ]
+
+
+def _bullet(*texts: str) -> str:
+    return fill(" ".join(texts), pages.WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _errors(predicted: dict[str, Any], runs: Runs) -> list[str]:
+    """How far predictions were off, loops written by hand apart."""
+    by_hand = {remedy.name for remedy in REMEDIES if remedy.plain is not None}
+    found = {key: _reserved(own) / predicted[key[0]][key[1]]["reserved_bytes"] - 1
+             for key, own in runs.items() if key[1] in predicted[key[0]]}  # fmt: skip
+    own = {key: error for key, error in found.items() if key[1] not in by_hand}
+    plain = [error for key, error in found.items() if key[1] in by_hand]
+    if not own or not plain:
+        return []
+    highest, lowest = max(own, key=lambda key: own[key]), min(own, key=lambda key: own[key])
+    return [
+        paragraph(
+            f"Predictions are of a step with the longest batch there is. Of {len(own)} rows trained by vramfit (⊡",
+            "where they took more with room),",
+            f"{sum(abs(error) <= 0.01 for error in own.values())} reserved that within 1%; the most was",
+            f"{own[highest]:+.1%} ({highest[1]}, {highest[0]}), the least {own[lowest]:+.1%} ({lowest[1]},",
+            f"{lowest[0]}). More is what batches of other lengths leave in pieces; plans keep room for it. A loop",
+            f"written by hand, whose segments cannot grow, reserved up to {max(plain):+.0%}.",
+        )
     ]
 
 
@@ -87,29 +138,42 @@ def _runs(lines: list[dict[str, Any]]) -> Runs:
     """(data set, remedy) → its runs, the timed ones first."""
     found: Runs = {}
     for line in sorted(lines, key=lambda line: not line["timed"]):
-        run = line["run"] | {"timed": line["timed"]}
-        found.setdefault((line["dataset"], line["remedy"]), []).append(run)
+        if "run" in line:
+            run = line["run"] | {"timed": line["timed"] and not line.get("held"), "held": line.get("held", False)}
+            found.setdefault((line["dataset"], line["remedy"]), []).append(run)
     return found
 
 
-def _table(dataset: str, predicted: dict[str, Any], runs: Runs) -> str:
+def _table(dataset: str, predicted: dict[str, Any], runs: Runs, failures: dict[tuple[str, str], str]) -> str:
     chosen = [r for r in REMEDIES if dataset in r.datasets and (r.name in predicted or (dataset, r.name) in runs)]
-    base = runs.get((dataset, "fp32"), [])
-    rows = [_row(r, predicted.get(r.name), runs.get((dataset, r.name), []), base, METRICS.get(dataset)) for r in chosen]
+    base, metric = runs.get((dataset, "fp32"), []), METRICS.get(dataset)
+    rows = [_row(r, predicted.get(r.name), runs.get((dataset, r.name), []), base, metric) for r in chosen]
+    for remedy, row in zip(chosen, rows, strict=True):
+        row[-1] = "ran out of memory" if (dataset, remedy.name) in failures else row[-1]
     score = METRICS.get(dataset, "accuracy")
-    head = ["remedy", "class", "predicted MiB", "measured MiB", "step predicted", "step measured", "time", score, ""]
-    return table(head, rows)
+    head = ["remedy", "class", "predicted MiB", "measured MiB", "step predicted", "step measured", "time", score]
+    return table([*head, "verdict"], rows)
+
+
+def _failed(name: str, error: str) -> str:
+    """What a run said at its end."""
+    settings = re.search(r"Training: [\d,]+ steps, ([^|]*?)\.? \|", error)
+    last = re.search(r"Error: ([^|]*?) \|", error)
+    assert settings is not None, error
+    assert last is not None, error
+    return paragraph(f"*{name[:1].upper() + name[1:]}*: {settings[1]}. It stopped: {last[1]}.")
 
 
 def _row(remedy: Remedy, predicted: Any, runs: list[Any], base: list[Any], metric: str | None) -> list[object]:
     saved = _reserved(runs) / _reserved(base) if runs and base else None
     times = _step_s(runs) / _step_s(base) if _step_s(runs) and _step_s(base) else None
     scores, whole = _scores(runs, metric), _scores(base, metric)
+    mark = " ⊡" if any(run["held"] for run in runs) else ""
     return [
         remedy.name,
         remedy.kind,
         f"{predicted['reserved_bytes'] / MIB:,.0f}" if predicted else None,
-        f"{_reserved(runs) / MIB:,.0f}" + (f" ({saved:.0%})" if saved else "") if runs else None,
+        f"{_reserved(runs) / MIB:,.0f}" + (f" ({saved:.0%})" if saved else "") + mark if runs else None,
         f"{1000 * predicted['step_s']:.0f} ms" if predicted and predicted["step_s"] else None,
         f"{1000 * _step_s(runs):.0f} ms" if _step_s(runs) else None,
         f"{times:.2f}×" if times else None,
@@ -126,16 +190,18 @@ def verdict(saved: float | None, times: float | None, scores: list[float], whole
     spread = max(max(whole) - min(whole), max(scores) - min(scores))
     told = []
     if saved > 1 - SAVES:
-        told.append("saves nothing" if saved <= 1 + SAVES else f"takes {saved - 1:.0%} more")
-    if lost >= COSTS_POINTS and lost > spread:
+        told.append(f"saves less than {SAVES:.0%}" if saved <= 1 + SAVES else f"takes {saved - 1:.0%} more")
+    if lost >= COSTS_POINTS and lost > spread and min(len(scores), len(whole)) > 1:
         told.append(f"costs {lost:.1f} points")
     if times is not None and times >= SLOW:
         told.append("slow")
     return ", ".join(told) or "worth it"
 
 
-def _reserved(runs: list[Any]) -> float:
-    return mean(run.get("measured_reserved_bytes") or run["reserved_bytes"] for run in runs)
+def _reserved(runs: list[Any]) -> int:
+    """The highest peak of all seeds; inside a budget, where there are such runs."""
+    chosen = [run for run in runs if run["held"]] or runs
+    return max(run.get("measured_reserved_bytes") or run["reserved_bytes"] for run in chosen)
 
 
 def _step_s(runs: list[Any]) -> float:
@@ -145,9 +211,61 @@ def _step_s(runs: list[Any]) -> float:
 
 
 def _scores(runs: list[Any], metric: str | None) -> list[float]:
-    """In percent."""
+    """In percent, of runs that had room."""
+    runs = [run for run in runs if not run["held"]]
     scores = [run["metrics"][metric or "accuracy"] if "metrics" in run else run["accuracy"] for run in runs]
     return [score if score > 1 else 100 * score for score in scores]
+
+
+def _held(lines: list[dict[str, Any]]) -> list[str]:
+    """Runs with room that took more than predicted, beside the same inside a budget."""
+    by_name = {line["name"]: line for line in lines if "name" in line and "run" in line}
+    rows = []
+    for line in by_name.values():
+        if not line.get("held"):
+            continue
+        inside, free = line["run"], by_name[line["name"].removesuffix(" held")]["run"]
+        metric = METRICS.get(line["dataset"])
+        scores = [_scores([run | {"held": False}], metric)[0] for run in (free, inside)]
+        mib = [free["predicted_reserved_bytes"], free["measured_reserved_bytes"], inside["budget_bytes"]]
+        mib.append(inside["measured_reserved_bytes"])
+        shown = [f"{num_bytes / MIB:,.0f}" for num_bytes in mib]
+        counts = [inside["num_alloc_retries"], inside["num_recoveries"]]
+        rows.append([line["dataset"], line["remedy"], *shown, *counts, *(f"{score:.1f}" for score in scores)])
+    if not rows:
+        return []
+    head = ["data", "remedy", "predicted MiB", "reserved with 64 GiB", "budget", "reserved in it", "retries"]
+    order = {name: number for number, name in enumerate(DATASETS)}
+    return [
+        "## Held to what was predicted",
+        paragraph(
+            "Rows are run with 64 GiB of room, and room is used: PyTorch keeps pieces that batches of other lengths",
+            "have left, and evaluations take batches as large as fit, up to four times those of training. The first",
+            "seed's runs that took more than was predicted were run again inside the least memory that a plan would",
+            "take for them: the prediction, 1% and 48 MiB (or 4%, where that is more). A retry is PyTorch giving back",
+            "what it keeps, which takes time that was not measured; a recovery would be vramfit doing a batch",
+            "again in smaller parts.",
+        ),
+        table([*head, "recoveries", "score with 64 GiB", "score in it"], sorted(rows, key=lambda row: order[row[0]])),
+        paragraph(
+            f"{'Not all' if any(row[7] for row in rows) else 'All'} go through without a recovery.", _passed(rows)
+        ),
+    ]
+
+
+def _passed(rows: list[list[Any]]) -> str:
+    """Of runs inside a budget: whether they took more."""
+    over = [_number(row[5]) - _number(row[4]) for row in rows]
+    if max(over) <= 0:
+        return "None passed its budget."
+    return (
+        f"{sum(n > 0 for n in over)} of {len(over)} passed the budget itself, by {max(over)} MiB at most: PyTorch "
+        "compares what is asked for with its limit, and then maps whole pages of 20 MiB."
+    )
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def _folklore(lines: list[dict[str, Any]]) -> list[str]:

@@ -9,10 +9,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+import fine_tuning
 import folklore
+import forked
+import held as held_runs
 import remedies
 import remedy_tables
 from remedy_cases import DATASETS, REMEDIES
+
+from vramfit.planner.margin import margin_of
+from vramfit.runtime.training.session import Session
+from vramfit.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -21,9 +28,10 @@ from remedy_cases import DATASETS, REMEDIES
         (0.4, 1.2, [89.0, 90.0], "worth it"),
         (0.4, 1.6, [89.0, 90.0], "slow"),
         (0.4, 1.0, [80.0, 81.0], "costs 9.5 points"),
-        (0.99, 1.0, [90.0, 90.0], "saves nothing"),
+        (0.99, 1.0, [90.0, 90.0], "saves less than 5%"),
         (1.3, 2.0, [90.0, 90.0], "takes 30% more, slow"),
         (0.4, None, [88.5, 90.5], "worth it"),
+        (0.4, 1.0, [80.0], "worth it"),
     ],
 )
 def test_the_rule_names_what_a_remedy_costs(saved: float, times: float | None, scores: list[float], told: str) -> None:
@@ -58,6 +66,70 @@ def test_a_row_shows_shares_and_the_spread_over_seeds() -> None:
     row = next(row for row in text.splitlines() if row.startswith("| checkpointing"))
     assert row.split(" | ")[3:] == ["512 (50%)", "–", "25 ms", "1.25×", "90.0 (89.0–91.0, 2)", "worth it |"]
     assert "A GPU, torch 2.11" in text
+
+
+def held(reserved: int, predicted: int, budget: int | None = None) -> dict[str, Any]:
+    made = line("checkpointing", reserved, 0.02, 0.9, 0) | {"name": "a" if budget is None else "a held"}
+    made["run"] |= {"predicted_reserved_bytes": predicted, "budget_bytes": budget, "num_recoveries": 0}
+    return made | ({"held": True, "timed": False} if budget is not None else {})
+
+
+def test_a_run_inside_its_budget_stands_for_the_one_that_had_room() -> None:
+    free, inside = held(900 * 2**20, 500 * 2**20), held(512 * 2**20, 500 * 2**20, 560 * 2**20)
+    inside["run"]["num_alloc_retries"] = 7
+    lines = [line("fp32", 2**30, 0.02, 0.90, 0), free, inside]
+    text = remedy_tables.page({name: {} for name in DATASETS}, lines)
+    row, beside = (row for row in text.splitlines() if "| checkpointing |" in row)
+    assert row.split(" | ")[3:] == ["512 (50%) ⊡", "–", "20 ms", "1.00×", "90.0 (90.0–90.0, 1)", "worth it |"]
+    assert beside == "| sst2 | checkpointing | 500 | 900 | 560 | 512 | 7 | 0 | 90.0 | 90.0 |"
+    assert "None passed its budget." in text
+
+
+def test_a_run_that_passed_its_budget_is_counted() -> None:
+    free, inside = held(900 * 2**20, 500 * 2**20), held(563 * 2**20, 500 * 2**20, 560 * 2**20)
+    inside["run"]["num_alloc_retries"] = 7
+    text = remedy_tables.page({name: {} for name in DATASETS}, [free, inside])
+    assert "1 of 1 passed the budget itself, by 3 MiB at most" in text.replace("\n", " ")
+
+
+def test_a_run_that_ended_for_want_of_memory_is_shown() -> None:
+    said = "Training: 9 steps, batch 8, fp32. | Error: one sample of 9 tokens does not fit, after 2 tries |   → free"
+    failed = {**line("checkpointing", 0, 0.0, 0.0, 0), "error": said}
+    del failed["run"]
+    predicted = {"checkpointing": {"reserved_bytes": 2**20, "step_s": 0.02}}
+    text = remedy_tables.page({name: {} for name in DATASETS} | {"sst2": predicted}, [failed])
+    assert "| – | – | – | ran out of memory |" in text
+    assert "*Checkpointing*: batch 8, fp32. It stopped: one sample of 9 tokens does not fit, after 2 tries." in text
+
+
+@pytest.mark.parametrize(("measured", "over"), [(100, False), (101, False), (102, True)])
+def test_what_took_more_than_predicted_is_held_to_it(measured: int, over: bool) -> None:
+    assert held_runs.is_over(held(measured, 100)) is over
+    assert not held_runs.is_over(held(measured, 100, 120))
+    assert not held_runs.is_over({"folklore": "advice", "run": {}})
+
+
+@pytest.mark.parametrize("predicted", [300 * 2**20, 40 * 2**30])
+def test_the_least_budget_leaves_the_usual_margin_and_no_more(predicted: int) -> None:
+    workload = Workload(model="bert-base-uncased", batch=1, seq=1, allocator="expandable")
+    least = held_runs.least_bytes(predicted)
+    for budget, fits in ((least, True), (least - 2 * 2**20, False)):
+        margin = margin_of(budget, "verified", workload, None, varied=True)
+        assert (budget - margin.num_bytes >= predicted) is fits
+
+
+def test_timed_runs_have_the_gpu_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+
+    def rehearse(session: Any, checkpoint: Any) -> None:
+        taken.append(not forked.GPU.acquire(block=False))
+
+    monkeypatch.setattr(Session, "rehearse", rehearse)
+    with fine_tuning._alone():
+        Session.rehearse(None, None)  # type: ignore[arg-type]
+    assert taken == [True]
+    assert forked.GPU.acquire(block=False)
+    forked.GPU.release()
 
 
 def test_folklore_has_a_row_each() -> None:

@@ -78,7 +78,7 @@ def make_record(
         best_value=progress.best_value,
         best_step=progress.best_step,
         budget_bytes=plan.budget_bytes if plan is not None else None,
-        predicted_reserved_bytes=plan.estimate.safe_reserved_bytes if plan is not None else None,
+        predicted_reserved_bytes=_predicted_bytes(plan, evaluates=data.evaluation is not None),
         measured_reserved_bytes=place.reserved_bytes,
         measured_allocated_bytes=place.allocated_bytes,
         predicted_step_time_s=plan.step_time_s if plan is not None and place.emulated is None else None,
@@ -91,6 +91,13 @@ def make_record(
         environment=environment_of(place),
         notes=tuple(notes),
     )
+
+
+def _predicted_bytes(plan: Plan | None, *, evaluates: bool) -> int | None:
+    """Of training, and of evaluations beside it where there are any: with much room, they take more."""
+    if plan is None:
+        return None
+    return max(e.safe_reserved_bytes for e in ((plan.estimate, plan.evaluation) if evaluates else (plan.estimate,)))
 
 
 def environment_of(place: Place) -> dict[str, str]:

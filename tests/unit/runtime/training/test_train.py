@@ -412,6 +412,17 @@ def test_memory_that_runs_out_on_an_emulated_gpu_changes_nothing(tmp_path: Path,
     assert same_weights(tmp_path / "cpu", tmp_path / "out")
 
 
+def test_what_is_predicted_of_a_run_is_that_of_its_evaluations_too(tmp_path: Path, dev: str) -> None:
+    write_model(tmp_path / "source", intermediate_size=8192)
+    same = {"batch": 32, "micro_batch": 1, "max_steps": 1, "device": "emulated", "memory": "1GiB"}
+    without = run(tmp_path, output=str(tmp_path / "without"), **same)
+    record = run(tmp_path, eval_data=dev, **same)
+    plan = Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.evaluation.safe_reserved_bytes > plan.estimate.safe_reserved_bytes
+    assert record.predicted_reserved_bytes == plan.evaluation.safe_reserved_bytes
+    assert without.predicted_reserved_bytes == plan.estimate.safe_reserved_bytes
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "weights"])
 def test_offloaded_runs_learn_what_others_learn(tmp_path: Path, dev: str, offload: str) -> None:
     """On an emulated GPU, planned, with failures on the way, and evaluated in between."""
