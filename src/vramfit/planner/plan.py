@@ -51,6 +51,8 @@ class Found:
     search: Search
     margin: Margin
     estimate: Estimate
+    is_tight: bool = False
+    """Whether less than the usual margin stays free."""
 
 
 def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
@@ -143,6 +145,7 @@ def find(bench: Bench, sampled: Lengths | None) -> Found | None:
         levels = waitings(bench.request, training, able=bench.can_checkpoint)
         for _, group in groupby(levels, key=lambda w: (w.offload is not None, w.in_16_bits)):
             found = [f for waiting in group if (f := _find_waiting(bench, training, waiting, sampled)) is not None]
+            found = [f for f in found if not f.is_tight] or found  # slower, but with room for batches of any length
             if found:
                 return min(found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
     return None
@@ -269,10 +272,10 @@ def _find_with(
             r for r in made if replace(r, compile=compiled_like.compile, graphs=False) == compiled_like
         ]  # memory is not short: as it was
         made = alike or made
-    for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
+    for number, margin in enumerate(_margins(bench, sampled, packs=packs, compiles=compiles) if made else ()):
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:
-            return found
+            return replace(found, is_tight=number > 0)
     return None
 
 

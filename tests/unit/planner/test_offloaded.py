@@ -119,3 +119,13 @@ def test_times_are_said_of_a_gpu_that_is_named_only() -> None:
     assert "of a step copies of layers and gradients take" in named
     assert "take 0 s" not in named
     assert unnamed.endswith("wait in host memory")
+
+
+def test_what_waits_leaves_room_for_lengths_where_anything_does() -> None:
+    keywords: dict[str, Any] = {"batch": 32, "lengths": [20, 30, 75, 25, 40] * 20, "gpu": "h200", "memory": "320MiB"}
+    tight = plan("bert-small", offload="optimizer", **keywords)
+    assert tight.margin_reason.startswith("only")
+    made = plan("bert-small", **keywords)
+    assert made.workload.offload == "weights"
+    assert not made.margin_reason.startswith("only")
+    assert made.step_time_s > tight.step_time_s
