@@ -27,6 +27,10 @@ def test_passes_are_recorded_where_steps_wait_for_the_host() -> None:
     assert recorded.estimate.safe_reserved_bytes <= recorded.budget_bytes - recorded.margin_bytes
 
 
+def test_runs_too_short_to_win_back_what_recording_takes_are_not_recorded() -> None:
+    assert not make(steps=100).workload.graphs
+
+
 def test_an_evaluation_is_given_the_memory_of_recorded_passes() -> None:
     recorded, plain = (make(graphs=graphs, attention="packed") for graphs in (True, False))
     assert recorded.workload.graphs
