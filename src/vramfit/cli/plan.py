@@ -43,14 +43,11 @@ def run(
         ),
     ] = None,
     graphs: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--graphs/--no-graphs",
-            help="Record packed passes as CUDA graphs; else only where --steps are given and it pays.",
-            rich_help_panel=_CHOICE,
-            show_default=False,
+            "--graphs", help="Record packed passes as CUDA graphs, where that can be.", rich_help_panel=_CHOICE
         ),
-    ] = None,
+    ] = False,
     steps: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),

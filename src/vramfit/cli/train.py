@@ -84,14 +84,9 @@ def run(
         ),
     ] = None,
     graphs: Annotated[
-        bool | None,
-        typer.Option(
-            "--graphs/--no-graphs",
-            help="Record packed passes as CUDA graphs; else where it pays.",
-            rich_help_panel=_HOW,
-            show_default=False,
-        ),
-    ] = None,
+        bool,
+        typer.Option("--graphs", help="Record packed passes as CUDA graphs, where that can be.", rich_help_panel=_HOW),
+    ] = False,
     parallel: Annotated[
         str | None,
         _option("With torchrun: ddp, or fsdp (each GPU has a part of the model); else planned.", _HOW, "NAME"),

@@ -43,8 +43,9 @@ def _why(basis: str, workload: Workload) -> str:
 def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin:
     """The least that is left where the usual margin leaves no plan: what predictions may be off."""
     num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
-    why = f"only {format_bytes(num_bytes)} stay free, since no settings of this kind leave more: {BASIS_SHARE[basis]:.0%} since "
-    return Margin(num_bytes, f"{why}{_why(basis, workload)}, and nothing for batches of varied lengths")
+    most = f"only {format_bytes(num_bytes)} stay free, since no settings of this kind leave more"
+    why = f"{BASIS_SHARE[basis]:.0%} since {_why(basis, workload)}, and nothing for batches of varied lengths"
+    return Margin(num_bytes, f"{most}: {why}")
 
 
 def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:

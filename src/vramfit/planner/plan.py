@@ -34,12 +34,6 @@ NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
 )
-WORTH_RECORDING = 0.03
-"""Of a step's time, what recorded passes have to save."""
-RECORDING_S = 3.0
-"""What recording takes: a tenth of a second for each of some twenty sizes, on the machine of an H200."""
-HELD_UP = 0.9
-"""Of the device's time: a host that needs as much may hold it up here and there."""
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
 SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
@@ -75,8 +69,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
                 are given and so many that it pays.
-            graphs: True to record packed passes as CUDA graphs wherever that can be, False for none; else where `steps`
-                are given and it pays.
+            graphs: True to record packed passes as CUDA graphs, where that can be.
             pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
@@ -212,37 +205,17 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
 
 
 def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
-    """Packed passes that are recorded, where steps wait for the host and these do not; None where that is no gain."""
-    wanted, recipe = bench.request.graphs, plain.choice.recipe
-    if wanted is False or (wanted is None and (bench.request.steps is None or not _is_held_up(plain.estimate))):
-        return None
+    """Packed passes that are recorded, where that is asked for and can be; None elsewhere."""
+    recipe = plain.choice.recipe
     is_packed = recipe.attention == "packed"
     may_pack = sampled is not None and "attention" not in bench.request.fixed and bench.can_pack
-    if not (is_packed or may_pack) or recipe.offload is not None or bench.base.num_gpus > 1:
+    if not bench.request.graphs or recipe.offload is not None or bench.base.num_gpus > 1 or not (is_packed or may_pack):
         return None
-    found = _find_with(
-        bench,
-        plain.training,
-        NOTHING,
-        sampled,
-        packs=True,
-        compiled_like=recipe if recipe.compile else None,
-        graphs=True,
-    )
-    if found is None:
-        return None
-    found.search.before = plain.search
-    before_s, after_s = (_seconds(bench, f, sampled) * f.choice.recipe.price for f in (plain, found))
-    is_gain = (
-        after_s < (1 - WORTH_RECORDING) * before_s and (bench.request.steps or 0) * (before_s - after_s) > RECORDING_S
-    )
-    return found if wanted or is_gain else None
-
-
-def _is_held_up(estimate: Estimate) -> bool:
-    """Whether the device is done before the host, or nearly."""
-    times = estimate.time_breakdown
-    return HELD_UP * (sum(times.values()) - times.get(HOST, 0.0)) < times.get(HOST, 0.0)
+    compiled_like = recipe if recipe.compile else None
+    found = _find_with(bench, plain.training, NOTHING, sampled, packs=True, compiled_like=compiled_like, graphs=True)
+    if found is not None:
+        found.search.before = plain.search
+    return found
 
 
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:

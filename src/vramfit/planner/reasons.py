@@ -131,8 +131,6 @@ def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> I
         yield "optimizer", "the same AdamW in one kernel: its step makes no copy of the weights' size"
     if recipe.compile:
         yield "compile", _why_compiled(bench, chosen)
-    if recipe.graphs:
-        yield "graphs", "the host would take longer to send the kernels of a pass than the GPU to run them"
     yield "attention", "scores are computed in tiles and never written out"
     yield "allocator", "batches of varied lengths leave holes in fixed segments: segments that grow lose about 3 %"
     if recipe.offload is not None and recipe.precision == "bf16":

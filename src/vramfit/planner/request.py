@@ -46,8 +46,8 @@ class Request:
     """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
     pads_evaluation: bool = False
     """Whether evaluations are padded where steps are packed: another loop runs them."""
-    graphs: bool | None = None
-    """Whether passes may be recorded; None does so where `steps` are known and it pays."""
+    graphs: bool = False
+    """Whether passes are recorded, where they can be."""
     offloads: bool = True
     """Whether what is not needed at the moment may wait in host memory."""
 
@@ -84,7 +84,7 @@ class Request:
         trust = bool(given.pop("trust_remote_code", False))
         pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
-        graphs = given.pop("graphs", None)
+        graphs = given.pop("graphs", False) is True
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
         if exact and given.get("compile") is True:

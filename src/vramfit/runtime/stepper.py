@@ -250,6 +250,11 @@ class Stepper:
         return self._seq
 
     @property
+    def replays(self) -> bool:
+        """Whether passes are recorded by now, or will be at the next step."""
+        return self._graphs and self._learned is not None
+
+    @property
     def loss_scale(self) -> float | None:
         """The GradScaler's scale; None without one."""
         return None if self._scaler is None else float(self._scaler.get_scale())
@@ -346,9 +351,10 @@ class Stepper:
 
     def _recorder_for(self, batch: Batch, loss: HeadLoss) -> Recorder | None:
         """What replays the passes of a batch; None where they run as they are, as the first ones do."""
-        if not self._graphs or self._learned is None:
+        if not self.replays:
             return None
         assert self._seq is not None
+        assert self._learned is not None
         if self._recorder is None:
             most = self.micro_batch * self._seq
             least = most // 2 if compiling.is_applied(self.model) else 0

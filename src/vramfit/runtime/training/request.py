@@ -79,8 +79,8 @@ class TrainRequest:
     """`packed` lays sequences end to end; None lets the plan choose."""
     compile: bool | None = None
     """Compile the layers; None does so where a plan says that it pays."""
-    graphs: bool | None = None
-    """Record packed passes as CUDA graphs; None does so where a plan says that it pays."""
+    graphs: bool = False
+    """Record packed passes as CUDA graphs, where the plan can."""
     parallel: str | None = None
     """With several processes: `ddp`, each has the whole model, or `fsdp`, a part of it. None lets the plan choose."""
     allow: tuple[str, ...] = ()
