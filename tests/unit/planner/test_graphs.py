@@ -18,8 +18,8 @@ def make(model: str = "bert-mini", **keywords: Any) -> Plan:
     return plan(model, **(JOB | keywords))
 
 
-def test_passes_are_recorded_where_steps_wait_for_the_host() -> None:
-    recorded, plain = make(steps=1000), make(steps=1000, graphs=False)
+def test_passes_are_recorded_where_that_is_asked_for() -> None:
+    recorded, plain = make(graphs=True), make(steps=10**5, compile=False)
     assert recorded.workload.graphs
     assert not plain.workload.graphs
     assert recorded.step_time_s < plain.step_time_s
@@ -27,19 +27,10 @@ def test_passes_are_recorded_where_steps_wait_for_the_host() -> None:
     assert recorded.estimate.safe_reserved_bytes <= recorded.budget_bytes - recorded.margin_bytes
 
 
-def test_runs_too_short_to_win_back_what_recording_takes_are_not_recorded() -> None:
-    assert not make(steps=100).workload.graphs
-
-
 def test_an_evaluation_is_given_the_memory_of_recorded_passes() -> None:
     recorded, plain = (make(graphs=graphs, attention="packed") for graphs in (True, False))
     assert recorded.workload.graphs
     assert recorded.evaluation.peak_reserved_bytes == plain.evaluation.peak_reserved_bytes
-
-
-def test_a_plan_for_who_knows_how_many_steps_records_only_what_was_asked_for() -> None:
-    assert not make().workload.graphs
-    assert make(graphs=True).workload.graphs
 
 
 @pytest.mark.parametrize(
@@ -49,13 +40,6 @@ def test_what_does_not_go_with_it_leaves_it_out_and_says_so(keywords: dict[str, 
     made = make(graphs=True, **keywords)
     assert not made.workload.graphs
     assert any("passes are not recorded" in note for note in made.notes)
-
-
-def test_large_models_do_not_wait_for_the_host() -> None:
-    lengths = [300, 512, 512, 400] * 16
-    made = make("bert-large-uncased", memory="60GiB", batch=64, lengths=lengths, steps=1000, compile=False)
-    assert made.workload.attention == "packed"
-    assert not made.workload.graphs
 
 
 def test_gradients_that_stay_are_predicted() -> None:
