@@ -112,7 +112,7 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
         f"batch it found in {min(searches):.0f} to {max(searches):.0f} s. What stands in a row ran one after another,",
         "but for Accelerate's of BERT-large, which is of another day. The first row is of runs of",
         f"{min(longer)} to {max(longer)} steps, the others of {FEW_STEPS}, in which libraries still load kernels:",
-        "no side is at its best there. Compiled BERT-base has its passes recorded as CUDA graphs, which is no gain for",
+        "no side is at its best there. Compiled BERT-base has its passes recorded as CUDA graphs (`--graphs`): no gain for",
         f"BERT-large (without a cap {_thousands(slower['tokens_per_s'])} recorded,",
         f"{_thousands(large['tokens_per_s'])} not).",
         f"Compiling took {min(starts):.0f} to",

@@ -219,7 +219,8 @@ class Loop:
         """One step, written down where it is the dearest so far and memory did not run out in it."""
         p, stepper = self._parts, self._parts.stepper
         if stepper.replays:  # which asks for no memory
-            return stepper.advance(batch)
+            with p.place.active():
+                return stepper.advance(batch)
         num_samples, seq = batch["input_ids"].shape
         micro_batch = min(num_samples, max(stepper.micro_batch * (stepper.seq or seq) // seq, 1))
         lengths: tuple[int, ...] = ()
