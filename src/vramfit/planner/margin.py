@@ -29,6 +29,8 @@ class Margin:
 
     num_bytes: int
     reason: str
+    is_tight: bool = False
+    """Whether nothing of it is for batches of varied lengths."""
 
 
 def _why(basis: str, workload: Workload) -> str:
@@ -44,7 +46,8 @@ def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin
     """The least that is left where the usual margin leaves no plan: what predictions may be off."""
     num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
     why = f"only {format_bytes(num_bytes)} stay free, since no settings leave more: {BASIS_SHARE[basis]:.0%} since "
-    return Margin(num_bytes, f"{why}{_why(basis, workload)}, and nothing for batches of varied lengths")
+    why += f"{_why(basis, workload)}, and nothing for batches of varied lengths"
+    return Margin(num_bytes, why, is_tight=True)
 
 
 def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:
