@@ -161,7 +161,11 @@ def _failed(name: str, error: str) -> str:
     last = re.search(r"Error: ([^|]*?) \|", error)
     assert settings is not None, error
     assert last is not None, error
-    return paragraph(f"*{name[:1].upper() + name[1:]}*: {settings[1]}. It stopped: {last[1]}.")
+    return paragraph(
+        f"*{name[:1].upper() + name[1:]}*: {settings[1]}. It stopped: {last[1]}. The plan had room for the longest",
+        "batch and none for pieces that others leave. Such a plan is now made only where there is no other one; what",
+        "is made instead has not been run.",
+    )
 
 
 def _row(remedy: Remedy, predicted: Any, runs: list[Any], base: list[Any], metric: str | None) -> list[object]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from vramfit.allocator.bounds import LOADING_PLACEMENTS, PLACEMENTS, MakePlacement, PlacementBounds, bounds
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import UsedProcessPlacement
-from vramfit.allocator.replay import OutOfMemoryEvent, ReplayResult, replay
+from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, replay
+from vramfit.allocator.rules import round_request, segment_bytes_for
 from vramfit.estimator.states import marks_of, warm_stream
 from vramfit.records.stream import Stream
 
@@ -80,6 +81,20 @@ def _bounds(stream: Stream, options: AllocatorOptions, capacity_bytes: int | Non
         options=options,
         capacity_bytes=capacity_bytes,
     )
+
+
+def restart_bytes(stream: Stream, options: AllocatorOptions) -> int:
+    """What has to be allowed for the last step to be done again after all that was cached has been given back.
+
+    That is what stays reserved, pages with something in them included, and the largest request of the step at once:
+    PyTorch wants room for all of it, also where a part of its pages is there.
+    """
+    end, marks = len(stream.events), marks_of(stream)
+    begin = max(mark.index for mark in marks if mark.kind == "phase")
+    marks += [Mark(index=end, kind="empty_cache"), Mark(index=end, kind="phase", name="given back")]
+    found = replay(stream.events, marks, streams=stream.request_streams, options=options, placement=PLACEMENTS[0]())
+    largest_bytes = max(stream.events[begin:], default=0)
+    return found.phases[-1].peak_reserved_bytes + segment_bytes_for(round_request(largest_bytes))
 
 
 def fails(stream: Stream, options: AllocatorOptions, capacity_bytes: int) -> OutOfMemoryEvent | None:

@@ -14,7 +14,7 @@ from vramfit.estimator.shallow import least_peaks
 from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import weigh
+from vramfit.estimator.weighing import restart_bytes, weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.tasks import supported_attention
@@ -22,6 +22,7 @@ from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Basis, Estimate
+from vramfit.records.stream import Stream
 from vramfit.techniques import casting
 from vramfit.workload import SIZE_HINT, Workload
 
@@ -69,6 +70,10 @@ class Bench:
         self.num_predicted = 0
         self.full_samples: int | None = None
         """Samples of full length that have as many tokens as a batch has on real lengths: what packed rows hold."""
+        self.starts_over = True
+        """Whether a tight plan has to leave room for a step to be done again with nothing cached."""
+        self.has_refused = False
+        """Whether one was refused for that."""
         self._layers: int | None = None
         self._casts = False
         self._shapes: dict[Recipe, Shapes] = {}
@@ -188,13 +193,20 @@ class Bench:
         """What is reserved at most, wherever segments lie: two steps replayed."""
         key = (recipe, micro_batch)
         if key not in self._safe:
-            passes = self.passes(micro_batch)
-            traced = self.traced(recipe, min(passes, PROBED_PASSES))
-            whole = replace(traced, workload=self.workload(recipe, micro_batch)) if passes == PROBED_PASSES else traced
-            stream = traced.template(micro_batch).instantiate(micro_batch, whole.order(1, micro_batch))
-            self._safe[key] = weigh(stream, traced.options, None).safe_reserved_bytes
+            self._safe[key] = weigh(*self._two_steps(recipe, micro_batch), None).safe_reserved_bytes
             self.num_predicted += 1
         return self._safe[key]
+
+    def can_start_over(self, recipe: Recipe, micro_batch: int) -> bool:
+        """Whether a step can be done again inside the budget when nothing is cached any more."""
+        return restart_bytes(*self._two_steps(recipe, micro_batch)) <= self.budget_bytes
+
+    def _two_steps(self, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
+        """What they ask for, and the options of the allocator."""
+        passes = self.passes(micro_batch)
+        traced = self.traced(recipe, min(passes, PROBED_PASSES))
+        whole = replace(traced, workload=self.workload(recipe, micro_batch)) if passes == PROBED_PASSES else traced
+        return traced.template(micro_batch).instantiate(micro_batch, whole.order(1, micro_batch)), traced.options
 
     def correct(self, recipe: Recipe, micro_batch: int, safe_bytes: int) -> None:
         """Keep what a whole prediction found in place of a quick one."""

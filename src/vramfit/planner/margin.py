@@ -29,6 +29,8 @@ class Margin:
 
     num_bytes: int
     reason: str
+    is_tight: bool = False
+    """Whether nothing of it is for batches of varied lengths."""
 
 
 def _why(basis: str, workload: Workload) -> str:
@@ -45,7 +47,7 @@ def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin
     num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
     most = f"only {format_bytes(num_bytes)} stay free, since no settings of this kind leave more"
     why = f"{BASIS_SHARE[basis]:.0%} since {_why(basis, workload)}, and nothing for batches of varied lengths"
-    return Margin(num_bytes, f"{most}: {why}")
+    return Margin(num_bytes, f"{most}: {why}", is_tight=True)
 
 
 def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:

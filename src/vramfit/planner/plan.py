@@ -47,8 +47,6 @@ class Found:
     search: Search
     margin: Margin
     estimate: Estimate
-    is_tight: bool = False
-    """Whether less than the usual margin stays free."""
 
 
 def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
@@ -135,12 +133,23 @@ def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full.
 
     Something waits in host memory only where nothing fits without that, and weights are rounded only where it must be.
+    A tight plan that has no way back once its cache is gone is taken only where there is no other.
     """
+    found = _find(bench, sampled)
+    if found is None and bench.has_refused:
+        bench.starts_over = False
+        found = _find(bench, sampled)
+    return found
+
+
+def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
     for training in trainings(bench.request, bench.num_layers):
         levels = waitings(bench.request, training, able=bench.can_checkpoint)
         for _, group in groupby(levels, key=lambda w: (w.offload is not None, w.in_16_bits)):
             found = [f for waiting in group if (f := _find_waiting(bench, training, waiting, sampled)) is not None]
-            found = [f for f in found if not f.is_tight] or found  # slower, but with room for batches of any length
+            found = [
+                f for f in found if not f.margin.is_tight
+            ] or found  # slower, but with room for batches of any length
             if found:
                 return min(found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
     return None
@@ -250,10 +259,10 @@ def _find_with(
             r for r in made if replace(r, compile=compiled_like.compile, graphs=False) == compiled_like
         ]  # memory is not short: as it was
         made = alike or made
-    for number, margin in enumerate(_margins(bench, sampled, packs=packs, compiles=compiles) if made else ()):
+    for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:
-            return replace(found, is_tight=number > 0)
+            return found
     return None
 
 
@@ -270,9 +279,13 @@ def _find_within(
         if sampled is not None:
             choice = quicker(bench, search, choice, sampled)
         estimate = bench.estimate(choice.recipe, choice.micro_batch)
-        if estimate.safe_reserved_bytes <= limit_bytes and not estimate.num_retries and estimate.fits:
+        if estimate.safe_reserved_bytes > limit_bytes or estimate.num_retries or not estimate.fits:
+            bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
+        elif margin.is_tight and bench.starts_over and not bench.can_start_over(choice.recipe, choice.micro_batch):
+            bench.has_refused = True
+            return None  # what stays and the largest gradient are the same in smaller passes
+        else:
             return Found(choice, training, search, margin, estimate)
-        bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
 
 
 def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:

@@ -3,7 +3,7 @@
 import pytest
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.estimator.weighing import fails, weigh
+from vramfit.estimator.weighing import fails, restart_bytes, weigh
 from vramfit.records.stream import Origin, Stream, StreamMark
 from vramfit.units import MIB
 
@@ -61,3 +61,18 @@ def test_expandable_segments_are_weighed_too() -> None:
     outcome = weigh(GREEDY, AllocatorOptions(expandable_segments=True), 45 * MIB)
     assert outcome.fits
     assert outcome.likely.peak_reserved_bytes <= 45 * MIB
+
+
+def test_to_do_a_step_again_takes_what_stays_and_its_largest_request_at_once() -> None:
+    """30 MiB stay, in two pages; 45 MiB need room for 46, though 10 of them are there: 86, and 80 are reserved."""
+    steps = stream([30 * MIB, 45 * MIB, -1, 45 * MIB, -2])
+    steps.marks.append(StreamMark(3, "phase", "steady_step"))
+    grows = AllocatorOptions(expandable_segments=True)
+    assert weigh(steps, grows, None).safe_reserved_bytes == 80 * MIB
+    assert restart_bytes(steps, grows) == (40 + 46) * MIB
+
+
+def test_only_requests_of_the_last_step_are_made_again() -> None:
+    steps = stream([30 * MIB, 45 * MIB, -1, 4 * MIB, -2])
+    steps.marks.append(StreamMark(3, "phase", "steady_step"))
+    assert restart_bytes(steps, OPTIONS) == (30 + 20) * MIB
