@@ -59,3 +59,17 @@ def test_a_rank_asks_for_what_was_recorded_in_the_same_order_on_the_same_streams
         else:
             predicted.append(("F", *requests[-event]))
     assert predicted == [tuple(event) for event in run["events"]]
+
+
+def test_pages_say_what_was_measured() -> None:
+    root = HERE.parent.parent
+    (path,) = (root / "benchmarks" / "results").glob("ranks_memory_h200_*.json")
+    found = json.loads(path.read_text(encoding="utf-8"))["summary"]["all"]
+    words = f"In {found['num_cases']} cases"
+    architecture = " ".join((root / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
+    page = " ".join((root / "docs" / "several-gpus.md").read_text(encoding="utf-8").split())
+    assert words in architecture
+    assert f"0 to {100 * found['worst_error']:.2f} % above the measured ones, never below" in architecture
+    assert found["num_below"] == 0
+    assert f"{found['num_cases']} cases with" in page
+    assert f"predicted exactly in {found['num_exact']} of them" in page
