@@ -289,7 +289,7 @@ def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
 
     Gradients stay in their places from now on, and the stream that passes are recorded on has workspaces.
     """
-    session.tracer.begin("graphs", "load")
+    session.tracer.begin("graphs", "backward")
     session.tracer.template.recorded = f"{STEPS[1]}.micro"
     session.tracer.template.segments["graphs"].append(Notice("empty_cache", ""))
     profile, made = session.tracer.template.profile, []

@@ -47,6 +47,8 @@ def test_gradients_that_stay_are_predicted() -> None:
     plain, recorded = (estimate("bert-base-uncased", graphs=graphs, **keywords) for graphs in (False, True))
     weights = 4 * 109_483_778
     assert 0.5 * weights < recorded.peak_allocated_bytes - plain.peak_allocated_bytes < 1.5 * weights
+    assert recorded.breakdown["weights"] == plain.breakdown["weights"]
+    assert recorded.breakdown["gradients"] == pytest.approx(weights, rel=0.01)
 
 
 @pytest.mark.parametrize(
