@@ -9,18 +9,20 @@ import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.models.anatomy import max_positions
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.contradictions import check
 from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.distributed.shards import share_out
-from vramfit.runtime.graphs import CannotRecord, Recorder
+from vramfit.runtime.graphs import CannotRecord, Recorder, fixed_state
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
@@ -147,7 +149,8 @@ class Stepper:
         steps_there = offload in ("optimizer", "weights")
         self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
         """The optimizer's home in host memory; None where it is on the device."""
-        self._autocast_dtype = precisions.autocast_dtype(precision)
+        keeps_casts = self.host is None and not self.ranks.is_sharded
+        self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
         self._scaler = scaler or needed
@@ -158,7 +161,10 @@ class Stepper:
         plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
         self._graphs = bool(graphs) and self._packs and plain and self._device.type == "cuda"
         self._recorder: Recorder | None = None
+        self._is_rehearsing = self._has_stopped_recording = False
         self._learned: list[torch.nn.Parameter] | None = None
+        """What got a gradient when a pass last ran as it is, and what the model was like then."""
+        self._state_then: list[Any] = []
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -183,7 +189,8 @@ class Stepper:
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
 
-        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made.
+        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made. Where
+        passes are recorded, the next call writes its gradients to the same places: copy what is to be kept.
 
         Raises:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
@@ -207,16 +214,18 @@ class Stepper:
         """
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
-        start, before = RandomState.now(), self.num_recoveries
-        graphs, self._graphs = self._graphs, False  # first as it is
-        for _ in range(NUM_REHEARSALS):
-            num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
-            self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
-            self._forget()
-        if graphs and compiling.is_applied(self.model):  # no row will be shorter, so that nothing is compiled later
-            self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
-            self._forget()
-        self._graphs = graphs and self.num_recoveries == before
+        start = RandomState.now()
+        self._is_rehearsing = True  # first as it is
+        try:
+            for _ in range(NUM_REHEARSALS):
+                num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
+                self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
+                self._forget()
+            if self._graphs and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
+                self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
+                self._forget()
+        finally:
+            self._is_rehearsing = False
         if self._graphs:  # the largest first: the memory of all others lies in its own
             free_memory()
             self._gradients(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
@@ -227,8 +236,8 @@ class Stepper:
         """What a resumed run needs beside model, optimizer and scheduler."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict(), "graphs": self._graphs}
-        return kept | counts
+        kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
+        return kept | counts | {"graphs": not self._has_stopped_recording}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
@@ -237,7 +246,9 @@ class Stepper:
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
-        self._graphs = self._graphs and state.get("graphs", True)
+        self._release_recorded()  # it was for another size
+        if not state.get("graphs", True):
+            self._stop_recording()
 
     @property
     def micro_batch(self) -> int:
@@ -341,30 +352,42 @@ class Stepper:
             on_output=self._see,
             num_counted=num_own,
         )
-        self._learned = [p for p in self._with_gradients if p.grad is not None]
+        if self._graphs:
+            self._learned = [p for p in self._with_gradients if p.grad is not None]
+            self._state_then = fixed_state(self.model)
         return mean
 
     def _recorder_for(self, batch: Batch, loss: HeadLoss) -> Recorder | None:
         """What replays the passes of a batch; None where they run as they are, as the first ones do."""
-        if not self._graphs or self._learned is None:
+        if not self._graphs or self._is_rehearsing or self._learned is None or not Recorder.takes(batch, loss):
+            return None
+        if fixed_state(self.model) != self._state_then:
+            self._learned = None
+            if self._recorder is not None:
+                self._recorder.give_way()
             return None
         assert self._seq is not None
         if self._recorder is None:
             most = self.micro_batch * self._seq
             least = most // 2 if compiling.is_applied(self.model) else 0
+            longest = min(self._seq, max_positions(self.model) or self._seq)
             self._recorder = Recorder(
-                self.model, self._learned, self._autocast, max_tokens=most, longest=self._seq, least_tokens=least
+                self.model, self._learned, self._autocast, max_tokens=most, longest=longest, least_tokens=least
             )
+        self._recorder.learned = self._learned
         if not self._recorder.is_worth_it:
             self._stop_recording()
-            return None
-        return self._recorder if self._recorder.takes(batch, loss) else None
+        return self._recorder
 
     def _stop_recording(self) -> None:
         """From now on passes run as they are: memory is short, or what they do cannot be recorded."""
+        self._release_recorded()
+        self._graphs, self._has_stopped_recording = False, True
+
+    def _release_recorded(self) -> None:
         if self._recorder is not None:
             self._recorder.release()
-        self._recorder, self._graphs = None, False
+            self._recorder = None
 
     def _parts(self, batch: Batch, loss: HeadLoss, *, evenly: bool = False) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
@@ -435,7 +458,7 @@ class Stepper:
 
     def _room_bytes(self) -> int:
         """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or self._recorder is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
@@ -453,14 +476,6 @@ class Stepper:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
             if self._scaler._growth_tracker is None:
                 self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
-        if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(
-            self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None and not self.ranks.is_sharded
-        )
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -481,6 +496,11 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
+    """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)
 
 
 def _compile(model: torch.nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Recorded passes, with calls kept in place of CUDA graphs: gradients, sizes, and who is given the memory."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,13 @@ class Call:
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.replay = call
+
+
+class Nothing:
+    """What keeps no call."""
+
+    def replay(self) -> None:
+        """Do nothing."""
 
 
 class Calls:
@@ -246,3 +254,179 @@ def test_rows_are_levelled_where_they_are_recorded() -> None:
 def test_cannot_record_is_an_error_of_its_own() -> None:
     assert not isinstance(CannotRecord("x"), torch.OutOfMemoryError)
     assert stepper.CannotRecord is CannotRecord
+
+
+def recorded(model: torch.nn.Module, **keywords: Any) -> tuple[Stepper, Recorder]:
+    made = make_stepper(model, **keywords)
+    for _ in range(3):
+        made.step(make_batch(TASK))
+    assert made._recorder is not None
+    assert made._recorder._graphs
+    return made, made._recorder
+
+
+def drop_less(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.25
+
+
+def put_elsewhere(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def freeze_embeddings(model: Any) -> None:
+    model.bert.embeddings.requires_grad_(False)
+
+
+CHANGES = [torch.nn.Module.eval, drop_less, put_elsewhere, freeze_embeddings]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_was_recorded_of_a_model_as_it_is_no_more_is_let_go(change: Callable[[Any], Any], calls: Calls) -> None:
+    model: Any = packed_model()
+    made, recorder = recorded(model)
+    before = recorder.num_recorded
+    change(model)
+    made.step(make_batch(TASK))  # as it is
+    assert not recorder._graphs
+    assert recorder.num_recorded == before
+    made.step(make_batch(TASK))
+    assert recorder.num_recorded == 2 * before
+
+
+def test_parameters_that_learn_later_have_gradients(calls: Calls) -> None:
+    model: Any = packed_model()
+    model.bert.embeddings.requires_grad_(False)
+    made, recorder = recorded(model)
+    late = list(model.bert.embeddings.parameters())
+    model.bert.embeddings.requires_grad_(True)
+    for _ in range(3):
+        made.gradients(make_batch(TASK))
+        assert all(p.grad is not None for p in late)
+    assert {id(p) for p in late} <= {id(p) for p in recorder.learned}
+
+
+def test_a_model_that_changes_with_every_pass_is_not_recorded_for_long(calls: Calls) -> None:
+    model: Any = packed_model()
+    model.num_passes = 0
+    model.register_forward_hook(lambda *given: setattr(model, "num_passes", model.num_passes + 1))
+    made = make_stepper(model)
+    for _ in range(4 * MAX_GIVEN_AWAY):
+        made.step(make_batch(TASK))
+    assert not made._graphs
+
+
+def test_weights_that_are_loaded_in_place_change_nothing(calls: Calls) -> None:
+    model = packed_model()
+    made, recorder = recorded(model)
+    before = recorder.num_recorded
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    made.optimizer.load_state_dict(copy.deepcopy(made.optimizer.state_dict()))
+    made.step(make_batch(TASK))
+    assert recorder._graphs
+    assert recorder.num_recorded == before
+
+
+def test_a_model_does_not_keep_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(Calls):
+        def __call__(self, call: Callable[[], None]) -> Any:
+            return Nothing()
+
+    monkeypatch.setattr(graphs, "CudaRecords", Kept)
+    model = packed_model()
+    hooks = len(model._forward_pre_hooks)
+    made, recorder = recorded(model)
+    assert len(model._forward_pre_hooks) == hooks + 1
+    seen = weakref.ref(recorder)
+    del made, recorder
+    assert seen() is None  # at once: nobody collects garbage for a GPU
+    assert len(model._forward_pre_hooks) == hooks
+
+
+def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    twin = copy.deepcopy(model)
+    made, plain = (make_stepper(m, precision="amp-bf16") for m in (model, twin))
+    plain._graphs = False
+    made.step(batch)
+    plain.step(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which keeps casts until it ends
+        for _ in range(3):
+            made.step(batch)
+    for _ in range(3):
+        plain.step(batch)
+    assert made._recorder is not None
+    assert (flat_weights(model) - flat_weights(twin)).norm() / flat_weights(twin).norm() < 1e-3
+
+
+def test_a_gradient_that_is_new_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    late = next(model.parameters())
+
+    class MakesOne(Calls):
+        def __call__(self, call: Callable[[], None]) -> Call:
+            late.grad = torch.zeros_like(late)  # in the memory of graphs
+            return Call(call)
+
+    monkeypatch.setattr(graphs, "CudaRecords", MakesOne)
+    made = make_stepper(model)
+    made.step(batch)
+    assert made._learned is not None
+    made._learned = [p for p in made._learned if p is not late]
+    with pytest.warns(UserWarning, match="had no gradient in the passes before"):
+        made.gradients(batch)
+    assert late.grad is not None
+    assert late.grad.any()
+    assert not made._graphs
+
+
+def test_a_state_of_another_size_is_recorded_anew(calls: Calls) -> None:
+    model = packed_model()
+    made, recorder = recorded(model)
+    larger = make_stepper(packed_model(), micro_batch=8)
+    larger.step(make_batch(TASK))
+    made.load_state_dict(larger.state_dict())
+    for _ in range(2):
+        made.step(make_batch(TASK))
+    assert made._graphs
+    assert made._recorder is not recorder
+    assert made._recorder is not None
+
+
+def test_a_run_without_graphs_says_nothing_against_them() -> None:
+    model = packed_model()
+    plain = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4)
+    plain.step(make_batch(TASK))
+    made = make_stepper(packed_model())
+    made.load_state_dict(plain.state_dict())
+    assert made._graphs
+
+
+def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, batch = make_stepper(packed_model()), make_batch(TASK)
+    with monkeypatch.context() as patched:
+        patched.setattr(stepper, "accumulate", lambda *given, **keywords: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made.rehearse(batch)
+    made.rehearse(batch)
+    assert made._recorder is not None
+
+
+def test_batches_that_cannot_be_filled_up_make_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "CudaRecords", lambda device: 1 / 0)
+    made = make_stepper(packed_model())
+    for _ in range(3):
+        made.step(make_batch(TASK) | {"labels": torch.rand(12, 3)})
+    assert made._recorder is None
+
+
+def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None:
+    model: Any = packed_model()
+    most = model.config.max_position_embeddings
+    made = make_stepper(model, micro_batch=1, seq=16 * most)
+    for _ in range(2):
+        made.step(make_batch(TASK, size=31))  # one more makes it 32
+    assert made._recorder is not None
+    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recorder._graphs.values())
