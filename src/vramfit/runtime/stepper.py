@@ -251,6 +251,11 @@ class Stepper:
             self._stop_recording()
 
     @property
+    def records(self) -> bool:
+        """Whether passes are recorded, once one has run as it is; no more where that could not be."""
+        return self._graphs
+
+    @property
     def micro_batch(self) -> int:
         """Samples of full length in a forward pass now; smaller after memory ran out."""
         return self._size.now

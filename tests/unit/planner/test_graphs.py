@@ -82,3 +82,8 @@ def test_a_workload_that_contradicts_itself_is_refused(keywords: dict[str, Any],
 def test_a_plan_is_read_back() -> None:
     made = make(graphs=True)
     assert from_json(Plan, to_json(made)) == made
+
+
+def test_neither_yes_nor_no_is_refused() -> None:
+    with pytest.raises(ValueError, match="graphs 'no' is not True or False"):
+        make(graphs="no")

@@ -106,6 +106,8 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
+        if workload.graphs and not self.parts.stepper.records:
+            self._warn("passes are not recorded: that is for a GPU, and for labels that are not smoothed")
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
