@@ -28,6 +28,8 @@ FEW_REPLAYS = 32
 """Memory that is given away after fewer replays than this, again and again, is not worth taking."""
 MAX_GIVEN_AWAY = 3
 NUMBERS = frozenset({bool, int, float})
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Of a module."""
 
 
 class CannotRecord(RuntimeError):
@@ -216,17 +218,22 @@ class Recorder:
 def fixed_state(model: torch.nn.Module) -> list[Any]:
     """What a graph holds of a model once and for all: it is of no use where this has changed.
 
-    Where tensors lie, which of them learn, and the numbers of modules: whether they train, shares of dropout.
+    Where tensors lie, which of them learn, the hooks of all, and the numbers of modules: whether they train, shares of
+    dropout.
     """
     found: list[Any] = []
     waiting = [model]
     while waiting:
-        module = waiting.pop()
-        found += [value for value in vars(module).values() if type(value) in NUMBERS]
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        own = vars(waiting.pop())  # every step asks: a tenth of a millisecond for four layers
+        found += [value for value in own.values() if type(value) in NUMBERS]
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
             if tensor is not None:
                 found += (id(tensor), tensor.data_ptr(), tensor.requires_grad)
-        waiting += [child for child in module._modules.values() if child is not None]
+                found += (*(tensor._backward_hooks or ()), *(tensor._post_accumulate_grad_hooks or ()))
+        for hooks in map(own.__getitem__, HOOKS):
+            if hooks:
+                found += [key for key, hook in hooks.items() if type(hook) is not _Guard]
+        waiting += [module for module in own["_modules"].values() if module is not None]
     return found
 
 

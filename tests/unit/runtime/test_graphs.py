@@ -280,7 +280,20 @@ def freeze_embeddings(model: Any) -> None:
     model.bert.embeddings.requires_grad_(False)
 
 
+def halve_gradients(model: Any) -> None:
+    model.classifier.weight.register_hook(lambda gradient: gradient / 2)
+
+
+def step_in_backward(model: Any) -> None:
+    model.classifier.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def look_at_outputs(model: Any) -> None:
+    model.classifier.register_forward_hook(lambda *given: None)
+
+
 CHANGES = [torch.nn.Module.eval, drop_less, put_elsewhere, freeze_embeddings]
+CHANGES += [halve_gradients, step_in_backward, look_at_outputs]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
