@@ -20,7 +20,7 @@ from vramfit.step.heads import HeadLoss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.techniques import packing
-from vramfit.techniques.rows import FILLED, fill_up, row_tokens
+from vramfit.techniques.rows import FILLED, fill_up, row_size
 
 NUM_GRAPHS = 64
 """Kept at most; the one that was not needed for longest goes."""
@@ -127,7 +127,8 @@ class Recorder:
         if num_tokens > self._max_tokens or longest > self._longest:
             self.release()
             raise CannotRecord(f"a row of {num_tokens:,} tokens, the longest sequence of {longest:,}")
-        size = row_tokens(num_tokens, self._max_tokens, self._least_tokens)
+        num_sequences = len(packed["cu_seq_lens_q"]) - 1
+        size = row_size(num_tokens, num_sequences, self._max_tokens, self._longest, self._least_tokens)
         row = fill_up(packed, self._model, size, self._longest)
         graph, inputs = self._graph(row, loss)
         for name, place in inputs.items():

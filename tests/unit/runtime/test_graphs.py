@@ -16,7 +16,7 @@ from vramfit.runtime.splitting import lengths_of, split
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.heads import head_loss
 from vramfit.techniques import packing
-from vramfit.techniques.rows import fill_up, row_sequences, row_tokens
+from vramfit.techniques.rows import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
 
 TASK = "sequence-classification"
 TASKS = ("sequence-classification", "token-classification", "masked-lm")
@@ -108,6 +108,13 @@ def test_rows_come_in_few_sizes() -> None:
     sizes = {row_tokens(n, 5000) for n in range(1, 5001)}
     assert len(sizes) == 10
     assert max(sizes) == 5000
+
+
+def test_rows_have_few_numbers_of_sequences() -> None:
+    sizes = {tokens: row_size(tokens, 60 + tokens % 9, 20_480, 512) for tokens in range(2_000, 20_481 - 64)}
+    kinds = {(n, row_sequences(60 + tokens % 9, n - tokens, 512)) for tokens, n in sizes.items()}
+    assert len(kinds) < 3 * len({tokens for tokens, _ in kinds})
+    assert all(number % ROW_SEQUENCES == 0 for _, number in kinds)
 
 
 @pytest.mark.parametrize("task", TASKS)
