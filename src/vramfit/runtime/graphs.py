@@ -129,6 +129,8 @@ class Recorder:
             raise CannotRecord(f"a row of {num_tokens:,} tokens, the longest sequence of {longest:,}")
         num_sequences = len(packed["cu_seq_lens_q"]) - 1
         size = row_size(num_tokens, num_sequences, self._max_tokens, self._longest, self._least_tokens)
+        if not self._graphs and size < self._max_tokens:  # the largest first: the memory of all others lies in its own
+            self._graph(fill_up(packed, self._model, self._max_tokens, self._longest), loss)
         row = fill_up(packed, self._model, size, self._longest)
         graph, inputs = self._graph(row, loss)
         for name, place in inputs.items():

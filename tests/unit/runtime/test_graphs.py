@@ -166,6 +166,19 @@ def test_a_size_is_recorded_once(calls: Calls) -> None:
     assert stepper._recorder.num_recorded == 1
 
 
+def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
+    model = packed_model()
+    made = make_stepper(model, micro_batch=100)  # of which 12 are seen
+    for _ in range(2):
+        for _ in range(2):
+            made.step(make_batch(TASK))
+        assert made._recorder is not None
+        sizes = [num_tokens for num_tokens, _ in made._recorder._graphs]
+        assert sizes == [1600, 512]
+        with torch.no_grad():
+            model(**make_batch(TASK))
+
+
 def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None:
     model = packed_model()
     stepper = make_stepper(model)
