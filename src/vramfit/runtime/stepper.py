@@ -37,6 +37,7 @@ from vramfit.step.window import accumulate
 from vramfit.techniques import casting, checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Offload, Precision
 
@@ -72,7 +73,8 @@ class Stepper:
         host_memory: what that may take of the host's memory.
         scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
         graphs: record packed passes as CUDA graphs and replay them (`runtime.graphs`), once one has run as it is; None
-            does as the plan says. Whatever cannot be recorded runs as it is.
+            does as the plan says. For amp-bf16 and bf16, on a GPU of sm_80 or newer; whatever cannot be recorded runs
+            as it is. A change of the model is seen at the next step, but hooks are not called by a replay.
         packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
             was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
@@ -159,7 +161,7 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
-        self._graphs = bool(graphs) and self._packs and plain and self._device.type == "cuda"
+        self._graphs = bool(graphs) and self._packs and plain and has_packed_kernel(self._device, precision)
         self._recorder: Recorder | None = None
         self._is_rehearsing = self._has_stopped_recording = False
         self._learned: list[torch.nn.Parameter] | None = None

@@ -3,6 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -463,3 +464,21 @@ def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None
         made.step(make_batch(TASK, size=31))  # one more makes it 32
     assert made._recorder is not None
     assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recorder._graphs.values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "is_recorded"),
+    [("amp-bf16", (9, 0), True), ("bf16", (8, 0), True), ("fp32", (9, 0), False), ("amp-bf16", (7, 5), False)],
+)
+def test_only_passes_of_the_packed_kernel_are_recorded(
+    precision: Any, capability: tuple[int, int], is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the host looks at the lengths in each pass."""
+    model: Any = packed_model().to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(stepper, "check", lambda *given: None)
+    monkeypatch.setattr(stepper.offloading, "layer_slots_of", lambda m: SimpleNamespace(device=torch.device("cuda")))
+    made = Stepper(
+        model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4, precision=precision, graphs=True
+    )
+    assert made.records is is_recorded
