@@ -66,6 +66,8 @@ class Recorder:
         records: records calls; as CUDA graphs.
     """
 
+    _guard: Any = None
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -89,7 +91,6 @@ class Recorder:
         self._places: dict[str, torch.Tensor] = {}
         self._gradients: list[torch.Tensor] = []
         self._mean = self._total = torch.empty(0)
-        self._guard: Any = None
         self._is_at_work = False
         self._num_replays = self._num_given_away = 0
 

@@ -482,3 +482,16 @@ def test_only_passes_of_the_packed_kernel_are_recorded(
         model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4, precision=precision, graphs=True
     )
     assert made.records is is_recorded
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_recorder_that_could_not_be_made_goes_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "CudaRecords", fail)
+    made = make_stepper(packed_model())
+    for _ in range(3):
+        made.step(make_batch(TASK))
+    assert (made.num_steps, made.num_recoveries) == (3, 1)
+    assert not made.records
