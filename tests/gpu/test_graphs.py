@@ -142,13 +142,14 @@ def test_a_capture_that_cuda_makes_invalid_costs_no_step() -> None:
 
 def test_memory_is_free_when_a_stepper_goes() -> None:
     stepper = make_stepper(changes=WIDE | {"num_hidden_layers": 4}, micro_batch=512, seq=16)
-    model = stepper.model
+    model, optimizer = stepper.model, stepper.optimizer
     stepper.rehearse(make_batch(TASK, size=512))
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved()
     del stepper
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < held
+    assert optimizer.state  # is there still
     assert not model._forward_pre_hooks
 
 
