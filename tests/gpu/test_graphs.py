@@ -119,6 +119,62 @@ def test_too_little_memory_to_record_costs_no_step() -> None:
     stepper.step(batch)
 
 
+def look_at(module: Any, inputs: Any) -> None:
+    float(inputs[0].sum())  # the host waits, which no graph can hold
+
+
+def test_a_capture_that_cuda_makes_invalid_costs_no_step() -> None:
+    stepper = make_stepper(changes=DROPS)
+    hook = stepper.model.classifier.register_forward_pre_hook(look_at)
+    stepper.step(make_batch(TASK))
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        stepper.step(make_batch(TASK))
+    stepper.step(make_batch(TASK))  # dropout draws, as before
+    assert (stepper.num_steps, stepper.num_recoveries) == (3, 0)
+    torch.cuda.empty_cache()
+    hook.remove()
+    other = make_stepper(changes=DROPS)
+    other.rehearse(make_batch(TASK))
+    first, second = (float(other.gradients(make_batch(TASK))) for _ in range(2))
+    assert other._recorder is not None
+    assert first != second
+
+
+def test_memory_is_free_when_a_stepper_goes() -> None:
+    stepper = make_stepper(changes=WIDE | {"num_hidden_layers": 4}, micro_batch=512, seq=16)
+    model, optimizer = stepper.model, stepper.optimizer
+    stepper.rehearse(make_batch(TASK, size=512))
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    del stepper
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < held
+    assert optimizer.state  # is there still
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("change", ["eval", "unfreeze", "storage"])
+def test_a_model_that_changes_learns_as_one_that_runs_as_it_is(change: str) -> None:
+    batch = with_pads("bert", make_batch(TASK))
+    made = [make_stepper(changes=DROPS if change == "eval" else {}, graphs=graphs) for graphs in (True, False)]
+    losses: list[list[float]] = [[], []]
+    for stepper, seen in zip(made, losses, strict=True):
+        model: Any = stepper.model
+        model.bert.embeddings.requires_grad_(change != "unfreeze")
+        stepper.rehearse(batch)
+        if change == "eval":
+            model.eval()
+        elif change == "unfreeze":
+            model.bert.embeddings.requires_grad_(True)
+        else:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        seen += [stepper.step(batch) for _ in range(4)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    weights = [flat_weights(stepper.model) for stepper in made]
+    assert (weights[0] - weights[1]).norm() / weights[1].norm() < 0.01
+
+
 def test_compiled_layers_are_recorded() -> None:
     batch = with_pads("bert", make_batch(TASK))
     stepper = make_stepper(changes=WIDE)

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from vramfit.cuda.profile import CudaProfile
 from vramfit.estimator.predict import estimate_stream
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.records.estimate import Estimate
-from vramfit.records.stream import Stream
+from vramfit.records.stream import Origin, Stream
+from vramfit.trace.run import RECORDING_STREAM, recording_workspaces
 
 PHASE = "evaluation"
 ORDER = (("inputs", PHASE), ("first.micro0", None), ("steady.micro0", None))
@@ -32,6 +34,19 @@ def estimate_evaluation(training: Stream, evaluation: TracedWorkload, target: Ta
 def evaluation_stream(training: Stream, evaluation: TracedWorkload, batch: int) -> Stream:
     """Training steps, and evaluation batches after them."""
     return after(training, evaluation.template(batch).instantiate(batch, ORDER))
+
+
+def after_recorded(training: Stream, profile: CudaProfile) -> Stream:
+    """Training steps whose passes were recorded, when these have been let go of: workspaces of their stream stay."""
+    sizes = recording_workspaces(profile)
+    numbers = range(training.num_requests, training.num_requests + len(sizes))
+    return replace(
+        training,
+        events=[*training.events, *sizes],
+        request_origins=[*training.request_origins, *[len(training.origins)] * len(sizes)],
+        origins=[*training.origins, Origin("cublas_workspace", "", "optimizer")],
+        request_streams=training.request_streams | dict.fromkeys(numbers, RECORDING_STREAM),
+    )
 
 
 def after(first: Stream, second: Stream) -> Stream:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from vramfit.estimator.evaluation import estimate_evaluation, evaluation_stream
+from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
 from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload
@@ -28,6 +28,8 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
     passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
     recipe = replace(choice.recipe, graphs=False)  # recorded passes are let go of before
     training = bench.traced(recipe, passes).stream(choice.micro_batch, num_steady=1)
+    if choice.recipe.graphs:
+        training = after_recorded(training, traced.profile)
     limit_bytes -= bench.traced(recipe, passes).template(ANY_BATCH).gathered_peak_bytes
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_BATCH, MAX_TIMES * bench.batch)]
     while len(sizes) > 1:

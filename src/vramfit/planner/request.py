@@ -84,9 +84,11 @@ class Request:
         trust = bool(given.pop("trust_remote_code", False))
         pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
-        graphs = given.pop("graphs", False) is True
+        graphs = given.pop("graphs", False)
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
+        if not isinstance(graphs, bool):
+            problems.append(f"graphs {graphs!r} is not True or False")
         if exact and given.get("compile") is True:
             problems.append("exact and compile do not go together: fused kernels round otherwise")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):

@@ -7,24 +7,29 @@ goes in and out lies in fixed places, and all graphs share the memory of one pas
 That memory is held between passes. Whoever else calls the model, for an evaluation, is given it first.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
+from vramfit.runtime.cuda_graphs import CudaRecords
 from vramfit.step.heads import HeadLoss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.techniques import packing
-from vramfit.techniques.rows import FILLED, fill_up, row_tokens
+from vramfit.techniques.rows import FILLED, fill_up, row_size
 
 NUM_GRAPHS = 64
 """Kept at most; the one that was not needed for longest goes."""
 FEW_REPLAYS = 32
 """Memory that is given away after fewer replays than this, again and again, is not worth taking."""
 MAX_GIVEN_AWAY = 3
+NUMBERS = frozenset({bool, int, float})
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Of a module."""
 
 
 class CannotRecord(RuntimeError):
@@ -61,6 +66,8 @@ class Recorder:
         records: records calls; as CUDA graphs.
     """
 
+    _guard: Any = None
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -74,7 +81,9 @@ class Recorder:
     ) -> None:
         self.num_recorded = 0
         """Graphs made, of which some may be gone."""
-        self._model, self._learned, self._autocast = model, list(learned), autocast
+        self.learned = learned
+        """Changed only while nothing is recorded."""
+        self._model, self._autocast = model, autocast
         self._max_tokens, self._longest, self._least_tokens = max_tokens, longest, least_tokens
         self._device = next(model.parameters()).device
         self._records: Records = records or CudaRecords(self._device)
@@ -82,11 +91,15 @@ class Recorder:
         self._places: dict[str, torch.Tensor] = {}
         self._gradients: list[torch.Tensor] = []
         self._mean = self._total = torch.empty(0)
-        self._guard: Any = None
         self._is_at_work = False
         self._num_replays = self._num_given_away = 0
 
-    def takes(self, batch: Batch, loss: HeadLoss) -> bool:
+    def __del__(self) -> None:
+        if self._guard is not None:
+            self._guard.remove()
+
+    @staticmethod
+    def takes(batch: Batch, loss: HeadLoss) -> bool:
         """Whether rows of a batch can be filled up: it has nothing unknown, and its loss leaves out what is ignored."""
         known = set(batch) <= FILLED and all(value.device.type == "cpu" for value in batch.values())
         labels = batch.get("labels")
@@ -115,7 +128,10 @@ class Recorder:
         if num_tokens > self._max_tokens or longest > self._longest:
             self.release()
             raise CannotRecord(f"a row of {num_tokens:,} tokens, the longest sequence of {longest:,}")
-        size = row_tokens(num_tokens, self._max_tokens, self._least_tokens)
+        num_sequences = len(packed["cu_seq_lens_q"]) - 1
+        size = row_size(num_tokens, num_sequences, self._max_tokens, self._longest, self._least_tokens)
+        if not self._graphs and size < self._max_tokens:  # the largest first: the memory of all others lies in its own
+            self._graph(fill_up(packed, self._model, self._max_tokens, self._longest), loss)
         row = fill_up(packed, self._model, size, self._longest)
         graph, inputs = self._graph(row, loss)
         for name, place in inputs.items():
@@ -144,12 +160,12 @@ class Recorder:
         """Gradients and loss of nothing yet, in their places."""
         if not self._gradients:
             self._records.forget()  # what stays is to lie close together, and not among what will be given back
-            self._gradients = [torch.empty_like(p) for p in self._learned]
+            self._gradients = [torch.empty_like(p) for p in self.learned]
             self._mean, self._total = (torch.empty((), device=self._device) for _ in range(2))
         torch._foreach_zero_(self._gradients)
         self._mean.zero_()
         self._total.fill_(float(total))
-        for parameter, gradient in zip(self._learned, self._gradients, strict=True):
+        for parameter, gradient in zip(self.learned, self._gradients, strict=True):
             parameter.grad = gradient
 
     def _graph(self, row: dict[str, Any], loss: HeadLoss) -> tuple[Replayed, dict[str, Any]]:
@@ -165,6 +181,7 @@ class Recorder:
         inputs = {name: self._place(name, value) if _is_tensor(value) else value for name, value in row.items()}
         try:
             graph = self._records(lambda: self._pass(inputs, loss))
+            self._check_what_learns()
         except BaseException as error:
             self.release()
             if is_out_of_memory(error) or not isinstance(error, Exception):
@@ -181,10 +198,18 @@ class Recorder:
         return self._places[name][: value.numel()].view(value.shape)
 
     def _pass(self, inputs: dict[str, Any], loss: HeadLoss) -> None:
+        torch.clear_autocast_cache()  # of a context around: a graph makes the casts that it reads, and lends none
         with self._autocast():
             value = loss.sums(self._model(**model_inputs(inputs)), inputs)[0] / self._total
+        torch.clear_autocast_cache()
         value.backward()
         self._mean.add_(value.detach())
+
+    def _check_what_learns(self) -> None:
+        """A gradient that was made while recording would lie in the memory of graphs, and learn nothing."""
+        known = set(map(id, self.learned))
+        if any(p.grad is not None and id(p) not in known for p in self._model.parameters()):
+            raise CannotRecord("a parameter that had no gradient in the passes before has one now")
 
     def give_way(self) -> None:
         """The model is called by someone else, who needs memory for it."""
@@ -194,61 +219,41 @@ class Recorder:
             self.release()
 
 
+def fixed_state(model: torch.nn.Module) -> list[Any]:
+    """What a graph holds of a model once and for all: it is of no use where this has changed.
+
+    Where tensors lie, which of them learn, the hooks of all, and the numbers of modules: whether they train, shares of
+    dropout.
+    """
+    found: list[Any] = []
+    waiting = [model]
+    while waiting:
+        own = vars(waiting.pop())  # every step asks: a tenth of a millisecond for four layers
+        found += [value for value in own.values() if type(value) in NUMBERS]
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if tensor is not None:
+                found += (id(tensor), tensor.data_ptr(), tensor.requires_grad)
+                found += (*(tensor._backward_hooks or ()), *(tensor._post_accumulate_grad_hooks or ()))
+        for hooks in map(own.__getitem__, HOOKS):
+            if hooks:
+                found += [key for key, hook in hooks.items() if type(hook) is not _Guard]
+        waiting += [module for module in own["_modules"].values() if module is not None]
+    return found
+
+
 class _Guard:
-    """Tells a recorder that its model is called; a copy of the model has no recorder."""
+    """Tells a recorder that its model is called, and does not keep it; a copy of the model has no recorder."""
 
     def __init__(self, recorder: Recorder | None) -> None:
-        self._recorder = recorder
+        self._recorder = None if recorder is None else weakref.ref(recorder)
 
     def __call__(self, model: torch.nn.Module, inputs: Any) -> None:
-        if self._recorder is not None:
-            self._recorder.give_way()
+        recorder = None if self._recorder is None else self._recorder()
+        if recorder is not None:
+            recorder.give_way()
 
     def __reduce__(self) -> Any:
         return _Guard, (None,)
-
-
-class CudaRecords:
-    """Calls as CUDA graphs, all of them in the memory of one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self.forget()
-        self._prepare()
-
-    def forget(self) -> None:
-        """Give its memory back, and all that is cached beside."""
-        self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-
-    def _prepare(self) -> None:
-        """Have cuBLAS take its workspaces of this stream now, forward's and backward's: in a graph's memory, they would
-        keep it for ever."""
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream), torch.enable_grad():
-            layer = torch.nn.Linear(16, 16, dtype=torch.bfloat16, device=self._device)
-            made = layer(torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device, requires_grad=True))
-            made.sum().backward()
-        torch.cuda.synchronize(self._device)
-
-    def __call__(self, call: Callable[[], None]) -> Replayed:
-        """Record a call, which does nothing yet.
-
-        What others of the process do meanwhile is their own affair (`thread_local`): a loader may be at work.
-        """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                call()
-            except BaseException:
-                with suppress(Exception):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        return graph
 
 
 def _is_tensor(value: Any) -> bool:

@@ -9,18 +9,20 @@ import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.models.anatomy import max_positions
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.contradictions import check
 from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.distributed.shards import share_out
-from vramfit.runtime.graphs import CannotRecord, Recorder
+from vramfit.runtime.graphs import CannotRecord, Recorder, fixed_state
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
@@ -35,6 +37,7 @@ from vramfit.step.window import accumulate
 from vramfit.techniques import casting, checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Offload, Precision
 
@@ -70,7 +73,8 @@ class Stepper:
         host_memory: what that may take of the host's memory.
         scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
         graphs: record packed passes as CUDA graphs and replay them (`runtime.graphs`), once one has run as it is; None
-            does as the plan says. Whatever cannot be recorded runs as it is.
+            does as the plan says. For amp-bf16 and bf16, on a GPU of sm_80 or newer; whatever cannot be recorded runs
+            as it is. A change of the model is seen at the next step, but hooks are not called by a replay.
         packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
             was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
@@ -147,7 +151,8 @@ class Stepper:
         steps_there = offload in ("optimizer", "weights")
         self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
         """The optimizer's home in host memory; None where it is on the device."""
-        self._autocast_dtype = precisions.autocast_dtype(precision)
+        keeps_casts = self.host is None and not self.ranks.is_sharded
+        self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
         self._scaler = scaler or needed
@@ -156,9 +161,12 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
-        self._graphs = bool(graphs) and self._packs and plain and self._device.type == "cuda"
+        self._graphs = bool(graphs) and self._packs and plain and has_packed_kernel(self._device, precision)
         self._recorder: Recorder | None = None
+        self._is_rehearsing = self._has_stopped_recording = False
         self._learned: list[torch.nn.Parameter] | None = None
+        """What got a gradient when a pass last ran as it is, and what the model was like then."""
+        self._state_then: list[Any] = []
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -183,7 +191,8 @@ class Stepper:
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
 
-        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made.
+        They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made. Where
+        passes are recorded, the next call writes its gradients to the same places: copy what is to be kept.
 
         Raises:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
@@ -207,16 +216,18 @@ class Stepper:
         """
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
-        start, before = RandomState.now(), self.num_recoveries
-        graphs, self._graphs = self._graphs, False  # first as it is
-        for _ in range(NUM_REHEARSALS):
-            num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
-            self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
-            self._forget()
-        if graphs and compiling.is_applied(self.model):  # no row will be shorter, so that nothing is compiled later
-            self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
-            self._forget()
-        self._graphs = graphs and self.num_recoveries == before
+        start = RandomState.now()
+        self._is_rehearsing = True  # first as it is
+        try:
+            for _ in range(NUM_REHEARSALS):
+                num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
+                self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
+                self._forget()
+            if self._graphs and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
+                self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
+                self._forget()
+        finally:
+            self._is_rehearsing = False
         if self._graphs:  # the largest first: the memory of all others lies in its own
             free_memory()
             self._gradients(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
@@ -227,8 +238,8 @@ class Stepper:
         """What a resumed run needs beside model, optimizer and scheduler."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict(), "graphs": self._graphs}
-        return kept | counts
+        kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
+        return kept | counts | {"graphs": not self._has_stopped_recording}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
@@ -237,7 +248,14 @@ class Stepper:
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
-        self._graphs = self._graphs and state.get("graphs", True)
+        self._release_recorded()  # it was for another size
+        if not state.get("graphs", True):
+            self._stop_recording()
+
+    @property
+    def records(self) -> bool:
+        """Whether passes are recorded, once one has run as it is; no more where that could not be."""
+        return self._graphs
 
     @property
     def micro_batch(self) -> int:
@@ -248,11 +266,6 @@ class Stepper:
     def seq(self) -> int | None:
         """The full length in tokens; None until a batch is seen, where none was given."""
         return self._seq
-
-    @property
-    def replays(self) -> bool:
-        """Whether passes are recorded by now, or will be at the next step."""
-        return self._graphs and self._learned is not None
 
     @property
     def loss_scale(self) -> float | None:
@@ -346,31 +359,42 @@ class Stepper:
             on_output=self._see,
             num_counted=num_own,
         )
-        self._learned = [p for p in self._with_gradients if p.grad is not None]
+        if self._graphs:
+            self._learned = [p for p in self._with_gradients if p.grad is not None]
+            self._state_then = fixed_state(self.model)
         return mean
 
     def _recorder_for(self, batch: Batch, loss: HeadLoss) -> Recorder | None:
         """What replays the passes of a batch; None where they run as they are, as the first ones do."""
-        if not self.replays:
+        if not self._graphs or self._is_rehearsing or self._learned is None or not Recorder.takes(batch, loss):
+            return None
+        if fixed_state(self.model) != self._state_then:
+            self._learned = None
+            if self._recorder is not None:
+                self._recorder.give_way()
             return None
         assert self._seq is not None
-        assert self._learned is not None
         if self._recorder is None:
             most = self.micro_batch * self._seq
             least = most // 2 if compiling.is_applied(self.model) else 0
+            longest = min(self._seq, max_positions(self.model) or self._seq)
             self._recorder = Recorder(
-                self.model, self._learned, self._autocast, max_tokens=most, longest=self._seq, least_tokens=least
+                self.model, self._learned, self._autocast, max_tokens=most, longest=longest, least_tokens=least
             )
+        self._recorder.learned = self._learned
         if not self._recorder.is_worth_it:
             self._stop_recording()
-            return None
-        return self._recorder if self._recorder.takes(batch, loss) else None
+        return self._recorder
 
     def _stop_recording(self) -> None:
         """From now on passes run as they are: memory is short, or what they do cannot be recorded."""
+        self._release_recorded()
+        self._graphs, self._has_stopped_recording = False, True
+
+    def _release_recorded(self) -> None:
         if self._recorder is not None:
             self._recorder.release()
-        self._recorder, self._graphs = None, False
+            self._recorder = None
 
     def _parts(self, batch: Batch, loss: HeadLoss, *, evenly: bool = False) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
@@ -441,7 +465,7 @@ class Stepper:
 
     def _room_bytes(self) -> int:
         """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or self._recorder is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
@@ -459,14 +483,6 @@ class Stepper:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
             if self._scaler._growth_tracker is None:
                 self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
-        if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(
-            self._device.type, dtype=self._autocast_dtype, cache_enabled=self.host is None and not self.ranks.is_sharded
-        )
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -487,6 +503,11 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
+    """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)
 
 
 def _compile(model: torch.nn.Module) -> None:

@@ -103,7 +103,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         keyword="graphs",
         values=("True",),
         kind="free",
-        does="passes are recorded once and replayed: takes no less memory, and less of the host's time",
+        does="passes are recorded once and replayed: the host waits less; takes more memory",
         costs="none: sums in another order, since passes are filled up to a few sizes",
     ),
     Technique(

@@ -35,6 +35,19 @@ def row_sequences(num_sequences: int, num_more: int, longest: int) -> int:
     return min(-(-fewest // ROW_SEQUENCES) * ROW_SEQUENCES, num_sequences + num_more)
 
 
+def row_size(num_tokens: int, num_sequences: int, max_tokens: int, longest: int, least: int = 0) -> int:
+    """Tokens of the row that so many sequences go into: of the next size where this one has no room for as many as are
+    wanted, since every other number of them would be a graph of its own.
+
+    >>> row_size(18_350, 64, 20_480, 512), row_size(18_557, 64, 20_480, 512), row_size(20_479, 64, 20_480, 512)
+    (18560, 19200, 20480)
+    """
+    size = row_tokens(num_tokens, max_tokens, least)
+    if row_sequences(num_sequences, size - num_tokens, longest) % ROW_SEQUENCES:
+        size = row_tokens(size + 1, max_tokens, least)
+    return size
+
+
 def fill_up(packed: dict[str, Any], model: torch.nn.Module, num_tokens: int, longest: int) -> dict[str, Any]:
     """What `packing.pack` gave, with as many tokens as asked for: more sequences, whose labels are ignored.
 

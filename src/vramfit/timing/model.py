@@ -21,7 +21,7 @@ host reads for the norm."""
 SUM_BYTES = 12
 """The same for a gradient that is added to a sum."""
 REPLAY_S = 2e-3
-"""What the host spends on a recorded pass: its row is packed, sent, and the graph is started."""
+"""What the host spends on a recorded pass: its row is packed, sent, and the graph is started. Not measured alone."""
 GROUPS = {"gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "transfer": COPIES}
 """Kinds of kernels as they are shown; all others read and write tensors and do little else."""
 

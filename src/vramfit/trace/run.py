@@ -292,14 +292,19 @@ def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
     session.tracer.begin("graphs", "backward")
     session.tracer.template.recorded = f"{STEPS[1]}.micro"
     session.tracer.template.segments["graphs"].append(Notice("empty_cache", ""))
-    profile, made = session.tracer.template.profile, []
-    for size in (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS:
+    made = []
+    for size in recording_workspaces(session.tracer.template.profile):
         with _disable_current_modes():
             made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
         session.tracer.hold(made[-1], "cublas_workspace", cuda_stream=RECORDING_STREAM)
     for parameter in rank.learned:
         parameter.grad = torch.zeros_like(parameter)
     return made
+
+
+def recording_workspaces(profile: CudaProfile) -> tuple[int, ...]:
+    """What cuBLAS keeps for the stream that passes are recorded on, whether or not any is recorded at the moment."""
+    return (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS
 
 
 def _by_a_number(loss: torch.Tensor) -> torch.Tensor:

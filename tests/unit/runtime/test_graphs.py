@@ -1,7 +1,9 @@
 """Recorded passes, with calls kept in place of CUDA graphs: gradients, sizes, and who is given the memory."""
 
 import copy
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from vramfit.runtime.splitting import lengths_of, split
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.heads import head_loss
 from vramfit.techniques import packing
-from vramfit.techniques.rows import fill_up, row_sequences, row_tokens
+from vramfit.techniques.rows import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
 
 TASK = "sequence-classification"
 TASKS = ("sequence-classification", "token-classification", "masked-lm")
@@ -27,6 +29,13 @@ class Call:
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.replay = call
+
+
+class Nothing:
+    """What keeps no call."""
+
+    def replay(self) -> None:
+        """Do nothing."""
 
 
 class Calls:
@@ -102,6 +111,13 @@ def test_rows_come_in_few_sizes() -> None:
     assert max(sizes) == 5000
 
 
+def test_rows_have_few_numbers_of_sequences() -> None:
+    sizes = {tokens: row_size(tokens, 60 + tokens % 9, 20_480, 512) for tokens in range(2_000, 20_481 - 64)}
+    kinds = {(n, row_sequences(60 + tokens % 9, n - tokens, 512)) for tokens, n in sizes.items()}
+    assert len(kinds) < 3 * len({tokens for tokens, _ in kinds})
+    assert all(number % ROW_SEQUENCES == 0 for _, number in kinds)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("family", PACKED)
 def test_gradients_and_loss_are_those_of_passes_that_run_as_they_are(family: str, task: Any, calls: Calls) -> None:
@@ -149,6 +165,19 @@ def test_a_size_is_recorded_once(calls: Calls) -> None:
         stepper.step(make_batch(TASK))
     assert stepper._recorder is not None
     assert stepper._recorder.num_recorded == 1
+
+
+def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
+    model = packed_model()
+    made = make_stepper(model, micro_batch=100)  # of which 12 are seen
+    for _ in range(2):
+        for _ in range(2):
+            made.step(make_batch(TASK))
+        assert made._recorder is not None
+        sizes = [num_tokens for num_tokens, _ in made._recorder._graphs]
+        assert sizes == [1600, 512]
+        with torch.no_grad():
+            model(**make_batch(TASK))
 
 
 def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None:
@@ -246,3 +275,223 @@ def test_rows_are_levelled_where_they_are_recorded() -> None:
 def test_cannot_record_is_an_error_of_its_own() -> None:
     assert not isinstance(CannotRecord("x"), torch.OutOfMemoryError)
     assert stepper.CannotRecord is CannotRecord
+
+
+def recorded(model: torch.nn.Module, **keywords: Any) -> tuple[Stepper, Recorder]:
+    made = make_stepper(model, **keywords)
+    for _ in range(3):
+        made.step(make_batch(TASK))
+    assert made._recorder is not None
+    assert made._recorder._graphs
+    return made, made._recorder
+
+
+def drop_less(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.25
+
+
+def put_elsewhere(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def freeze_embeddings(model: Any) -> None:
+    model.bert.embeddings.requires_grad_(False)
+
+
+def halve_gradients(model: Any) -> None:
+    model.classifier.weight.register_hook(lambda gradient: gradient / 2)
+
+
+def step_in_backward(model: Any) -> None:
+    model.classifier.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def look_at_outputs(model: Any) -> None:
+    model.classifier.register_forward_hook(lambda *given: None)
+
+
+CHANGES = [torch.nn.Module.eval, drop_less, put_elsewhere, freeze_embeddings]
+CHANGES += [halve_gradients, step_in_backward, look_at_outputs]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_was_recorded_of_a_model_as_it_is_no_more_is_let_go(change: Callable[[Any], Any], calls: Calls) -> None:
+    model: Any = packed_model()
+    made, recorder = recorded(model)
+    before = recorder.num_recorded
+    change(model)
+    made.step(make_batch(TASK))  # as it is
+    assert not recorder._graphs
+    assert recorder.num_recorded == before
+    made.step(make_batch(TASK))
+    assert recorder.num_recorded == 2 * before
+
+
+def test_parameters_that_learn_later_have_gradients(calls: Calls) -> None:
+    model: Any = packed_model()
+    model.bert.embeddings.requires_grad_(False)
+    made, recorder = recorded(model)
+    late = list(model.bert.embeddings.parameters())
+    model.bert.embeddings.requires_grad_(True)
+    for _ in range(3):
+        made.gradients(make_batch(TASK))
+        assert all(p.grad is not None for p in late)
+    assert {id(p) for p in late} <= {id(p) for p in recorder.learned}
+
+
+def test_a_model_that_changes_with_every_pass_is_not_recorded_for_long(calls: Calls) -> None:
+    model: Any = packed_model()
+    model.num_passes = 0
+    model.register_forward_hook(lambda *given: setattr(model, "num_passes", model.num_passes + 1))
+    made = make_stepper(model)
+    for _ in range(4 * MAX_GIVEN_AWAY):
+        made.step(make_batch(TASK))
+    assert not made._graphs
+
+
+def test_weights_that_are_loaded_in_place_change_nothing(calls: Calls) -> None:
+    model = packed_model()
+    made, recorder = recorded(model)
+    before = recorder.num_recorded
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    made.optimizer.load_state_dict(copy.deepcopy(made.optimizer.state_dict()))
+    made.step(make_batch(TASK))
+    assert recorder._graphs
+    assert recorder.num_recorded == before
+
+
+def test_a_model_does_not_keep_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(Calls):
+        def __call__(self, call: Callable[[], None]) -> Any:
+            return Nothing()
+
+    monkeypatch.setattr(graphs, "CudaRecords", Kept)
+    model = packed_model()
+    hooks = len(model._forward_pre_hooks)
+    made, recorder = recorded(model)
+    assert len(model._forward_pre_hooks) == hooks + 1
+    seen = weakref.ref(recorder)
+    del made, recorder
+    assert seen() is None  # at once: nobody collects garbage for a GPU
+    assert len(model._forward_pre_hooks) == hooks
+
+
+def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    twin = copy.deepcopy(model)
+    made, plain = (make_stepper(m, precision="amp-bf16") for m in (model, twin))
+    plain._graphs = False
+    made.step(batch)
+    plain.step(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which keeps casts until it ends
+        for _ in range(3):
+            made.step(batch)
+    for _ in range(3):
+        plain.step(batch)
+    assert made._recorder is not None
+    assert (flat_weights(model) - flat_weights(twin)).norm() / flat_weights(twin).norm() < 1e-3
+
+
+def test_a_gradient_that_is_new_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = packed_model(), make_batch(TASK)
+    late = next(model.parameters())
+
+    class MakesOne(Calls):
+        def __call__(self, call: Callable[[], None]) -> Call:
+            late.grad = torch.zeros_like(late)  # in the memory of graphs
+            return Call(call)
+
+    monkeypatch.setattr(graphs, "CudaRecords", MakesOne)
+    made = make_stepper(model)
+    made.step(batch)
+    assert made._learned is not None
+    made._learned = [p for p in made._learned if p is not late]
+    with pytest.warns(UserWarning, match="had no gradient in the passes before"):
+        made.gradients(batch)
+    assert late.grad is not None
+    assert late.grad.any()
+    assert not made._graphs
+
+
+def test_a_state_of_another_size_is_recorded_anew(calls: Calls) -> None:
+    model = packed_model()
+    made, recorder = recorded(model)
+    larger = make_stepper(packed_model(), micro_batch=8)
+    larger.step(make_batch(TASK))
+    made.load_state_dict(larger.state_dict())
+    for _ in range(2):
+        made.step(make_batch(TASK))
+    assert made._graphs
+    assert made._recorder is not recorder
+    assert made._recorder is not None
+
+
+def test_a_run_without_graphs_says_nothing_against_them() -> None:
+    model = packed_model()
+    plain = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4)
+    plain.step(make_batch(TASK))
+    made = make_stepper(packed_model())
+    made.load_state_dict(plain.state_dict())
+    assert made._graphs
+
+
+def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, batch = make_stepper(packed_model()), make_batch(TASK)
+    with monkeypatch.context() as patched:
+        patched.setattr(stepper, "accumulate", lambda *given, **keywords: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made.rehearse(batch)
+    made.rehearse(batch)
+    assert made._recorder is not None
+
+
+def test_batches_that_cannot_be_filled_up_make_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "CudaRecords", lambda device: 1 / 0)
+    made = make_stepper(packed_model())
+    for _ in range(3):
+        made.step(make_batch(TASK) | {"labels": torch.rand(12, 3)})
+    assert made._recorder is None
+
+
+def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None:
+    model: Any = packed_model()
+    most = model.config.max_position_embeddings
+    made = make_stepper(model, micro_batch=1, seq=16 * most)
+    for _ in range(2):
+        made.step(make_batch(TASK, size=31))  # one more makes it 32
+    assert made._recorder is not None
+    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recorder._graphs.values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "is_recorded"),
+    [("amp-bf16", (9, 0), True), ("bf16", (8, 0), True), ("fp32", (9, 0), False), ("amp-bf16", (7, 5), False)],
+)
+def test_only_passes_of_the_packed_kernel_are_recorded(
+    precision: Any, capability: tuple[int, int], is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the host looks at the lengths in each pass."""
+    model: Any = packed_model().to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(stepper, "check", lambda *given: None)
+    monkeypatch.setattr(stepper.offloading, "layer_slots_of", lambda m: SimpleNamespace(device=torch.device("cuda")))
+    made = Stepper(
+        model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4, precision=precision, graphs=True
+    )
+    assert made.records is is_recorded
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_recorder_that_could_not_be_made_goes_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "CudaRecords", fail)
+    made = make_stepper(packed_model())
+    for _ in range(3):
+        made.step(make_batch(TASK))
+    assert (made.num_steps, made.num_recoveries) == (3, 1)
+    assert not made.records

@@ -216,9 +216,12 @@ class Loop:
             raise diverged
 
     def _step(self, batch: Batch) -> torch.Tensor:
-        """One step, written down where it is the dearest so far and memory did not run out in it."""
+        """One step, written down where it is the dearest so far and memory did not run out in it.
+
+        A step whose passes are replayed asks for nothing, and is not.
+        """
         p, stepper = self._parts, self._parts.stepper
-        if stepper.replays:  # which asks for no memory
+        if stepper.records:
             with p.place.active():
                 return stepper.advance(batch)
         num_samples, seq = batch["input_ids"].shape

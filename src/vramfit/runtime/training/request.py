@@ -200,6 +200,7 @@ def _contradictions(r: TrainRequest) -> list[str]:
             r.label_smoothing > 0 and r.task not in SMOOTHED,
             f"label_smoothing is for {', '.join(SMOOTHED)}, not {r.task}",
         ),
+        (bool(r.graphs) and r.label_smoothing > 0, "graphs and label_smoothing do not go together yet"),
         (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

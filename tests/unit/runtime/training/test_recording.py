@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.runtime.training.small_runs import run, write_model
 
@@ -11,6 +12,7 @@ from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_json
 from vramfit.records.course import FILE_NAME, StepCourse, sample
+from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.recording import MAX_RECORDED, Recorder, live_after
 
@@ -31,6 +33,14 @@ def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -
 
 def test_on_the_cpu_nothing_is_recorded(tmp_path: Path) -> None:
     run(tmp_path, epochs=1, batch=16)
+    assert not (tmp_path / "out" / FILE_NAME).exists()
+
+
+def test_a_step_whose_passes_are_replayed_asks_for_nothing_and_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stepper, "records", property(lambda stepper: True))
+    run(tmp_path, device="emulated", memory="64MiB", epochs=1, batch=16)
     assert not (tmp_path / "out" / FILE_NAME).exists()
 
 

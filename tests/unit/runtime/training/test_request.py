@@ -40,6 +40,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ({"memory": "much"}, "memory 'much' is not a size"),
         ({"task": "question-answering", "label_smoothing": 0.1}, "label_smoothing is for"),
         ({"label_smoothing": 1.0}, "below 1"),
+        ({"graphs": True, "label_smoothing": 0.1}, "graphs and label_smoothing"),
         ({"quantize": "int8"}, "cannot learn"),
         ({"lora": 4, "freeze": "encoder"}, "drop freeze"),
         ({"batch": 4, "micro_batch": 8}, "micro_batch 8 is larger than batch 4"),
