@@ -104,6 +104,8 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     assert base["side"] == "recorded-compiled"
     longer = {num_steps(found["bert-base-uncased", side, CAP, "real"]) for side in (*PEERS, base["side"], "planned")}
     assert min(longer) > FEW_STEPS
+    trainers = [line for key, line in found.items() if key[1] == "trainer"]
+    nearest = sorted({line["micro_batch"] * line["accumulate"] for line in trainers})
     short = found["bert-base-uncased", "planned-compiled", CAP, "real"]
     recorded = found["bert-base-uncased", "recorded", CAP, "real"]
     assert num_steps(short) == num_steps(large) == FEW_STEPS
@@ -114,12 +116,13 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     return [
         "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW, steps sent",
         "without waiting for the one before (but for Accelerate's of the last row); each peer with the",
-        f"batch it found in {min(searches):.0f} to {max(searches):.0f} s. What stands in a row ran one after another,",
+        f"batch it found in {min(searches):.0f} to {max(searches):.0f} s, of which the Trainer makes the nearest to 64",
+        f"that it can ({' or '.join(map(str, nearest))} samples a step). What stands in a row ran one after another,",
         "but for Accelerate's of BERT-large, which is of another day. The first row is of runs of",
         f"{min(longer)} to {max(longer)} steps, the others of {FEW_STEPS}, in which libraries still load kernels:",
         "no side is at its best there. Compiled BERT-base has its passes recorded as CUDA graphs (`--graphs`); not",
-        f"recorded it ran {FEW_STEPS} steps only ({_thousands(short['tokens_per_s'])}). Not compiled, recording was no gain",
-        f"({_thousands(recorded['tokens_per_s'])}), nor for BERT-large (without a cap",
+        f"recorded it ran {FEW_STEPS} steps only ({_thousands(short['tokens_per_s'])}). Not compiled, recording was no",
+        f"gain ({_thousands(recorded['tokens_per_s'])}), nor for BERT-large (without a cap",
         f"{_thousands(slower['tokens_per_s'])} over {num_steps(slower)} steps).",
         f"Compiling took {min(starts):.0f} to",
         f"{max(starts):.0f} s before the first step ({again['rehearsal_s']:.0f} s in a later process, which finds it",
