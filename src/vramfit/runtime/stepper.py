@@ -6,7 +6,6 @@ step itself is taken whole.
 """
 
 import warnings
-import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,19 +15,19 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
-from vramfit.models.anatomy import max_positions
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.contradictions import check
+from vramfit.runtime.distributed.own_passes import own_passes
 from vramfit.runtime.distributed.ranks import Alone, Ranks
-from vramfit.runtime.distributed.shards import share_out
-from vramfit.runtime.graphs import CannotRecord, Recorder, fixed_state
+from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import lengths_of, split, take_rows, width_of
+from vramfit.runtime.splitting import split, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, bring, each_tensor
@@ -161,12 +160,8 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
-        self._graphs = bool(graphs) and self._packs and plain and has_packed_kernel(self._device, precision)
-        self._recorder: Recorder | None = None
-        self._is_rehearsing = self._has_stopped_recording = False
-        self._learned: list[torch.nn.Parameter] | None = None
-        """What got a gradient when a pass last ran as it is, and what the model was like then."""
-        self._state_then: list[Any] = []
+        is_able = self._packs and plain and has_packed_kernel(self._device, precision)
+        self._recording = Recording(model, self._autocast, is_on=bool(graphs) and is_able)
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -217,18 +212,18 @@ class Stepper:
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
         start = RandomState.now()
-        self._is_rehearsing = True  # first as it is
+        self._recording.is_paused = True  # first as it is
         try:
             for _ in range(NUM_REHEARSALS):
                 num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
                 self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
                 self._forget()
-            if self._graphs and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
+            if self.records and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
                 self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
                 self._forget()
         finally:
-            self._is_rehearsing = False
-        if self._graphs:  # the largest first: the memory of all others lies in its own
+            self._recording.is_paused = False
+        if self.records:  # the largest first: the memory of all others lies in its own
             free_memory()
             self._gradients(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
             self._forget()
@@ -239,7 +234,7 @@ class Stepper:
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
         kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
-        return kept | counts | {"graphs": not self._has_stopped_recording}
+        return kept | counts | {"graphs": not self._recording.has_stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
@@ -248,14 +243,14 @@ class Stepper:
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
-        self._release_recorded()  # it was for another size
+        self._recording.release()  # it was for another size
         if not state.get("graphs", True):
-            self._stop_recording()
+            self._recording.stop()
 
     @property
     def records(self) -> bool:
         """Whether passes are recorded, once one has run as it is; no more where that could not be."""
-        return self._graphs
+        return self._recording.is_on
 
     @property
     def micro_batch(self) -> int:
@@ -279,7 +274,7 @@ class Stepper:
         attempts: list[str] = []
         while (loss := self._try(batch, attempts, finishes=finishes)) is None:
             self._forget()
-            self._stop_recording()
+            self._recording.stop()
             free_memory()
             start.restore()
             if not attempts:  # a pass that could not be recorded, and runs as it is now
@@ -338,8 +333,9 @@ class Stepper:
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        recorder = self._recorder_for(batch, loss)
-        parts, num_own = self._parts(batch, loss, evenly=recorder is not None)
+        max_tokens = self.micro_batch * self._seq
+        recorder = self._recording.recorder_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
+        parts, num_own = self._parts(batch, loss, max_tokens, evenly=recorder is not None)
         if recorder is not None:
             return recorder.accumulate(parts, loss, totals[0])
         if self.host is not None:
@@ -359,59 +355,16 @@ class Stepper:
             on_output=self._see,
             num_counted=num_own,
         )
-        if self._graphs:
-            self._learned = [p for p in self._with_gradients if p.grad is not None]
-            self._state_then = fixed_state(self.model)
+        self._recording.saw(self._with_gradients)
         return mean
 
-    def _recorder_for(self, batch: Batch, loss: HeadLoss) -> Recorder | None:
-        """What replays the passes of a batch; None where they run as they are, as the first ones do."""
-        if not self._graphs or self._is_rehearsing or self._learned is None or not Recorder.takes(batch, loss):
-            return None
-        if fixed_state(self.model) != self._state_then:
-            self._learned = None
-            if self._recorder is not None:
-                self._recorder.give_way()
-            return None
-        assert self._seq is not None
-        if self._recorder is None:
-            most = self.micro_batch * self._seq
-            least = most // 2 if compiling.is_applied(self.model) else 0
-            longest = min(self._seq, max_positions(self.model) or self._seq)
-            self._recorder = Recorder(
-                self.model, self._learned, self._autocast, max_tokens=most, longest=longest, least_tokens=least
-            )
-        self._recorder.learned = self._learned
-        if not self._recorder.is_worth_it:
-            self._stop_recording()
-        return self._recorder
-
-    def _stop_recording(self) -> None:
-        """From now on passes run as they are: memory is short, or what they do cannot be recorded."""
-        self._release_recorded()
-        self._graphs, self._has_stopped_recording = False, True
-
-    def _release_recorded(self) -> None:
-        if self._recorder is not None:
-            self._recorder.release()
-            self._recorder = None
-
-    def _parts(self, batch: Batch, loss: HeadLoss, *, evenly: bool = False) -> tuple[list[Batch], int]:
+    def _parts(self, batch: Batch, loss: HeadLoss, max_tokens: int, *, evenly: bool) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
-        assert self._seq is not None
-        max_tokens = self.micro_batch * self._seq
         if self.ranks.size == 1:
             evenly = evenly or (self._packs and compiling.is_applied(self.model))  # short rows are compiled once more
             parts = [b for b in split(batch, max_tokens, packs=self._packs, evenly=evenly) if any(loss.counts(b))]
             return parts, len(parts)
-        lengths = lengths_of(batch, packs=self._packs)
-        self.ranks.accord.agree_on(_fingerprint(batch), "batch")
-        rows = share_out(lengths, self.ranks.size)[self.ranks.rank]
-        own = take_rows(batch, rows, width_of(batch)) if rows else None
-        num_passes = self.ranks.num_passes(0 if own is None else len(split(own, max_tokens, packs=self._packs)))
-        parts = [] if own is None else split(own, max_tokens, packs=self._packs, num_at_least=num_passes)
-        company = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
-        return [*parts, *company], len(parts)
+        return own_passes(self.ranks, batch, max_tokens, packs=self._packs)
 
     def _scale(self, loss: torch.Tensor) -> torch.Tensor:
         if self._scaler is None:
@@ -465,7 +418,7 @@ class Stepper:
 
     def _room_bytes(self) -> int:
         """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
-        if self._device.type != "cuda" or self._recorder is not None:  # whose graphs hold it
+        if self._device.type != "cuda" or self._recording.recorder is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
@@ -517,12 +470,3 @@ def _compile(model: torch.nn.Module) -> None:
         compiling.apply(model)
     else:
         warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)
-
-
-def _fingerprint(batch: Batch) -> int:
-    """A number by which ranks see that they have the same batch."""
-    seen = 0
-    for value in batch.values():
-        content: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        seen = zlib.crc32(content, seen)
-    return seen

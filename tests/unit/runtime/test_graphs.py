@@ -65,7 +65,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def make_stepper(model: torch.nn.Module, micro_batch: int = 4, **keywords: Any) -> Stepper:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     made = Stepper(model, optimizer, micro_batch=micro_batch, **keywords)
-    made._graphs = True  # as on a GPU
+    made._recording.is_on = True  # as on a GPU
     return made
 
 
@@ -126,13 +126,13 @@ def test_gradients_and_loss_are_those_of_passes_that_run_as_they_are(family: str
     batch = with_pads(family, make_batch(task))
     stepper = make_stepper(model)
     before = float(stepper.gradients(batch))
-    assert stepper._recorder is None  # the first shows what learns
+    assert stepper._recording.recorder is None  # the first shows what learns
     right = flat_gradient(model)
     for _ in range(2):
         assert float(stepper.gradients(batch)) == pytest.approx(before, rel=1e-5)
         assert (flat_gradient(model) - right).norm() / right.norm() < 1e-5
-    assert stepper._recorder is not None
-    assert stepper._recorder.num_recorded >= 1
+    assert stepper._recording.recorder is not None
+    assert stepper._recording.recorder.num_recorded >= 1
 
 
 def test_training_goes_the_same_way(calls: Calls) -> None:
@@ -140,7 +140,7 @@ def test_training_goes_the_same_way(calls: Calls) -> None:
     for records in (False, True):
         model = packed_model()
         stepper = make_stepper(model, max_grad_norm=1.0)
-        stepper._graphs = records
+        stepper._recording.is_on = records
         stepper.rehearse(make_batch(TASK))
         for seed in range(4):
             stepper.step(with_pads("bert", make_batch(TASK, seed=seed)))
@@ -163,8 +163,8 @@ def test_a_size_is_recorded_once(calls: Calls) -> None:
     stepper = make_stepper(packed_model(), micro_batch=12)
     for _ in range(5):
         stepper.step(make_batch(TASK))
-    assert stepper._recorder is not None
-    assert stepper._recorder.num_recorded == 1
+    assert stepper._recording.recorder is not None
+    assert stepper._recording.recorder.num_recorded == 1
 
 
 def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
@@ -173,8 +173,8 @@ def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
     for _ in range(2):
         for _ in range(2):
             made.step(make_batch(TASK))
-        assert made._recorder is not None
-        sizes = [num_tokens for num_tokens, _ in made._recorder._graphs]
+        assert made._recording.recorder is not None
+        sizes = [num_tokens for num_tokens, _ in made._recording.recorder._graphs]
         assert sizes == [1600, 512]
         with torch.no_grad():
             model(**make_batch(TASK))
@@ -185,7 +185,7 @@ def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None
     stepper = make_stepper(model)
     for _ in range(3):
         stepper.step(make_batch(TASK))
-    recorder = stepper._recorder
+    recorder = stepper._recording.recorder
     assert recorder is not None
     assert recorder._graphs
     copied = copy.deepcopy(model)
@@ -208,15 +208,15 @@ def test_a_loop_that_calls_the_model_at_every_step_is_not_recorded_for_long(call
         stepper.step(make_batch(TASK))
         with torch.no_grad():
             model(**make_batch(TASK))
-    assert stepper._recorder is None
-    assert not stepper._graphs
+    assert stepper._recording.recorder is None
+    assert not stepper._recording.is_on
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(calls: Calls) -> None:
     model, batch = packed_model(), make_batch(TASK)
     twin = copy.deepcopy(model)
     stepper, plain = make_stepper(model), make_stepper(twin)
-    plain._graphs = False
+    plain._recording.is_on = False
     calls.error = RuntimeError("operation not permitted when stream is capturing")
     for number in range(3):
         if number == 1:
@@ -236,7 +236,7 @@ def test_memory_that_runs_out_while_recording_costs_no_step(calls: Calls) -> Non
     for _ in range(3):
         stepper.step(batch)
     assert (stepper.num_recoveries, stepper.num_steps) == (1, 3)
-    assert stepper._recorder is None
+    assert stepper._recording.recorder is None
     assert not stepper.state_dict()["graphs"]
 
 
@@ -281,9 +281,9 @@ def recorded(model: torch.nn.Module, **keywords: Any) -> tuple[Stepper, Recorder
     made = make_stepper(model, **keywords)
     for _ in range(3):
         made.step(make_batch(TASK))
-    assert made._recorder is not None
-    assert made._recorder._graphs
-    return made, made._recorder
+    assert made._recording.recorder is not None
+    assert made._recording.recorder._graphs
+    return made, made._recording.recorder
 
 
 def drop_less(model: torch.nn.Module) -> None:
@@ -349,7 +349,7 @@ def test_a_model_that_changes_with_every_pass_is_not_recorded_for_long(calls: Ca
     made = make_stepper(model)
     for _ in range(4 * MAX_GIVEN_AWAY):
         made.step(make_batch(TASK))
-    assert not made._graphs
+    assert not made._recording.is_on
 
 
 def test_weights_that_are_loaded_in_place_change_nothing(calls: Calls) -> None:
@@ -383,7 +383,7 @@ def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
     model, batch = packed_model(), make_batch(TASK)
     twin = copy.deepcopy(model)
     made, plain = (make_stepper(m, precision="amp-bf16") for m in (model, twin))
-    plain._graphs = False
+    plain._recording.is_on = False
     made.step(batch)
     plain.step(batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which keeps casts until it ends
@@ -391,7 +391,7 @@ def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
             made.step(batch)
     for _ in range(3):
         plain.step(batch)
-    assert made._recorder is not None
+    assert made._recording.recorder is not None
     assert (flat_weights(model) - flat_weights(twin)).norm() / flat_weights(twin).norm() < 1e-3
 
 
@@ -407,13 +407,13 @@ def test_a_gradient_that_is_new_is_not_recorded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(graphs, "CudaRecords", MakesOne)
     made = make_stepper(model)
     made.step(batch)
-    assert made._learned is not None
-    made._learned = [p for p in made._learned if p is not late]
+    assert made._recording._learned is not None
+    made._recording._learned = [p for p in made._recording._learned if p is not late]
     with pytest.warns(UserWarning, match="had no gradient in the passes before"):
         made.gradients(batch)
     assert late.grad is not None
     assert late.grad.any()
-    assert not made._graphs
+    assert not made._recording.is_on
 
 
 def test_a_state_of_another_size_is_recorded_anew(calls: Calls) -> None:
@@ -424,9 +424,9 @@ def test_a_state_of_another_size_is_recorded_anew(calls: Calls) -> None:
     made.load_state_dict(larger.state_dict())
     for _ in range(2):
         made.step(make_batch(TASK))
-    assert made._graphs
-    assert made._recorder is not recorder
-    assert made._recorder is not None
+    assert made._recording.is_on
+    assert made._recording.recorder is not recorder
+    assert made._recording.recorder is not None
 
 
 def test_a_run_without_graphs_says_nothing_against_them() -> None:
@@ -435,7 +435,7 @@ def test_a_run_without_graphs_says_nothing_against_them() -> None:
     plain.step(make_batch(TASK))
     made = make_stepper(packed_model())
     made.load_state_dict(plain.state_dict())
-    assert made._graphs
+    assert made._recording.is_on
 
 
 def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +445,7 @@ def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: 
         with pytest.raises(ZeroDivisionError):
             made.rehearse(batch)
     made.rehearse(batch)
-    assert made._recorder is not None
+    assert made._recording.recorder is not None
 
 
 def test_batches_that_cannot_be_filled_up_make_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +453,7 @@ def test_batches_that_cannot_be_filled_up_make_no_recorder(monkeypatch: pytest.M
     made = make_stepper(packed_model())
     for _ in range(3):
         made.step(make_batch(TASK) | {"labels": torch.rand(12, 3)})
-    assert made._recorder is None
+    assert made._recording.recorder is None
 
 
 def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None:
@@ -462,8 +462,8 @@ def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None
     made = make_stepper(model, micro_batch=1, seq=16 * most)
     for _ in range(2):
         made.step(make_batch(TASK, size=31))  # one more makes it 32
-    assert made._recorder is not None
-    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recorder._graphs.values())
+    assert made._recording.recorder is not None
+    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recording.recorder._graphs.values())
 
 
 @pytest.mark.parametrize(

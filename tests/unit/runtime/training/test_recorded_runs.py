@@ -23,7 +23,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(graphs, "CudaRecords", lambda device: calls)
 
     def ready(session: Session, checkpoint: Any) -> None:
-        session.parts.stepper._graphs = True
+        session.parts.stepper._recording.is_on = True
         rehearse(session, checkpoint)
 
     monkeypatch.setattr(Session, "rehearse", ready)
