@@ -10,10 +10,16 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.training import events
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import TrainRequest
+from vramfit.workload import Workload
 
 HALF = ("amp-fp16", "amp-bf16", "fp16", "bf16")
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
+PLANNED = (
+    *("precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora"),
+    *("quantize", "offload", "attention", "compile", "graphs"),
+)
+"""Settings that a plan has decided on."""
 NUM_NAMED = 3
 """Sizes that are named where models differ."""
 
@@ -37,12 +43,24 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
         problems.append(f"the plan is for task {w.task}, not {request.task}")
     if request.batch is not None and w.batch != request.batch:
         problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
+    problems += _other_settings(request, w)
     other = _other_model(request, plan, on_event)
     if problems or other:
         anew = f"plan for it: vramfit plan {request.model} --save FILE, with the budget and the batch"
         hint = anew if other else "plan anew, or leave out what the plan says already"
         raise WorkloadError([*problems, *other], hint=hint)
     return plan
+
+
+def _other_settings(request: TrainRequest, planned: Workload) -> list[str]:
+    """Settings that were given beside the plan, and that it has otherwise."""
+    given = request.settings() | ({"graphs": True} if request.graphs else {})
+    pairs = [(name, _words(getattr(planned, name)), _words(given[name])) for name in PLANNED if name in given]
+    return [f"the plan says {name} {says}, not {asked}" for name, says, asked in pairs if says != asked]
+
+
+def _words(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _other_model(request: TrainRequest, plan: Plan, on_event: events.OnEvent) -> list[str]:
@@ -79,7 +97,7 @@ def suited(plan: Plan, place: Place, gpu: str | None, on_event: events.OnEvent) 
     if place.name == "cpu" and half:
         text = f"The plan says {w.precision}, which is slow on a CPU: fp32 is taken."
         on_event(events.Note(text=text, warns=True))
-        return replace(plan, workload=replace(w, precision="fp32"))
+        return replace(plan, workload=replace(w, precision="fp32", graphs=False))
     if place.emulated is not None and half:
         text = f"The plan says {w.precision}, which is slow here: the emulated GPU computes on the CPU."
         on_event(events.Note(text=text, warns=True))

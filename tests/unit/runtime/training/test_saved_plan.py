@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.runtime.training.small_runs import request_of, write_model
@@ -77,3 +78,36 @@ def test_a_plan_for_another_gpu_is_followed_and_that_is_said(made: Plan, gpu: st
     assert suited(fp32, Place("cpu"), gpu, said.append) == fp32
     assert len(said) == num_notes
     assert all(text.startswith("The plan is for t4, and this is h200") for text in notes(said))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"precision": "fp32"}, "the plan says precision amp-fp16, not fp32"),
+        ({"micro_batch": 3}, "the plan says micro_batch 8, not 3"),
+        ({"freeze": "embeddings"}, "the plan says freeze None, not embeddings"),
+        ({"graphs": True}, "the plan says graphs False, not True"),
+    ],
+)
+def test_settings_that_the_plan_has_otherwise_are_refused(
+    made: Plan, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    request = request_of(tmp_path)
+    request = replace(request, plan=saved(made, tmp_path, request.model), **settings)
+    with pytest.raises(WorkloadError, match=words) as caught:
+        saved_plan(request, lambda event: None)
+    assert "leave out what the plan says" in str(caught.value.hint)
+
+
+def test_settings_that_the_plan_has_too_are_taken(made: Plan, tmp_path: Path) -> None:
+    request = request_of(tmp_path)
+    request = replace(request, plan=saved(made, tmp_path, request.model), precision="amp-fp16", micro_batch=8)
+    assert saved_plan(request, lambda event: None) is not None
+
+
+def test_recorded_passes_of_a_plan_are_left_out_on_a_cpu(tmp_path: Path) -> None:
+    planned = plan("bert-tiny", batch=8, lengths=[5, 24], gpu="h200", memory="2GiB", graphs=True)
+    assert planned.workload.graphs
+    found = suited(planned, Place("cpu"), None, lambda event: None)
+    assert not found.workload.graphs
+    assert found.workload.precision == "fp32"
