@@ -118,8 +118,6 @@ def make_plan(
     keywords["graphs"] = request.graphs
     if former is not None:
         keywords |= {name: getattr(former, name) for name in CHOSEN}
-    if request.label_smoothing:
-        keywords["graphs"] = False  # a loss of its own is not recorded
     if place.emulated is not None:
         keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}

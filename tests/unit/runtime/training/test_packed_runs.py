@@ -32,21 +32,17 @@ def test_a_gpu_that_has_the_kernel_gets_a_packed_plan(tmp_path: Path, monkeypatc
     assert again.workload.attention == "sdpa"
 
 
-def test_passes_with_smoothed_labels_are_not_planned_as_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("graphs", [False, True])
+def test_passes_are_planned_as_recorded_for_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     place: Any = SimpleNamespace(device=torch.device("cuda", 0), has_budget=True, emulated=None)
     asked = {"memory": "1GiB", "gpu": "h200", "device": None, "precision": "amp-bf16", "optimizer": "adamw-fused"}
-    asked |= {"batch": 48, "attention": "packed"}
-    data = read_data(request_of(tmp_path, **asked), None)
-    plain, smoothed = (
-        make_plan(request_of(tmp_path, label_smoothing=smoothing, **asked), data, place) for smoothing in (0.0, 0.1)
-    )
-    assert plain is not None
-    assert plain.workload.graphs
-    assert smoothed is not None
-    assert not smoothed.workload.graphs
+    request = request_of(tmp_path, batch=48, attention="packed", graphs=graphs, **asked)
+    made = make_plan(request, read_data(request, None), place)
+    assert made is not None
+    assert made.workload.graphs is graphs
 
 
 def test_a_run_whose_passes_are_not_recorded_says_so(tmp_path: Path) -> None:
