@@ -79,6 +79,9 @@ def _uncertain(workload: Workload) -> list[str]:
             and workload.precision.startswith("amp")
             and workload.allocator != "expandable"
         ),
+        "recorded passes were measured where segments are expandable only": (
+            workload.graphs and workload.allocator != "expandable"
+        ),
     }
     return [what for what, is_used in found.items() if is_used]
 

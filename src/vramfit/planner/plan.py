@@ -147,11 +147,9 @@ def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
         levels = waitings(bench.request, training, able=bench.can_checkpoint)
         for _, group in groupby(levels, key=lambda w: (w.offload is not None, w.in_16_bits)):
             found = [f for waiting in group if (f := _find_waiting(bench, training, waiting, sampled)) is not None]
-            found = [
-                f for f in found if not f.margin.is_tight
-            ] or found  # slower, but with room for batches of any length
             if found:
-                return min(found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
+                roomy = [f for f in found if not f.margin.is_tight]  # maybe slower, but safe with any lengths
+                return min(roomy or found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
     return None
 
 
@@ -255,10 +253,9 @@ def _find_with(
         casts=bench.casts,
     )
     if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
-        alike = [
-            r for r in made if replace(r, compile=compiled_like.compile, graphs=False) == compiled_like
-        ]  # memory is not short: as it was
-        made = alike or made
+        compiled = compiled_like.compile
+        alike = [r for r in made if replace(r, compile=compiled, graphs=False) == compiled_like]
+        made = alike or made  # memory is not short: as it was
     for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:

@@ -19,7 +19,7 @@ ALLOWABLE: Mapping[str, str] = {
 """What a plan uses only where it is allowed → what it means."""
 SETTINGS = (
     *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize", "offload"),
-    *("compile", "graphs", "casts", "allocator", "micro_batch", "accumulate"),
+    *("compile", "casts", "allocator", "micro_batch", "accumulate"),
 )
 """Keywords that the planner chooses where the user does not."""
 NOT_PLANNED = {

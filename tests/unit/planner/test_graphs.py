@@ -47,6 +47,14 @@ def test_what_does_not_go_with_it_leaves_it_out_and_says_so(keywords: dict[str, 
     assert any("passes are not recorded" in note for note in made.notes)
 
 
+@pytest.mark.parametrize(("allocator", "basis"), [("expandable", "verified"), ("default", "derived")])
+def test_segments_of_fixed_size_were_not_measured(allocator: str, basis: str) -> None:
+    keywords = {"batch": 8, "seq": 32, "gpu": "h200", "torch_version": "2.11", "allocator": allocator, **PACKED}
+    made = estimate("bert-tiny", graphs=True, **keywords)
+    assert made.basis == basis
+    assert any("recorded passes were measured" in note for note in made.notes) is (basis == "derived")
+
+
 def test_gradients_that_stay_are_predicted() -> None:
     keywords = {"batch": 8, "seq": 128, "gpu": "h200", "allocator": "expandable", **PACKED}
     plain, recorded = (estimate("bert-base-uncased", graphs=graphs, **keywords) for graphs in (False, True))
