@@ -63,7 +63,7 @@ KERNELS = {
 """What a kernel is for → what its name has; the first that it has counts."""
 H200_OPERATIONS_PER_S = 989.5e12
 """In bf16, without sparsity, as its data sheet says."""
-SETTINGS = ("precision", "optimizer", "attention", "checkpointing", "compile", "graphs")
+SETTINGS = ("precision", "optimizer", "attention", "checkpointing", "compile", "fused", "graphs")
 KEYS = ("model", "side", "cap", "lengths")
 
 

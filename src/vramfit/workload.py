@@ -108,6 +108,8 @@ class Workload:
     """What lives in host memory until it is needed."""
     compile: bool = False
     """`torch.compile` on the model's layers."""
+    fused: bool = False
+    """In packed amp-* training, layers of BERT's kind as one function each, with kernels of vramfit's own."""
     graphs: bool = False
     """Passes recorded as CUDA graphs, and replayed: the host then sends a pass at once."""
     casts: Casts = "each"
@@ -228,7 +230,7 @@ def _wrong_choices(w: Workload) -> list[str]:
         problems.append(f"checkpointing {w.checkpointing!r} is not 'full' or a number of layers")
     problems += [
         f"{name} {getattr(w, name)!r} is not True or False"
-        for name in ("dropout", "compile")
+        for name in ("dropout", "compile", "fused")
         if not isinstance(getattr(w, name), bool)
     ]
     return problems + _wrong_freeze(w.freeze)
@@ -309,6 +311,7 @@ def _contradictions(w: Workload) -> list[str]:
             f"compile and offload {w.offload} do not go together: what hooks do is not compiled",
         ),
         (w.compile and w.quantize is not None, f"compile and quantize {w.quantize} do not go together yet"),
+        *_fused_contradictions(w),
         *_graph_contradictions(w),
         *_offload_contradictions(w),
         *_ranks_contradictions(w),
@@ -328,6 +331,22 @@ def _contradictions(w: Workload) -> list[str]:
         ),
     ]
     return [text for broken, text in rules if broken]
+
+
+def _fused_contradictions(w: Workload) -> list[tuple[bool, str]]:
+    """What does not go with fused layers."""
+    return [
+        (w.fused and (not w.trains or w.attention != "packed"), "fused is for packed training: take attention packed"),
+        (
+            w.fused and not w.precision.startswith("amp"),
+            f"fused is for precision amp-bf16 or amp-fp16, not {w.precision}",
+        ),
+        (w.fused and w.compile, "fused and compile do not go together: either makes a layer's kernels"),
+        (w.fused and w.lora is not None, "fused and lora do not go together: adapters are other products"),
+        (w.fused and w.quantize is not None, f"fused and quantize {w.quantize} do not go together"),
+        (w.fused and w.offload is not None, f"fused and offload {w.offload} do not go together yet"),
+        (w.fused and w.num_gpus > 1, "fused is for one GPU yet"),
+    ]
 
 
 def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:

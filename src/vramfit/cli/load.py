@@ -34,6 +34,7 @@ NOT_LOADING = (
     "max_grad_norm",
     "lora",
     "compile",
+    "fused",
     "graphs",
     "casts",
     "loop",

@@ -18,7 +18,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "graphs", "num_gpus", "num_nodes"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "fused", "graphs", "num_gpus", "num_nodes"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -38,6 +38,15 @@ def run(
         typer.Option(
             "--compile/--no-compile",
             help="Compile the layers; else only where --steps are enough for it to pay.",
+            rich_help_panel=_CHOICE,
+            show_default=False,
+        ),
+    ] = None,
+    fused: Annotated[
+        bool | None,
+        typer.Option(
+            "--fused/--no-fused",
+            help="Fused layers in packed passes; else where they can be.",
             rich_help_panel=_CHOICE,
             show_default=False,
         ),
@@ -94,7 +103,7 @@ def run(
     if no_offload and options.offload is not None:
         raise typer.BadParameter("--offload and --no-offload contradict each other")
     keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
-    keywords |= {"compile": compile, "graphs": graphs, "steps": steps}
+    keywords |= {"compile": compile, "fused": fused, "graphs": graphs, "steps": steps}
     if no_offload:
         keywords["offload"] = False
     keywords |= {name: n for name, n in (("num_gpus", gpus), ("num_nodes", nodes)) if n is not None}

@@ -83,6 +83,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    fused: Annotated[
+        bool | None,
+        typer.Option(
+            "--fused/--no-fused",
+            help="Fused layers in packed passes; else where they can be.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
     graphs: Annotated[
         bool,
         typer.Option("--graphs", help="Record packed passes as CUDA graphs, where that can be.", rich_help_panel=_HOW),

@@ -88,6 +88,7 @@ class WorkloadOptions:
     quantize: Annotated[str | None, _option("quantize", "Weights in fewer bits.", panel=_HOW)] = None
     offload: Annotated[str | None, _option("offload", "What waits in host memory.", panel=_HOW)] = None
     compile: Annotated[bool, _option("compile", "torch.compile on the model.", panel=_HOW)] = False
+    fused: Annotated[bool, _option("fused", "Fused layers in packed passes.", panel=_HOW)] = False
     graphs: Annotated[bool, _option("graphs", "Packed passes as CUDA graphs.", panel=_HOW)] = False
     casts: Annotated[str | None, _option("casts", "How autocast's casts are made.", panel=_HOW)] = None
     loop: Annotated[str | None, _option("loop", "Whose step.", panel=_HOW)] = None

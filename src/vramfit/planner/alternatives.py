@@ -48,6 +48,8 @@ def words_of(bench: Bench, choice: Choice) -> str:
     phrases = [recipe.precision, recipe.optimizer, *(["packed"] if recipe.attention == "packed" else [])]
     if recipe.compile:
         phrases.append("compiled")
+    if recipe.keywords()["fused"]:
+        phrases.append("fused")
     if recipe.graphs:
         phrases.append("recorded")
     if recipe.checkpointing is not None:

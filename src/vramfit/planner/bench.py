@@ -23,7 +23,8 @@ from vramfit.planner.request import Request
 from vramfit.planner.space import Recipe
 from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
-from vramfit.techniques import casting
+from vramfit.techniques import casting, fusing
+from vramfit.techniques.catalogue import TRITON_CAPABILITY
 from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
@@ -75,7 +76,7 @@ class Bench:
         self.has_refused = False
         """Whether one was refused for that."""
         self._layers: int | None = None
-        self._casts = False
+        self._casts = self._fuses = False
         self._shapes: dict[Recipe, Shapes] = {}
         self._peeks: dict[tuple[Recipe, int], Peek] = {}
         self._safe: dict[tuple[Recipe, int], int] = {}
@@ -104,6 +105,7 @@ class Bench:
         if self._layers is None:
             model = build_meta(self._base.resolved, attention=self.base.attention)
             self._layers, self._casts = len(encoder_layers(model)), casting.can_be(model)
+            self._fuses = fusing.can_be(model)
         return self._layers
 
     @property
@@ -111,6 +113,13 @@ class Bench:
         """How the casts of autocast can be made, whatever else is done."""
         shards = self.base.num_gpus > 1 and self.base.parallel == "fsdp"
         return "together" if self.num_layers and self._casts and not shards else "each"
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether layers can be one function each, whatever else is done."""
+        capability = self.target.profile.compute_capability
+        alone = self.base.num_gpus == 1 and capability >= TRITON_CAPABILITY
+        return bool(self.num_layers) and self._fuses and alone
 
     @property
     def can_checkpoint(self) -> bool:

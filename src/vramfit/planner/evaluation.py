@@ -17,7 +17,7 @@ MAX_TIMES = 4
 MAX_BATCH = 256
 NOT_OF_ONE = ("max_grad_norm", "dropout", "batch", "num_gpus", "num_nodes", "parallel")
 """What a single forward pass does not have; a GPU of several evaluates by itself."""
-NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer", "casts", "graphs")
+NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer", "casts", "fused", "graphs")
 """Adapters add less than one percent to what a forward pass takes."""
 
 

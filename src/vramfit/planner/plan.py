@@ -156,23 +156,30 @@ def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
 def _find_waiting(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
     """The fastest choice where this waits in host memory, without padding or with it."""
     packed = _find_packed(bench, training, waiting, sampled)
-    if packed is not None and not _waits_for_host(packed.estimate):
+    if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(bench, packed, sampled):
         return packed
     return _quicker_of(bench, packed, _find_with(bench, training, waiting, sampled, packs=False), sampled)
 
 
 def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
-    """The fastest choice without padding, where lengths are known and there would be enough of it."""
-    if sampled is None or not sampled.varies or "attention" in bench.request.fixed:
+    """The fastest choice without padding, where lengths are known and there would be enough of it, or where layers can
+    be fused, which is for packed rows."""
+    if sampled is None or "attention" in bench.request.fixed:
         return None
     if waiting.offload is not None or not bench.can_pack or bench.base.num_gpus > 1:
         return None
-    if padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
+    fuses = bench.request.fused and bench.can_fuse and not bench.base.compile
+    if not fuses and padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
         return None
     found = _find_with(bench, training, waiting, sampled, packs=True)
-    if found is None or padding_share(bench, found.choice.micro_batch, sampled) < WORTH_PACKING:
+    if found is None or not (found.estimate.workload.fused or _has_padding(bench, found, sampled)):
         return None
     return found
+
+
+def _has_padding(bench: Bench, found: Found, sampled: Lengths | None) -> bool:
+    """Whether there would be enough of it in padded passes."""
+    return sampled is not None and padding_share(bench, found.choice.micro_batch, sampled) >= WORTH_PACKING
 
 
 def _waits_for_host(estimate: Estimate) -> bool:
@@ -251,6 +258,7 @@ def _find_with(
         compiles=compiles,
         graphs=graphs,
         casts=bench.casts,
+        fused=bench.can_fuse,
     )
     if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
         compiled = compiled_like.compile

@@ -19,7 +19,7 @@ from vramfit.workload import Workload
 ASKED = "asked for"
 KEYWORDS = (
     *("precision", "checkpointing", "optimizer", "attention", "allocator"),
-    *("freeze", "lora", "quantize", "offload", "compile", "graphs", "casts"),
+    *("freeze", "lora", "quantize", "offload", "compile", "fused", "graphs", "casts"),
 )
 BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
 MASTERS = "hardly any: masters in fp32 keep every update"

@@ -46,6 +46,8 @@ class Request:
     """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
     pads_evaluation: bool = False
     """Whether evaluations are padded where steps are packed: another loop runs them."""
+    fused: bool = True
+    """Whether layers are fused, where they can be."""
     graphs: bool = False
     """Whether passes are recorded, where they can be."""
     offloads: bool = True
@@ -84,11 +86,10 @@ class Request:
         trust = bool(given.pop("trust_remote_code", False))
         pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
-        graphs = given.pop("graphs", False)
+        switches = {"graphs": given.pop("graphs", False), "fused": given.pop("fused", True)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
-        if not isinstance(graphs, bool):
-            problems.append(f"graphs {graphs!r} is not True or False")
+        problems += [f"{name} {value!r} is not True or False" for name, value in switches.items() if value not in (0, 1)]
         if exact and given.get("compile") is True:
             problems.append("exact and compile do not go together: fused kernels round otherwise")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
@@ -103,7 +104,7 @@ class Request:
             trust_remote_code=trust,
             steps=steps,
             pads_evaluation=pads_evaluation,
-            graphs=graphs,
+            **switches,
             offloads=offloads,
         )
 

@@ -36,13 +36,15 @@ class Recipe:
     compile: bool = False
     graphs: bool = False
     casts: str = "together"
-    """Where it can be; else as `Workload` has it by itself."""
+    fused: bool = True
+    """These two where they can be; else as `Workload` has them by itself."""
 
     def keywords(self) -> dict[str, Any]:
         """As keywords of `Workload`."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         can_be = self.precision.startswith("amp") and self.offload is None and not self.compile
-        return found | {"casts": self.casts if can_be else "each"}
+        fused = self.fused and can_be and self.attention == "packed" and self.lora is None and self.quantize is None
+        return found | {"fused": fused, "casts": self.casts if can_be and not fused else "each"}
 
     @property
     def price(self) -> float:
@@ -126,6 +128,7 @@ def recipes(
     compiles: bool = False,
     graphs: bool = False,
     casts: str = "together",
+    fused: bool = True,
 ) -> list[Recipe]:
     """Recipes without checkpointing (unless it is needed or asked for), the likeliest to be fast first.
 
@@ -133,13 +136,13 @@ def recipes(
         packs: with sequences end to end, which is for 16 bits and GPUs that have the kernel.
         compiles: with compiled layers.
         graphs: with recorded passes.
-        casts: how autocast's are made, where that is not given.
+        casts, fused: how autocast's casts are made, and whether layers can be fused, where that is not given.
     """
     given, offload = {**request.fixed, **training.settings}, waiting.offload
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
-    kept: dict[str, Any] = {"casts": casts} | {name: given[name] for name in KEPT if name in given}
+    kept: dict[str, Any] = {"casts": casts, "fused": fused and request.fused} | {name: given[name] for name in KEPT if name in given}
     kept |= {"offload": offload, "compile": compiles, "graphs": graphs}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")

@@ -33,6 +33,7 @@ OPTIONS = (
     "quantize",
     "offload",
     "compile",
+    "fused",
     "graphs",
     "casts",
     "allocator",

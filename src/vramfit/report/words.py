@@ -129,6 +129,7 @@ def _extras(w: Workload) -> list[str]:
         (w.quantize is not None, f"quantize {w.quantize}"),
         (w.offload is not None, f"offload {w.offload}"),
         (w.compile, "compile"),
+        (w.fused, "fused"),
         (w.graphs, "graphs"),
         (w.casts != "each", f"casts {w.casts}"),
         (w.allocator != "default", f"{w.allocator} segments"),

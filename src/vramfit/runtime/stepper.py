@@ -33,7 +33,7 @@ from vramfit.step.heads import HeadLoss, head_loss
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.window import accumulate
-from vramfit.techniques import casting, checkpointing, compiling, offloading, packing
+from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.techniques.packed_attention import has_packed_kernel
@@ -56,7 +56,7 @@ class Stepper:
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
         plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
             attention packed, the model is made to take packed batches; where it says casts together, its layers cast
-            so; where it says compile, they are compiled when they first run.
+            so; where it says fused, they are; where it says compile, they are compiled when they first run.
         micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
             as their tokens, padding included, are no more.
         seq: the full length; None takes that of the first batch.
@@ -117,6 +117,8 @@ class Stepper:
                 packing.apply(model, plan.workload.task)
             if casting.is_for(plan.workload) and offload is None:
                 casting.apply(model)
+            if fusing.is_for(plan.workload):
+                fusing.apply(model)
             if plan.workload.compile and not compiling.is_applied(model):
                 _compile(model)
         precision = precision or "fp32"

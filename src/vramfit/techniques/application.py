@@ -2,7 +2,17 @@
 
 import torch
 
-from vramfit.techniques import casting, checkpointing, freezing, layer_inputs, lora, packing, precision, quantization
+from vramfit.techniques import (
+    casting,
+    checkpointing,
+    freezing,
+    fusing,
+    layer_inputs,
+    lora,
+    packing,
+    precision,
+    quantization,
+)
 from vramfit.workload import Workload
 
 
@@ -30,5 +40,9 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
         casting.apply(model)
     else:
         casting.undo(model)
+    if fusing.is_for(w):
+        fusing.apply(model)
+    else:
+        fusing.undo(model)
     if w.offload == "activations":
         layer_inputs.apply(model)

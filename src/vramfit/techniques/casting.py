@@ -20,11 +20,12 @@ from vramfit.workload import Workload
 def is_for(workload: Workload) -> bool:
     """Whether a workload's layers cast together: it asks for that, and nothing else is done with their weights.
 
-    Compiled layers cast in their own kernels; offloaded layers and shards are gone when their forward ends.
+    Compiled and fused layers cast by themselves; offloaded layers and shards are gone when their forward ends.
     """
     w = workload
     alone = w.offload is None and not (w.num_gpus > 1 and w.parallel == "fsdp")
-    return w.casts == "together" and w.trains and autocast_dtype(w.precision) is not None and not w.compile and alone
+    is_able = w.trains and autocast_dtype(w.precision) is not None and not w.compile and not w.fused
+    return w.casts == "together" and is_able and alone
 
 
 def apply(model: torch.nn.Module) -> None:

@@ -51,14 +51,19 @@ def is_applied(model: torch.nn.Module) -> bool:
 def why_not(device: torch.device) -> str | None:
     """Why nothing can be compiled for a device here; None where it can."""
     if device.type == "cuda":
-        from torch.utils._triton import has_triton_package
-
-        if not has_triton_package():
-            return "Triton is not installed"
-        major, minor = torch.cuda.get_device_capability(device)
-        return None if (major, minor) >= TRITON_CAPABILITY else f"Triton does not compile for sm_{major}{minor}"
+        return why_no_triton(device)
     found = os.environ.get("CXX") or any(map(shutil.which, CPU_COMPILERS))
     return None if found else "there is no C++ compiler here"
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """Why Triton makes no kernels for a GPU; None where it does."""
+    from torch.utils._triton import has_triton_package
+
+    if not has_triton_package():
+        return "Triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if (major, minor) >= TRITON_CAPABILITY else f"Triton does not compile for sm_{major}{minor}"
 
 
 def has_failed(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ PIECE = 4096 * BLOCK
 SPREAD, MIX1, MIX2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 """Of the hash: the golden ratio, and the multipliers of "lowbias32" (Wellons, hash-prospector)."""
 
-_LIBRARY: Any = torch.library.Library("vramfit", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY: Any = torch.library.Library("vramfit", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "eight_bit_step(Tensor(a!) weight, Tensor grad, Tensor(b!) average, Tensor(c!) average_scale, "
     "Tensor(d!) square, Tensor(e!) square_scale, Tensor tables, float lr, float kept, float new_average, "

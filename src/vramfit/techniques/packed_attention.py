@@ -60,7 +60,7 @@ def attend(
     if value.dtype in FLASH_TYPES:  # rotary positions may leave the others in fp32
         query, key = query.to(value.dtype), key.to(value.dtype)
     if has_flash(query):
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # of `x[0]`, backward would be a copy
         out = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, dropout, False, False,
             scale=scaling, window_size_left=window, window_size_right=window,

@@ -44,6 +44,8 @@ ATTENTION_PREFIX = "_scaled_dot_product_"
 ATTENTION_BACKWARD_LAUNCHES = 3
 PACKED_ATTENTION = {"_flash_attention_forward": 6, "_flash_attention_backward": 9}
 """Attention over sequences that lie end to end, and where the longest one's length stands among the arguments."""
+FUSED = "fused_"
+"""Operators of fused layers, which read or write every tensor once."""
 LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 LIST_COPY = "_foreach_copy_"
 FOREACH_TENSORS = (110, 64, 48, 36, 30)
@@ -141,7 +143,7 @@ def work_in_place(name: str, args: tuple[Any, ...], written: list[Any], probe: i
         num_bytes = _sum(_bytes(t, probe) for t in _tensors(written))
         if any(t.device.type == "cpu" and t.dim() for t in taken):
             return WorkTemplate(name, "transfer", 1, num_bytes)
-        num_bytes = _sum([num_bytes, *(_bytes(t, probe) for t in taken)])
+        num_bytes = _sum([() if name.startswith(FUSED) else num_bytes, *(_bytes(t, probe) for t in taken)])
         return WorkTemplate(name, _kind(name), 1, num_bytes, dtype=_dtype(taken))
     return list_work(name, args, written)
 

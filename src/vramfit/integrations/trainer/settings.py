@@ -8,7 +8,7 @@ from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.fitting import Change
 from vramfit.records.plan import Plan
-from vramfit.techniques import casting, packing
+from vramfit.techniques import casting, fusing, packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
 from vramfit.techniques.application import apply_techniques
 from vramfit.workload import Workload
@@ -171,9 +171,12 @@ def put_techniques(model: Any, workload: Workload, attention: str | None) -> Non
 
 
 def prepare_steps(model: Any, workload: Workload) -> None:
-    """Before training: layers cast their weights together; attention can be packed, and is inside steps."""
+    """Before training: layers are fused, or cast their weights together; attention can be packed, and is inside
+    steps."""
     if casting.is_for(workload):
         casting.apply(model)
+    if fusing.is_for(workload):
+        fusing.apply(model)
     if workload.attention == "packed":
         packing.apply(model, workload.task)
         packing.set_aside(model)
@@ -182,4 +185,5 @@ def prepare_steps(model: Any, workload: Workload) -> None:
 def leave_steps(model: Any) -> None:
     """After training: the model is as the script knows it."""
     casting.undo(model)
+    fusing.undo(model)
     packing.undo(model)

@@ -21,7 +21,7 @@ SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
-    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload", "compile", "graphs")}
+    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload", "compile", "fused", "graphs")}
     if workload.num_gpus > 1:
         given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
     return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -38,7 +38,7 @@ def settings_in_words(workload: Workload) -> str:
         for name, value in rest.items()
         if name in ("checkpointing", "freeze", "lora", "quantize", "offload")
     ]
-    words += ["packed"] * (w.attention == "packed") + ["compiled"] * w.compile + ["recorded"] * w.graphs
+    words += ["packed"] * (w.attention == "packed") + ["compiled"] * w.compile + ["fused"] * w.fused + ["recorded"] * w.graphs
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
 
 

@@ -36,7 +36,7 @@ STRIDE = 128
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "graphs")
+CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "fused", "graphs")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 

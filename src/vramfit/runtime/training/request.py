@@ -79,6 +79,8 @@ class TrainRequest:
     """`packed` lays sequences end to end; None lets the plan choose."""
     compile: bool | None = None
     """Compile the layers; None does so where a plan says that it pays."""
+    fused: bool | None = None
+    """Fused layers in packed passes; None has them where they can be."""
     graphs: bool = False
     """Record packed passes as CUDA graphs, where the plan can."""
     parallel: str | None = None
@@ -130,7 +132,7 @@ class TrainRequest:
     def settings(self) -> dict[str, Any]:
         """Keywords of `Workload` that were given: what a plan keeps."""
         names = ("task", "seq", "precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora")
-        more = ("quantize", "offload", "host_memory", "attention", "compile", "max_grad_norm", "parallel")
+        more = ("quantize", "offload", "host_memory", "attention", "compile", "fused", "max_grad_norm", "parallel")
         given = {name: getattr(self, name) for name in (*names, *more)}
         if self.offload == "weights" and self.checkpointing is None:
             given["checkpointing"] = "full"  # its layers come again for backward

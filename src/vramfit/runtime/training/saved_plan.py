@@ -17,7 +17,7 @@ SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
 PLANNED = (
     *("precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora"),
-    *("quantize", "offload", "attention", "compile", "graphs"),
+    *("quantize", "offload", "attention", "compile", "fused", "graphs"),
 )
 """Settings that a plan has decided on."""
 NUM_NAMED = 3
@@ -97,7 +97,7 @@ def suited(plan: Plan, place: Place, gpu: str | None, on_event: events.OnEvent) 
     if place.name == "cpu" and half:
         text = f"The plan says {w.precision}, which is slow on a CPU: fp32 is taken."
         on_event(events.Note(text=text, warns=True))
-        return replace(plan, workload=replace(w, precision="fp32", graphs=False))
+        return replace(plan, workload=replace(w, precision="fp32", graphs=False, fused=False))
     if place.emulated is not None and half:
         text = f"The plan says {w.precision}, which is slow here: the emulated GPU computes on the CPU."
         on_event(events.Note(text=text, warns=True))
