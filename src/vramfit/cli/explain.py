@@ -21,7 +21,19 @@ DOES_NOT_FIT = 3
 
 
 @takes_workload(
-    without=("model", "lengths", "mode", "loop", "offload", "compile", "fused", "graphs", "num_gpus", "num_nodes", "parallel")
+    without=(
+        "model",
+        "lengths",
+        "mode",
+        "loop",
+        "offload",
+        "compile",
+        "fused",
+        "graphs",
+        "num_gpus",
+        "num_nodes",
+        "parallel",
+    )
 )
 def run(
     options: WorkloadOptions,

@@ -52,11 +52,14 @@ def run(
         ),
     ] = None,
     graphs: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--graphs", help="Record packed passes as CUDA graphs, where that can be.", rich_help_panel=_CHOICE
+            "--graphs/--no-graphs",
+            help="Record packed passes as CUDA graphs; else where a run is long and the host about as slow as the GPU.",
+            rich_help_panel=_CHOICE,
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),

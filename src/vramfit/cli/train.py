@@ -93,9 +93,14 @@ def run(
         ),
     ] = None,
     graphs: Annotated[
-        bool,
-        typer.Option("--graphs", help="Record packed passes as CUDA graphs, where that can be.", rich_help_panel=_HOW),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--graphs/--no-graphs",
+            help="Record packed passes as CUDA graphs; else where a run is long and the host about as slow as the GPU.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
     parallel: Annotated[
         str | None,
         _option("With torchrun: ddp, or fsdp (each GPU has a part of the model); else planned.", _HOW, "NAME"),

@@ -25,6 +25,7 @@ from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
 from vramfit.techniques import casting, fusing
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
+from vramfit.timing.model import StepTime
 from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
@@ -237,10 +238,20 @@ class Bench:
         traced = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES))
         return self._seconds(traced.template(micro_batch), recipe, micro_batch, self.share)
 
+    def host_share(self, recipe: Recipe, micro_batch: int) -> float:
+        """How long the host is busy in a step, as a share of the device's time; of packed rows on real lengths."""
+        template = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES)).template(micro_batch)
+        step = self._timed(template, self._split(recipe, micro_batch, self.timed_batch(recipe)), micro_batch)
+        return step.host_s / max(sum(step.device_s.values()), step.seconds / 1000)
+
     def _seconds(self, template: Any, recipe: Recipe, micro_batch: int, batch: int) -> float:
+        return self.seconds(template, self._split(recipe, micro_batch, batch), micro_batch)
+
+    def _split(self, recipe: Recipe, micro_batch: int, batch: int) -> Workload:
+        """A step of so many samples of full length."""
         split: dict[str, Any] = {"batch": batch * self.base.num_gpus, "micro_batch": min(micro_batch, batch)}
         split["accumulate"] = None
-        return self.seconds(template, replace(self.base, **recipe.keywords(), **split), micro_batch)
+        return replace(self.base, **recipe.keywords(), **split)
 
     def estimate(self, recipe: Recipe, micro_batch: int) -> Estimate:
         """The whole prediction, inside the budget."""
@@ -279,11 +290,14 @@ class Bench:
 
     def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:
         """Seconds of a step on the GPU; on a usual one where its rates are not known."""
+        return self._timed(template, workload, micro_batch).seconds
+
+    def _timed(self, template: Any, workload: Workload, micro_batch: int) -> StepTime:
         timed = time_workload(template, workload, micro_batch, replace(self.target, gpu=self.timed_gpu))
         if timed is None:
             self.timed_gpu = _typical()
-            return self.seconds(template, workload, micro_batch)
-        return timed.step.seconds
+            return self._timed(template, workload, micro_batch)
+        return timed.step
 
 
 def _typical() -> GPU:

@@ -17,19 +17,24 @@ from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
 from vramfit.planner.space import NOTHING, Recipe, Training, Waiting, recipes, trainings, waitings
-from vramfit.planner.varied import full_samples, padding_share, quicker, time_on_lengths
+from vramfit.planner.varied import WORTH_PACKING, full_samples, padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
 
-WORTH_PACKING = 0.04
-"""Of the tokens of padded passes, how many have to be padding for sequences to be laid end to end: at full length,
-packed passes are predicted to take up to 4 % longer."""
 COMPILE_S = 30.0
 """What compiling is taken to take before the first step, training and evaluation together: for training, BERT-base took
 11 s and BERT-large 14 s on the machine of an H200."""
 LEAST_COMPILED_S = 10 * COMPILE_S
 """Shorter runs are not worth it: compiled steps are a sixth faster at best."""
+LEAST_RECORDED_S = 20.0
+"""Shorter runs are not worth it: recording took one or two seconds, spread over the first steps."""
+NEAR_HOST = 0.8
+"""The host's share of the device's time from which passes are recorded: what the host takes differs from machine to
+machine, by a third between two that an H200 stood in."""
+SLOWER = 1.05
+"""What recorded passes may be predicted to take more: rows that are filled up to a few sizes, for a host that is not
+waited for."""
 NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
@@ -67,7 +72,9 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,
                 are given and so many that it pays.
-            graphs: True to record packed passes as CUDA graphs, where that can be.
+            fused: False to leave layers as they are; else they are fused in packed passes, where that can be.
+            graphs: True to record packed passes as CUDA graphs, where that can be; False not to. Else they are recorded
+                where `steps` are given, the run is not short, and the host takes about as long as the device.
             pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
@@ -202,6 +209,8 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     before_s = (request.steps or 0) * _seconds(bench, plain, sampled)
     if "compile" in request.fixed or request.exact or before_s < LEAST_COMPILED_S:
         return None
+    if plain.estimate.workload.fused:  # as fast, and at once
+        return None
     if capability < TRITON_CAPABILITY or recipe.offload is not None or recipe.quantize is not None:
         return None
     if bench.base.num_gpus > 1:
@@ -219,17 +228,29 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
 
 
 def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
-    """Packed passes that are recorded, where that is asked for and can be; None elsewhere."""
-    recipe = plain.choice.recipe
+    """Packed passes that are recorded, where that is asked for or pays, and can be; None elsewhere."""
+    request, recipe = bench.request, plain.choice.recipe
+    if request.graphs is False or (request.graphs is None and not _may_wait(bench, plain, sampled)):
+        return None
     is_packed = recipe.attention == "packed"
     may_pack = sampled is not None and "attention" not in bench.request.fixed and bench.can_pack
-    if not bench.request.graphs or recipe.offload is not None or bench.base.num_gpus > 1 or not (is_packed or may_pack):
+    if recipe.offload is not None or bench.base.num_gpus > 1 or not (is_packed or may_pack):
         return None
     compiled_like = recipe if recipe.compile else None
     found = _find_with(bench, plain.training, NOTHING, sampled, packs=True, compiled_like=compiled_like, graphs=True)
-    if found is not None:
-        found.search.before = plain.search
-    return found
+    if found is None:
+        return None
+    found.search.before = plain.search
+    is_slower = _seconds(bench, found, sampled) > SLOWER * _seconds(bench, plain, sampled)
+    return None if request.graphs is None and is_slower else found
+
+
+def _may_wait(bench: Bench, plain: Found, sampled: Lengths | None) -> bool:
+    """Whether the device of a long run may wait for the host, in packed passes."""
+    recipe, micro_batch = plain.choice.recipe, plain.choice.micro_batch
+    if recipe.attention != "packed" or (bench.request.steps or 0) * _seconds(bench, plain, sampled) < LEAST_RECORDED_S:
+        return False
+    return bench.host_share(recipe, micro_batch) >= NEAR_HOST
 
 
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:

@@ -9,7 +9,7 @@ from vramfit.planner.bench import Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe, Training
-from vramfit.planner.varied import padding_share
+from vramfit.planner.varied import WORTH_PACKING, padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
 from vramfit.techniques.catalogue import Technique, find
@@ -64,7 +64,11 @@ def _why_packed(bench: Bench, chosen: Choice, lengths: Lengths | None) -> str:
     if lengths is None:
         return "sequences lie end to end, so that padding takes nothing"
     share = padding_share(bench, chosen.micro_batch, lengths)
-    why = f"sequences lie end to end; {share:.0%} of padded passes would be padding"
+    why = "sequences lie end to end"
+    if share >= WORTH_PACKING or not chosen.recipe.keywords()["fused"]:
+        why += f"; {share:.0%} of padded passes would be padding"
+    else:
+        why += ", as fused layers take them; of padded passes hardly anything would be padding"
     if bench.base.task == "question-answering":
         why += "; an answer is sought among a text's own tokens, and no more among its padding"
     return why

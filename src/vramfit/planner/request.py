@@ -48,8 +48,8 @@ class Request:
     """Whether evaluations are padded where steps are packed: another loop runs them."""
     fused: bool = True
     """Whether layers are fused, where they can be."""
-    graphs: bool = False
-    """Whether passes are recorded, where they can be."""
+    graphs: bool | None = None
+    """Whether passes are recorded, where they can be; None where that pays."""
     offloads: bool = True
     """Whether what is not needed at the moment may wait in host memory."""
 
@@ -86,10 +86,14 @@ class Request:
         trust = bool(given.pop("trust_remote_code", False))
         pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
-        switches = {"graphs": given.pop("graphs", False), "fused": given.pop("fused", True)}
+        switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", True)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
-        problems += [f"{name} {value!r} is not True or False" for name, value in switches.items() if value not in (0, 1)]
+        problems += [
+            f"{name} {value!r} is not True or False"
+            for name, value in switches.items()
+            if not isinstance(value, bool | None)
+        ]
         if exact and given.get("compile") is True:
             problems.append("exact and compile do not go together: fused kernels round otherwise")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):

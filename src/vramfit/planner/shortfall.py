@@ -103,7 +103,16 @@ def _all_recipes(bench: Bench, training: Training) -> list[Recipe]:
 
 def _recipes(bench: Bench, request: Request, training: Training, waiting: Waiting) -> list[Recipe]:
     capability = bench.target.profile.compute_capability
-    return recipes(request, training, bench.base, capability, waiting, compiles=bench.base.compile, casts=bench.casts, fused=bench.can_fuse)
+    return recipes(
+        request,
+        training,
+        bench.base,
+        capability,
+        waiting,
+        compiles=bench.base.compile,
+        casts=bench.casts,
+        fused=bench.can_fuse,
+    )
 
 
 def _safe_bytes(bench: Bench, recipe: Recipe, size: int) -> float:

@@ -65,7 +65,8 @@ def _launch(kernel, grid, args, constants, warps, num_given, dtype=None):
     device = args[0].device
     if torch.cuda.current_device() != device.index:
         with torch.cuda.device(device):
-            return _launch(kernel, grid, args, constants, warps, num_given, dtype)
+            _launch(kernel, grid, args, constants, warps, num_given, dtype)
+        return
     start = 0
     for given in args[:num_given]:
         start |= given.data_ptr()

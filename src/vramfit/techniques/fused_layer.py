@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from vramfit.techniques.fused_ops import NUM_PARTS, fused_gelu_backward, fused_join, fused_norm, fused_norm_backward
 
@@ -43,7 +44,7 @@ class FusedLayer(torch.autograd.Function):
     ) -> torch.Tensor:
         dtype = torch.get_autocast_dtype(hidden.device.type)
         width, wide = hidden.shape[-1], parameters[8].shape[0]
-        before = hidden.reshape(-1, width)
+        before = hidden.reshape(-1, width).contiguous()
         num_tokens = len(before)
         w, norms = _cast(parameters[:12], dtype), parameters[12:]
         seeds = None
@@ -51,7 +52,7 @@ class FusedLayer(torch.autograd.Function):
             seeds = torch.randint(2**31 - 1, (2,), device=hidden.device)
         x = before.to(dtype)
         qkv = torch.addmm(w.qkv_bias, x, w.qkv.t())
-        attended = _attend(*_heads(qkv, shape), ends, longest, shape)
+        attended = _attend(_heads(qkv, shape), ends, longest, shape)
         out = attended[0].view(num_tokens, width)
 
         after = torch.addmm(w.out_bias, out, w.out.t())
@@ -77,11 +78,11 @@ class FusedLayer(torch.autograd.Function):
         return made.view(hidden.shape)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        ends, seeds, x, qkv, out, lse, state, unused, summed1, stats1, x1, up, summed2, stats2, *given = (
-            ctx.saved_tensors
-        )
+        ends, seeds, x, qkv, *attended = ctx.saved_tensors[:8]
+        summed1, stats1, x1, up, summed2, stats2, *given = ctx.saved_tensors[8:]
+        out = attended[0]
         shape: LayerShape = ctx.shape
         width, norms = x.shape[1], given[12:]
         w = _cast(given[:12], x.dtype)
@@ -109,10 +110,10 @@ class FusedLayer(torch.autograd.Function):
         weights[3] = to_x1.t() @ out.view(-1, width) if needed[6] else None
         to_out = (to_x1 @ w.out).view(out.shape)
         del to_x1
-        to_heads = _attend_backward(to_out, *_heads(qkv, shape), out, lse, state, unused, ends, ctx.longest, shape)
+        to_heads = _attend_backward(to_out, _heads(qkv, shape), attended, ends, ctx.longest, shape)
         del to_out
         to_qkv = torch.empty_like(qkv)
-        fused_join(*(t.view(-1, width) for t in to_heads), to_qkv, parts, 6 * width + ctx.wide)
+        fused_join(*(t.reshape(-1, width) for t in to_heads), to_qkv, parts, 6 * width + ctx.wide)
         del to_heads
         if any(needed[:6:2]):
             weights[:3] = (to_qkv.t() @ x).view(3, width, width).unbind()
@@ -156,7 +157,9 @@ def _gradients(
     weights: list[torch.Tensor | None], sums: torch.Tensor, width: int, wide: int, given: Any, needed: Any
 ) -> list[torch.Tensor | None]:
     """In the parameters' order and type, None for what does not learn."""
-    norm2, norm2_bias, down, up, norm1, norm1_bias, out, *qkv = sums.split([*[width] * 3, wide, *[width] * 6])
+    norm2, norm2_bias, down, up, norm1, norm1_bias, out, *qkv = sums.split_with_sizes(
+        [*[width] * 3, wide, *[width] * 6]
+    )
     biases = [*qkv, out, up, down]
     wanted = [w for w, is_needed in zip(weights, needed[:12:2], strict=True) if w is not None and is_needed]
     full = [torch.empty_like(w, dtype=given[0].dtype) for w in wanted]
@@ -168,47 +171,44 @@ def _gradients(
     return [t if is_needed else None for t, is_needed in zip(found, needed, strict=True)]
 
 
-def _heads(qkv: torch.Tensor, shape: LayerShape) -> tuple[torch.Tensor, ...]:
+def _heads(qkv: torch.Tensor, shape: LayerShape) -> Any:
     return qkv.view(len(qkv), 3, shape.num_heads, -1).unbind(1)
 
 
-def _attend(q: Any, k: Any, v: Any, ends: Any, longest: int, shape: LayerShape) -> Any:
+def _attend(heads: Any, ends: Any, longest: int, shape: LayerShape) -> Any:
     """Output, logsumexp, random state and what else the kernel's backward wants."""
-    if q.device.type == "cpu":
-        return _attend_here(q, k, v, ends, shape)
+    if ends.device.type == "cpu":
+        return _attend_here(heads, ends, shape)
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, ends, ends, longest, longest, shape.attention_dropout, False, False, scale=shape.scale
+        *heads, ends, ends, longest, longest, shape.attention_dropout, False, False, scale=shape.scale
     )[:4]
 
 
-def _attend_backward(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, state: Any, unused: Any, ends: Any, longest: int,
-    shape: LayerShape,
-) -> Any:  # fmt: skip
-    if q.device.type == "cpu":
-        return _attend_here_backward(grad, q, k, v, state, ends, shape)
+def _attend_backward(grad: Any, heads: Any, attended: Any, ends: Any, longest: int, shape: LayerShape) -> Any:
+    """Gradients of queries, keys and values."""
+    out, logsumexp, state, more = attended
+    if ends.device.type == "cpu":
+        return _attend_here_backward(grad, heads, state, ends, shape)
     return torch.ops.aten._flash_attention_backward(
-        grad, q, k, v, out, lse, ends, ends, longest, longest, shape.attention_dropout, False, state, unused,
+        grad, *heads, out, logsumexp, ends, ends, longest, longest, shape.attention_dropout, False, state, more,
         scale=shape.scale,
     )  # fmt: skip
 
 
-def _attend_here(q: Any, k: Any, v: Any, ends: Any, shape: LayerShape) -> Any:
+def _attend_here(heads: Any, ends: Any, shape: LayerShape) -> Any:
     """On a CPU, sequence by sequence: right, and slow."""
-    state = torch.get_rng_state()
-    each = zip(*(t.split(ends.diff().tolist()) for t in (q, k, v)), strict=True)
+    state, lengths = torch.get_rng_state(), ends.diff().tolist()
+    each = zip(*(t.transpose(0, 1)[None].split(lengths, 2) for t in heads), strict=True)
     made = [
-        F.scaled_dot_product_attention(
-            *(t.transpose(0, 1)[None] for t in parts), dropout_p=shape.attention_dropout, scale=shape.scale
-        )[0].transpose(0, 1)
-        for parts in each
+        F.scaled_dot_product_attention(q, k, v, dropout_p=shape.attention_dropout, scale=shape.scale)
+        for q, k, v in each
     ]
-    return torch.cat(made), q.new_empty(0), state, q.new_empty(0)
+    out = torch.cat(made, 2)[0].transpose(0, 1).contiguous()
+    return out, out.new_empty(0), state, out.new_empty(0)
 
 
-def _attend_here_backward(grad: Any, q: Any, k: Any, v: Any, state: Any, ends: Any, shape: LayerShape) -> Any:
+def _attend_here_backward(grad: Any, heads: Any, state: Any, ends: Any, shape: LayerShape) -> Any:
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.set_rng_state(state)
-        heads = [t.detach().contiguous().requires_grad_() for t in (q, k, v)]
-        out = _attend_here(*heads, ends, shape)[0]
-        return torch.autograd.grad(out, heads, grad)
+        given = [t.detach().contiguous().requires_grad_() for t in heads]
+        return torch.autograd.grad(_attend_here(given, ends, shape)[0], given, grad)

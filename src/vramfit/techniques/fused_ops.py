@@ -15,7 +15,7 @@ import torch.nn.functional as F
 NUM_PARTS = 512
 """Programs that go through the rows: enough for any GPU of today."""
 
-_library: Any = torch.library.Library("vramfit", "FRAGMENT")
+_library: Any = torch.library.Library("vramfit", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
     "fused_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? seeds, int which, float p, float eps,"
     " Tensor(a!) summed, Tensor(b!) out, Tensor(c!)? out16, Tensor(d!) stats) -> ()"

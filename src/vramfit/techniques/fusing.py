@@ -84,7 +84,7 @@ def _forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None,
     if is_asked and why_not(hidden_states.device) is None:
         read = self._fused_parts.read()
         if read is not None:
-            return FusedLayer.apply(hidden_states, ends, longest, *read)
+            return FusedLayer.apply(hidden_states, ends, longest, *read)  # type: ignore[no-untyped-call]
     return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
 
 
@@ -116,8 +116,8 @@ class _Parts:
                     return None
                 parameters.append(p)
         first, second = (parent.__dict__["_modules"][name] for parent, name in self._modules[-2:])
-        attention, *others = map(_share, self._dropouts)
-        shape = LayerShape(self._num_heads, self._scale, attention, tuple(others), (first.eps, second.eps))
+        attention, after, last = map(_share, self._dropouts)
+        shape = LayerShape(self._num_heads, self._scale, attention, (after, last), (first.eps, second.eps))
         return shape, *parameters
 
 

@@ -21,7 +21,7 @@ from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_
 from vramfit.trace.ledger import Ledger
 from vramfit.trace.places import Places
 from vramfit.trace.template import StreamTemplate
-from vramfit.trace.work import WorkTemplate, view_work
+from vramfit.trace.work import FUSED, WorkTemplate, view_work
 
 aten = torch.ops.aten
 
@@ -35,8 +35,8 @@ TAKES_APART = frozenset({"unbind", "split"})
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace"})
 PHASES: dict[str, Phase] = {"backward": "backward", "optimizer": "optimizer"}
 ARGUMENT = "argument"
-"""A tensor that a compiled kernel reads or writes: handing it over is taken to cost the host as much as a view does,
-which was not measured by itself."""
+"""A tensor that a compiled kernel, or one of vramfit's own, reads or writes: handing it over is taken to cost the host
+as much as a view does, which was not measured by itself."""
 MAX_CALLS = 500_000
 """Operators in one trace; BERT-large takes about 20,000."""
 
@@ -155,6 +155,8 @@ class Tracer(TorchDispatchMode):
         written = written_by(func, args, kwargs)
         if self._ledger.counts_work:
             self._count(self._calls.in_place(func, args, kwargs, written))
+            if _described(func)[0].startswith(FUSED):
+                self._count(view_work(ARGUMENT), sum(isinstance(a, torch.Tensor) for a in args))
         if not any(t.is_meta for t in tensors_in((args, tuple(kwargs.values())))):
             return func(*args, **kwargs)
         if not func._schema.returns:

@@ -147,7 +147,7 @@ def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str
 
 def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
     """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint."""
-    asked = {**job.keywords, **keywords, "pads_evaluation": True}
+    asked = {**job.keywords, **keywords, "pads_evaluation": True, "graphs": False}
     try:
         if "optimizer" not in asked and not asked["exact"]:
             with suppress(NoPlanFits):

@@ -38,7 +38,12 @@ def settings_in_words(workload: Workload) -> str:
         for name, value in rest.items()
         if name in ("checkpointing", "freeze", "lora", "quantize", "offload")
     ]
-    words += ["packed"] * (w.attention == "packed") + ["compiled"] * w.compile + ["fused"] * w.fused + ["recorded"] * w.graphs
+    words += (
+        ["packed"] * (w.attention == "packed")
+        + ["compiled"] * w.compile
+        + ["fused"] * w.fused
+        + ["recorded"] * w.graphs
+    )
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
 
 

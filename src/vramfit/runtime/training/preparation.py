@@ -115,7 +115,7 @@ def make_plan(
     from vramfit.planner.plan import plan
 
     keywords: dict[str, Any] = request.settings()
-    keywords["graphs"] = request.graphs
+    keywords["graphs"] = False if request.label_smoothing else request.graphs
     if former is not None:
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:

@@ -81,8 +81,8 @@ class TrainRequest:
     """Compile the layers; None does so where a plan says that it pays."""
     fused: bool | None = None
     """Fused layers in packed passes; None has them where they can be."""
-    graphs: bool = False
-    """Record packed passes as CUDA graphs, where the plan can."""
+    graphs: bool | None = None
+    """Record packed passes as CUDA graphs, where the plan can; None does so where a plan says that it pays."""
     parallel: str | None = None
     """With several processes: `ddp`, each has the whole model, or `fsdp`, a part of it. None lets the plan choose."""
     allow: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
 
 def _other_settings(request: TrainRequest, planned: Workload) -> list[str]:
     """Settings that were given beside the plan, and that it has otherwise."""
-    given = request.settings() | ({"graphs": True} if request.graphs else {})
+    given = request.settings() | ({} if request.graphs is None else {"graphs": request.graphs})
     pairs = [(name, _words(getattr(planned, name)), _words(given[name])) for name in PLANNED if name in given]
     return [f"the plan says {name} {says}, not {asked}" for name, says, asked in pairs if says != asked]
 
