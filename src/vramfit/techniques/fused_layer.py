@@ -80,8 +80,9 @@ class FusedLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        ends, seeds, x, qkv, *attended = ctx.saved_tensors[:8]
-        summed1, stats1, x1, up, summed2, stats2, *given = ctx.saved_tensors[8:]
+        saved = ctx.saved_tensors  # once: a checkpoint gives them once
+        ends, seeds, x, qkv, *attended = saved[:8]
+        summed1, stats1, x1, up, summed2, stats2, *given = saved[8:]
         out = attended[0]
         shape: LayerShape = ctx.shape
         width, norms = x.shape[1], given[12:]

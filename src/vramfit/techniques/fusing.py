@@ -1,6 +1,5 @@
 """Fusing: the layers of BERT and its kin as one function each (`fused_layer`), for packed passes under autocast."""
 
-import types
 import warnings
 from functools import cache
 from typing import Any
@@ -39,15 +38,14 @@ def apply(model: torch.nn.Module) -> None:
     for layer in encoder_layers(model):
         parts = _parts(layer)
         if parts is not None and parts.read() is not None and "forward" not in layer.__dict__:
-            layer.__dict__["_fused_parts"] = parts
-            layer.forward = types.MethodType(_forward, layer)
+            layer.forward = FusedForward(layer, parts)
 
 
 def undo(model: torch.nn.Module) -> None:
     """Let the layers run as they were."""
     for layer in encoder_layers(model):
         if _is_fused(layer):
-            del layer.forward, layer._fused_parts
+            del layer.forward
 
 
 def is_applied(model: torch.nn.Module) -> bool:
@@ -71,21 +69,27 @@ def why_not(device: torch.device) -> str | None:
 
 
 def _is_fused(layer: torch.nn.Module) -> bool:
-    return getattr(layer.__dict__.get("forward"), "__func__", None) is _forward
+    return isinstance(layer.__dict__.get("forward"), FusedForward)
 
 
-def _forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A layer's forward: fused where that is what the call asks for."""
-    ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
-    is_packed = ends is not None and longest is not None and attention_mask is None
-    learns = torch.is_grad_enabled() and torch.is_autocast_enabled(hidden_states.device.type)
-    shows = kwargs.get("past_key_values") is not None or kwargs.get("output_attentions")
-    is_asked = is_packed and learns and not shows and hidden_states.dtype is torch.float32
-    if is_asked and why_not(hidden_states.device) is None:
-        read = self._fused_parts.read()
-        if read is not None:
-            return FusedLayer.apply(hidden_states, ends, longest, *read)  # type: ignore[no-untyped-call]
-    return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
+class FusedForward:
+    """What a layer's forward is: fused where that is what a call asks for."""
+
+    def __init__(self, layer: torch.nn.Module, parts: "_Parts") -> None:
+        self._layer, self._parts = layer, parts
+
+    def __call__(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
+        is_packed = ends is not None and longest is not None and attention_mask is None
+        learns = torch.is_grad_enabled() and torch.is_autocast_enabled(hidden_states.device.type)
+        shows = kwargs.get("past_key_values") is not None or kwargs.get("output_attentions")
+        is_asked = is_packed and learns and not shows and hidden_states.is_floating_point()
+        if is_asked and why_not(hidden_states.device) is None:
+            read = self._parts.read()
+            if read is not None:
+                hidden_states = hidden_states.float()  # ELECTRA's first are a product's, in 16 bits
+                return FusedLayer.apply(hidden_states, ends, longest, *read)  # type: ignore[no-untyped-call]
+        return type(self._layer).forward(self._layer, hidden_states, attention_mask, *args, **kwargs)
 
 
 class _Parts:
@@ -136,7 +140,7 @@ def _parts(layer: Any) -> _Parts | None:
     linears += [(layer.intermediate, "dense"), (second, "dense")]
     modules = [*linears, (first, "LayerNorm"), (second, "LayerNorm")]
     is_usual = not layer.chunk_size_feed_forward and _is_gelu(layer.intermediate.intermediate_act_fn)
-    if not is_usual or layer.is_decoder:
+    if not is_usual or layer.is_decoder or a.all_head_size != a.query.in_features:
         return None
     dropouts: list[tuple[Any, str] | None] = [(a, "dropout"), (first, "dropout"), (second, "dropout")]
     return _Parts(modules, dropouts, a.num_attention_heads, a.scaling)

@@ -1,0 +1,291 @@
+"""Fused layers learn what plain ones learn, within rounding, and only where they can; on a CPU, by the reference."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.runtime.small_models import HEADS, make_batch, make_model
+
+import vramfit
+from vramfit.errors import WorkloadError
+from vramfit.models.anatomy import encoder_layers
+from vramfit.runtime.stepper import Stepper
+from vramfit.step.heads import model_inputs
+from vramfit.techniques import casting, freezing, fusing, lora, packing
+from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.fused_layer import FusedLayer
+from vramfit.workload import Workload
+
+TASK = "sequence-classification"
+FUSED = ("bert", "roberta", "electra", "distilbert")
+DROPOUT = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+Model = torch.nn.Module
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of the fused function."""
+    seen: list[Any] = []
+    apply = FusedLayer.apply
+    monkeypatch.setattr(FusedLayer, "apply", lambda *args: seen.append(args) or apply(*args))  # type: ignore[func-returns-value]
+    return seen
+
+
+def packed(family: str, task: Any = TASK, **changes: Any) -> Model:
+    model = make_model(family, task, **changes)
+    packing.apply(model, task)
+    return model
+
+
+def fused(family: str = "bert", task: Any = TASK, **changes: Any) -> Model:
+    model = packed(family, task, **changes)
+    fusing.apply(model)
+    assert fusing.is_applied(model)
+    return model
+
+
+def learn(model: Model, task: Any = TASK, *, seed: int = 0, dtype: torch.dtype | None = torch.bfloat16) -> float:
+    """The loss of a pass, whose gradients are left in the model."""
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        loss = model(**packing.pack(make_batch(task), model)).loss
+    loss.backward()
+    return loss.item()  # type: ignore[no-any-return]
+
+
+def gradients(model: Model) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def error(made: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+    """Of all gradients together, as a share."""
+    assert made.keys() == exact.keys()
+    apart = sum(float((made[name] - exact[name]).square().sum()) for name in exact)
+    return (apart / sum(float(g.square().sum()) for g in exact.values())) ** 0.5
+
+
+@pytest.mark.parametrize("task", [t for t in HEADS if t != "question-answering"])
+@pytest.mark.parametrize("family", FUSED)
+def test_loss_and_gradients_are_those_of_plain_layers(family: str, task: Any, calls: list[Any]) -> None:
+    exact, plain, model = packed(family, task), packed(family, task), fused(family, task)
+    learn(exact, task, dtype=None)
+    before = learn(plain, task)
+    assert not calls
+    assert learn(model, task) == pytest.approx(before, rel=1e-3)
+    assert len(calls) == len(encoder_layers(model))
+    rounding = error(gradients(plain), gradients(exact))
+    assert error(gradients(model), gradients(exact)) <= 1.1 * rounding
+    assert {g.dtype for g in gradients(model).values()} == {torch.float32}
+
+
+def test_answers_are_those_of_plain_layers() -> None:
+    task = "question-answering"
+    found = []
+    for model in (packed("bert", task), fused("bert", task)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found.append(model(**model_inputs(packing.pack(make_batch(task), model))).start_logits.float())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_no_sample_sees_another(family: str, calls: list[Any]) -> None:
+    task = "token-classification"
+    model, batch = fused(family, task), make_batch(task)
+    other = {name: value.clone() for name, value in batch.items()}
+    other["input_ids"][4, :3] = 50
+    rows = torch.arange(12).repeat_interleave(batch["attention_mask"].sum(1))
+    seen = []
+    for given in (batch, other):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(**model_inputs(packing.pack(given, model))).logits[0]
+        logits[rows == 3].float().square().sum().backward()
+        seen.append((logits.detach(), {n: g for n, g in gradients(model).items() if "emb" not in n}))
+    (before, those), (after, these) = seen
+    assert calls
+    assert torch.equal(before[rows != 4], after[rows != 4])
+    assert not torch.equal(before[rows == 4], after[rows == 4])
+    assert all(torch.equal(those[name], these[name]) for name in those)
+
+
+def test_dropout_is_drawn_anew_and_drawn_again_from_the_same_seed() -> None:
+    model = fused(**DROPOUT)
+    losses = [learn(model, seed=seed) for seed in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_backward_drops_what_forward_dropped() -> None:
+    """By differences: a step against the gradient lowers a loss whose dropout is drawn from the same seed."""
+    model = fused(**DROPOUT)
+    before = learn(model, seed=3)
+    norm = sum(float(g.square().sum()) for g in gradients(model).values())
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.02 / norm**0.5 * p.grad
+    model.zero_grad()
+    assert learn(model, seed=3) - before == pytest.approx(-0.02 * norm**0.5, rel=0.1)
+
+
+def test_a_layer_that_is_computed_again_draws_the_same() -> None:
+    plain, again = fused(**DROPOUT), fused(**DROPOUT)
+    again.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    assert learn(plain) == learn(again)
+    assert error(gradients(again), gradients(plain)) == 0
+
+
+@pytest.mark.parametrize("freeze", ["embeddings", 1, "*.bias", "*.query.*", "encoder"])
+def test_what_is_frozen_has_no_gradient_and_changes_no_other(freeze: Any) -> None:
+    whole, model = fused(), fused()
+    freezing.apply(model, freeze)
+    learn(whole)
+    learn(model)
+    found = gradients(model)
+    assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad and name in gradients(whole)}
+    assert error(found, {name: g for name, g in gradients(whole).items() if name in found}) == 0
+
+
+def test_gradients_of_passes_add_up() -> None:
+    model = fused()
+    learn(model)
+    one = gradients(model)
+    learn(model)
+    assert error(gradients(model), {name: 2 * g for name, g in one.items()}) < 1e-6
+
+
+def no_autocast(model: Model) -> None:
+    model(**packing.pack(make_batch(TASK), model)).loss.backward()
+
+
+def no_gradients(model: Model) -> None:
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        model(**packing.pack(make_batch(TASK), model))
+
+
+def padded(model: Model) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(**make_batch(TASK)).loss.backward()
+
+
+def hooked(model: Any) -> None:
+    model.bert.encoder.layer[0].attention.self.query.register_forward_hook(lambda *_: None)
+    model.bert.encoder.layer[1].output.register_forward_pre_hook(lambda *_: None)
+    learn(model)
+
+
+def halved(model: Model) -> None:
+    model.to(torch.bfloat16)
+    learn(model)
+
+
+def adapted(model: Any) -> None:
+    lora.apply(model, 4)
+    learn(model)
+
+
+@pytest.mark.parametrize("call", [no_autocast, no_gradients, padded, hooked, halved, adapted])
+def test_other_calls_run_as_before(call: Any, calls: list[Any]) -> None:
+    model = fused()
+    call(model)
+    assert not calls
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"is_decoder": True}], ids=str)
+def test_layers_of_another_kind_stay(changes: dict[str, Any]) -> None:
+    model = make_model("bert", TASK, **changes)
+    fusing.apply(model)
+    assert not fusing.can_be(model)
+    assert not fusing.is_applied(model)
+
+
+@pytest.mark.parametrize("family", ["albert", "modernbert", "deberta-v2"])
+def test_families_of_another_kind_stay(family: str) -> None:
+    model = make_model(family, TASK)
+    fusing.apply(model)
+    assert not fusing.can_be(model)
+    assert not fusing.is_applied(model)
+
+
+def test_a_model_can_be_copied_saved_and_undone(calls: list[Any]) -> None:
+    model = fused()
+    buffer = io.BytesIO()
+    pickle.dump(model, buffer)
+    buffer.seek(0)
+    for made in (copy.deepcopy(model), pickle.load(buffer)):
+        assert fusing.is_applied(made)
+        learn(made)
+        assert all(p.grad is None for p in model.parameters())  # it is the copy's layers that learned
+        assert all(p.grad is not None for p in encoder_layers(made)[0].parameters())
+    assert model.state_dict().keys() == packed("bert").state_dict().keys()
+    calls.clear()
+    fusing.undo(model)
+    assert not fusing.is_applied(model)
+    learn(model)
+    assert not calls
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradient_twice() -> None:
+    model = fused()
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**packing.pack(make_batch(TASK), model)).loss
+    loss.backward(retain_graph=True)
+    one = gradients(model)
+    model.zero_grad()
+    loss.backward()
+    assert error(gradients(model), one) == 0
+
+
+def test_techniques_fuse_or_cast_together() -> None:
+    job = {"model": "bert", "attention": "packed", "precision": "amp-bf16", "loop": "stepper", "casts": "together"}
+    model = make_model("bert", TASK)
+    apply_techniques(model, Workload(**job, fused=True))
+    assert fusing.is_applied(model)
+    assert not casting.is_applied(model)
+    apply_techniques(model, Workload(**job))
+    assert not fusing.is_applied(model)
+    assert casting.is_applied(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "sdpa"},
+        {"mode": "infer"},
+        {"precision": "fp32"},
+        {"precision": "bf16"},
+        {"compile": True},
+        {"lora": 8},
+        {"quantize": "int8", "freeze": "backbone"},
+        {"offload": "optimizer"},
+        {"num_gpus": 2},
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_said(changes: dict[str, Any]) -> None:
+    job = {"model": "bert", "attention": "packed", "precision": "amp-bf16", "loop": "stepper", "fused": True}
+    with pytest.raises(WorkloadError, match="fused"):
+        Workload(**(job | changes))
+
+
+def test_a_stepper_learns_from_a_plan_with_fused_layers(calls: list[Any]) -> None:
+    plan = vramfit.plan("bert-tiny", batch=12, lengths=[5, 9, 128, 30], gpu="a100-40gb", precision="amp-bf16")
+    assert plan.workload.fused
+    assert plan.workload.attention == "packed"
+    model = make_model("bert", TASK)
+    stepper = Stepper(model, torch.optim.AdamW(model.parameters()), plan=plan)
+    losses = [stepper.step(make_batch(TASK)) for _ in range(6)]
+    assert calls
+    assert losses[-1] < losses[0]
+
+
+def test_fused_layers_take_less_than_plain_ones() -> None:
+    job = {"batch": 16, "seq": 128, "gpu": "h200", "attention": "packed", "precision": "amp-bf16", "loop": "stepper"}
+    plain, made = (vramfit.estimate("bert-base-uncased", **job, fused=is_fused) for is_fused in (False, True))
+    assert made.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert made.step_time_s is not None
+    assert plain.step_time_s is not None
+    assert made.step_time_s < plain.step_time_s
