@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.peaks import note
 from tests.gpu.test_packing import on_gpu, take_steps
 from tests.unit.runtime.small_models import HEADS, make_batch
 from tests.unit.techniques.test_fusing import DROPOUT, FUSED, error, fused, gradients, packed
@@ -202,8 +203,7 @@ def test_fused_training_takes_what_was_predicted(keywords: dict[str, Any]) -> No
     predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
     with get_context("spawn").Pool(1) as fresh:
         allocated, reserved = fresh.apply(_peaks, (predicted.workload, given))
-    print({"workload": given, "max_allocated_bytes": allocated, "max_reserved_bytes": reserved})
-    print(predicted.peak_allocated_bytes / allocated - 1, predicted.safe_reserved_bytes / reserved - 1)
+    note(given, allocated, reserved)
     assert allocated <= predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * allocated
     assert reserved <= predicted.safe_reserved_bytes
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.peaks import note
 from tests.gpu.test_packing import take_steps
 from tests.unit.runtime.small_models import FAMILIES, flat_gradient, flat_weights, make_batch, make_model
 from tests.unit.techniques.test_packing import with_pads
@@ -207,7 +208,7 @@ def test_recorded_training_takes_what_was_predicted(keywords: dict[str, Any]) ->
     predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
     with get_context("spawn").Pool(1) as fresh:
         allocated, reserved = fresh.apply(_peaks, (predicted.workload, given))
-    print(keywords, predicted.peak_allocated_bytes, allocated, predicted.peak_reserved_bytes, reserved)
+    note(given, allocated, reserved)
     assert allocated <= predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * allocated
     assert reserved <= predicted.safe_reserved_bytes
 

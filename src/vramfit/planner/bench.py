@@ -12,7 +12,7 @@ from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.shallow import least_peaks
 from vramfit.estimator.target import Target, target_of
-from vramfit.estimator.timing import time_workload
+from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import restart_bytes, weigh
 from vramfit.models.anatomy import encoder_layers
@@ -25,7 +25,6 @@ from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
 from vramfit.techniques import casting, fusing
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
-from vramfit.timing.model import StepTime
 from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
@@ -241,7 +240,7 @@ class Bench:
     def host_share(self, recipe: Recipe, micro_batch: int) -> float:
         """How long the host is busy in a step, as a share of the device's time; of packed rows on real lengths."""
         template = self.traced(recipe, min(self.passes(micro_batch), PROBED_PASSES)).template(micro_batch)
-        step = self._timed(template, self._split(recipe, micro_batch, self.timed_batch(recipe)), micro_batch)
+        step = self._timed(template, self._split(recipe, micro_batch, self.timed_batch(recipe)), micro_batch).step
         return step.host_s / max(sum(step.device_s.values()), step.seconds / 1000)
 
     def _seconds(self, template: Any, recipe: Recipe, micro_batch: int, batch: int) -> float:
@@ -290,14 +289,14 @@ class Bench:
 
     def seconds(self, template: Any, workload: Workload, micro_batch: int) -> float:
         """Seconds of a step on the GPU; on a usual one where its rates are not known."""
-        return self._timed(template, workload, micro_batch).seconds
+        return self._timed(template, workload, micro_batch).step.seconds
 
-    def _timed(self, template: Any, workload: Workload, micro_batch: int) -> StepTime:
+    def _timed(self, template: Any, workload: Workload, micro_batch: int) -> Timed:
         timed = time_workload(template, workload, micro_batch, replace(self.target, gpu=self.timed_gpu))
         if timed is None:
             self.timed_gpu = _typical()
             return self._timed(template, workload, micro_batch)
-        return timed.step
+        return timed
 
 
 def _typical() -> GPU:

@@ -27,7 +27,7 @@ COMPILE_S = 30.0
 11 s and BERT-large 14 s on the machine of an H200."""
 LEAST_COMPILED_S = 10 * COMPILE_S
 """Shorter runs are not worth it: compiled steps are a sixth faster at best."""
-LEAST_RECORDED_S = 20.0
+LEAST_RECORDED_S = 10.0
 """Shorter runs are not worth it: recording took one or two seconds, spread over the first steps."""
 NEAR_HOST = 0.8
 """The host's share of the device's time from which passes are recorded: what the host takes differs from machine to
@@ -246,11 +246,10 @@ def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
 
 
 def _may_wait(bench: Bench, plain: Found, sampled: Lengths | None) -> bool:
-    """Whether the device of a long run may wait for the host, in packed passes."""
-    recipe, micro_batch = plain.choice.recipe, plain.choice.micro_batch
-    if recipe.attention != "packed" or (bench.request.steps or 0) * _seconds(bench, plain, sampled) < LEAST_RECORDED_S:
+    """Whether the device of a run that is not short may wait for the host."""
+    if bench.request.exact or (bench.request.steps or 0) * _seconds(bench, plain, sampled) < LEAST_RECORDED_S:
         return False
-    return bench.host_share(recipe, micro_batch) >= NEAR_HOST
+    return bench.host_share(plain.choice.recipe, plain.choice.micro_batch) >= NEAR_HOST
 
 
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:

@@ -96,7 +96,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         keyword="fused",
         values=("True",),
         kind="free",
-        does="a layer is one function, which keeps and copies less between its products; packed passes of BERT's kind",
+        does="a layer of BERT's kind is one function, which keeps and copies less between its products",
         costs="none: sums of gradients are rounded less often",
     ),
     Technique(

@@ -41,7 +41,8 @@ def test_varied_lengths_are_packed_and_it_is_said_why() -> None:
         ("bert-mini", {"gpu": "t4"}),
         ("bert-mini", {"precision": "tf32"}),
         ("bert-mini", {"exact": True}),
-        ("bert-mini", {"lengths": [256] * 64}),
+        ("bert-mini", {"lengths": [256] * 64, "fused": False}),
+        ("electra-small-discriminator", {"lengths": [256] * 64, "compile": True, "memory": "20GiB", "batch": 64}),
         ("bert-mini", {"lengths": None, "seq": 256}),
         ("bert-mini", {"attention": "sdpa"}),
         (DEBERTA, {"memory": "2GiB", "batch": 64}),
@@ -52,9 +53,47 @@ def test_where_nothing_is_gained_or_no_kernel_is_there_batches_stay_padded(model
 
 
 def test_where_the_host_is_too_slow_fewer_tokens_are_no_reason() -> None:
-    made = plan("bert-tiny", **(JOB | {"batch": 16, "gpu": "h200"}))
+    job = JOB | {"batch": 16, "gpu": "h200", "fused": False}
+    made = plan("bert-tiny", **job)
     assert made.workload.attention == "sdpa"
-    assert made.step_time_s <= plan("bert-tiny", attention="packed", **(JOB | {"batch": 16, "gpu": "h200"})).step_time_s
+    assert made.step_time_s <= plan("bert-tiny", attention="packed", **job).step_time_s
+
+
+def test_layers_that_can_be_fused_are_packed_without_any_padding() -> None:
+    made = plan("bert-mini", **(JOB | {"lengths": [256] * 64}))
+    assert (made.workload.attention, made.workload.fused) == ("packed", True)
+    assert "as fused layers take them" in {r.setting: r.why for r in made.reasons}["attention packed"]
+    plain = plan("bert-mini", **(JOB | {"lengths": [256] * 64, "fused": False}))
+    assert made.step_time_s < plain.step_time_s
+    assert not plain.workload.fused
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("albert-base-v2", {"memory": "20GiB", "batch": 64}),
+        ("bert-mini", {"compile": True}),
+        ("bert-mini", {"allow": ("lora",), "lora": 8}),
+        ("bert-mini", {"precision": "bf16"}),
+        ("bert-mini", {"fused": False}),
+    ],
+    ids=str,
+)
+def test_other_packed_plans_have_plain_layers(model: str, changes: dict[str, Any]) -> None:
+    made = plan(model, **(JOB | changes))
+    assert (made.workload.attention, made.workload.fused) == ("packed", False)
+
+
+def test_passes_are_recorded_where_the_host_is_about_as_slow_as_the_device() -> None:
+    job = JOB | {"batch": 64, "gpu": "h200", "memory": "11GiB"}
+    assert not plan("bert-small", **job).workload.graphs  # nobody says that the run is long
+    made = plan("bert-small", **job, steps=2000)
+    assert made.workload.graphs
+    assert made.step_time_s < plan("bert-small", **job, steps=2000, graphs=False).step_time_s
+    assert not plan("bert-small", **job, steps=100).workload.graphs
+    busy = plan("bert-large-uncased", **(job | {"batch": 512, "memory": "40GiB"}), steps=2000)
+    assert busy.workload.fused
+    assert not busy.workload.graphs
 
 
 def test_a_pass_is_as_large_as_real_batches_need() -> None:
