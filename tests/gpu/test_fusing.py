@@ -151,8 +151,13 @@ def test_no_sample_sees_another(family: str) -> None:
 def test_dropout_is_drawn_again_where_a_layer_is_computed_again() -> None:
     plain, again = fused(**DROPOUT).cuda(), fused(**DROPOUT).cuda()
     again.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
-    losses = [learn(plain), learn(plain, seed=1), learn(again)]
-    assert losses[0] == losses[2] != losses[1]
+    found = []
+    for model, seed in ((plain, 0), (plain, 1), (again, 0)):
+        model.zero_grad()
+        learn(model, seed=seed)
+        found.append(gradients(model))
+    assert error(found[2], found[0]) < 1e-3  # attention's backward adds in no fixed order
+    assert error(found[1], found[0]) > 0.1
 
 
 def test_weights_that_begin_anywhere_are_read_right() -> None:

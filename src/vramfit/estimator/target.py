@@ -79,8 +79,8 @@ def _uncertain(workload: Workload) -> list[str]:
             and workload.precision.startswith("amp")
             and workload.allocator != "expandable"
         ),
-        "recorded passes were measured where segments are expandable only": (
-            workload.graphs and workload.allocator != "expandable"
+        "recorded passes and fused layers were measured where segments are expandable only": (
+            (workload.graphs or workload.fused) and workload.allocator != "expandable"
         ),
     }
     return [what for what, is_used in found.items() if is_used]
