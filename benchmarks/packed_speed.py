@@ -10,10 +10,10 @@ every side; the cap holds for the allocator. `trainer`, `accelerate` and `lightn
 (`auto_find_batch_size`, `find_executable_batch_size`, `scale_batch_size`), with padding to the longest sample of a
 batch; their search is reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer
 compiled for any number of tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what
-`vramfit plan` makes of these lengths and this cap, `planned-compiled` the same with compiled layers, `recorded` and
-`recorded-compiled` these with passes that are recorded as CUDA graphs, `planned-compiled-again` a compiled one in a
-later process, which finds on the disk what was compiled, `planned-float8` one with torchao's float8 products, which
-no plan has; `--plans` keeps the plans, which `--plans-only` makes without a GPU; `--profile` says what the GPU's time
+`vramfit plan` makes of these lengths and this cap, layers fused where they can be, `planned-compiled` the same with
+layers that `torch.compile` makes, `recorded` and `recorded-compiled` these with passes that are recorded as CUDA
+graphs, `planned-compiled-again` a compiled one in a later process, which finds on the disk what was compiled,
+`planned-float8` one with torchao's float8 products, which no plan has; `--plans` keeps the plans, which `--plans-only` makes without a GPU; `--profile` says what the GPU's time
 in their steps goes to. Tokens are real ones, padding is none, and steps are sent without waiting for the one before;
 `utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without those of
 recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and sides

@@ -11,12 +11,12 @@ from pages import paragraph, table
 RESULTS = Path(__file__).parent / "results"
 GIB = 2**30
 COUNTED = 20_000_000
-"""Tokens of a run that compiling is counted over: 25,000 reviews, three times, are 21 million."""
+"""Tokens of a run that its start is counted over: 25,000 reviews, three times, are 21 million."""
 CAP = int(11.17 * GIB)
 SHOWN = {"bert-base-uncased": "BERT-base", "bert-large-uncased": "BERT-large"}
 PEERS = {"trainer": "the Trainer", "accelerate": "Accelerate's loop"}
-COMPILED, PLAIN = ("planned-compiled", "recorded-compiled"), ("planned", "recorded")
-"""Sides of ours; of each pair, the faster is shown."""
+OURS = ("planned", "recorded")
+"""What plans make of it, without and with passes that are recorded; the faster is shown."""
 FEW_STEPS = 24
 """Of runs whose lines do not say how many they had."""
 SMALLEST = "smallest "
@@ -34,14 +34,17 @@ def lines(question: str, *keys: str) -> list[dict[str, Any]]:
 
 
 def packed_lines() -> list[dict[str, Any]]:
-    """Cases of the newest day of `packed_speed.py`; of those that ran twice, the longer run."""
+    """Cases of the newest day of `packed_speed.py`: of ours that ran again the last, of peers' the fastest run."""
     newest_day = sorted(RESULTS.glob("packed_speed_h200_*.jsonl"))[-1].stem.split("_")[3]
     keys = ("model", "side", "cap", "lengths")
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in sorted(RESULTS.glob(f"packed_speed_h200_{newest_day}*.jsonl")):
         for line in forked.read_lines(path, *keys):
             key = tuple(line[k] for k in keys)
-            if "error" not in line and num_steps(line) >= num_steps(found.get(key, line)):
+            is_slower = key[1] in ("trainer", "accelerate", "lightning") and line.get("tokens_per_s", 0.0) < found.get(
+                key, {}
+            ).get("tokens_per_s", 0.0)
+            if "error" not in line and not is_slower:
                 found[key] = line
     return list(found.values())
 
@@ -63,16 +66,18 @@ def packed() -> str:
     rows = []
     for lengths, about in (("real", "1,000 reviews, 287 tokens on average"), ("full", "all of 512 tokens")):
         for model, shown in SHOWN.items():
-            ours = [fastest(found, model, sides, lengths) for sides in (COMPILED, PLAIN)]
-            best = max(line["tokens_per_s"] for line in ours if line is not None)
-            row = [None if line is None else _thousands(line["tokens_per_s"]) for line in ours]
+            ours = fastest(found, model, OURS, lengths)
+            row: list[Any] = [_thousands(ours["tokens_per_s"]), "yes" if ours["settings"]["graphs"] else "no"]
             for side in PEERS:
-                rate = found[model, side, CAP, lengths]["tokens_per_s"]
-                row.append(f"{_thousands(rate)} ({best / rate:.1f}×)")
+                peer = found[model, side, CAP, lengths]
+                mark = "\\*" if num_steps(peer) == FEW_STEPS else ""
+                row.append(
+                    f"{_thousands(peer['tokens_per_s'])}{mark} ({ours['tokens_per_s'] / peer['tokens_per_s']:.1f}×)"
+                )
             rows.append([f"{shown}, {about}", *row])
     return "\n".join(
         [
-            table(["real tokens a second in 11.17 GiB", "compiled", "not compiled", *PEERS.values()], rows),
+            table(["real tokens a second in 11.17 GiB", "vramfit", "recorded", *PEERS.values()], rows),
             "",
             paragraph(*_about_packed(found)),
         ]
@@ -80,76 +85,63 @@ def packed() -> str:
 
 
 def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
-    planned = [line for key, line in found.items() if key[1] in (*COMPILED, *PLAIN)]
-    apart = {
-        compiled: [
-            line["predicted_allocated_bytes"] / line["max_allocated_bytes"] - 1
-            for line in planned
-            if line["settings"]["compile"] == compiled
-        ]
-        for compiled in (False, True)
-    }
-    assert min(map(min, apart.values())) >= 0
-    starts = [line["rehearsal_s"] for line in planned if line["settings"]["compile"]]
+    ours = [line for key, line in found.items() if key[1] in OURS and line["settings"]["fused"]]
+    assert len(ours) == len([key for key in found if key[1] in OURS])
+    apart = [line["predicted_allocated_bytes"] / line["max_allocated_bytes"] - 1 for line in ours]
+    assert min(apart) >= 0
+    starts = [line["rehearsal_s"] for line in ours]
     searches = [line["search_s"] for key, line in found.items() if key[1] in PEERS]
-    large = found["bert-large-uncased", "planned-compiled", 0, "real"]
-    again = found["bert-base-uncased", "planned-compiled-again", CAP, "real"]
-    waited = {(SHOWN[key[0]], key[1], key[3]) for key, line in found.items() if line.get("waited")}
-    assert waited == {("BERT-large", "accelerate", "full")}
-    others = {(SHOWN[key[0]], key[1], key[3]) for key, line in found.items() if key[2] and "date" not in line}
-    assert {key for key in others if key[::2] != ("BERT-base", "full")} == waited | {
-        ("BERT-large", "accelerate", "real")
-    }
-    base = fastest(found, "bert-base-uncased", COMPILED, "real")
-    assert base["side"] == "recorded-compiled"
-    longer = {num_steps(found["bert-base-uncased", side, CAP, "real"]) for side in (*PEERS, base["side"], "planned")}
-    assert min(longer) > FEW_STEPS
     trainers = [line for key, line in found.items() if key[1] == "trainer"]
     nearest = sorted({line["micro_batch"] * line["accumulate"] for line in trainers})
-    short = found["bert-base-uncased", "planned-compiled", CAP, "real"]
-    recorded = found["bert-base-uncased", "recorded", CAP, "real"]
-    assert num_steps(short) == num_steps(large) == FEW_STEPS
-    assert recorded["tokens_per_s"] < found["bert-base-uncased", "planned", CAP, "real"]["tokens_per_s"]
-    slower = found["bert-large-uncased", "recorded-compiled", 0, "real"]
-    assert slower["tokens_per_s"] < large["tokens_per_s"]
+    base, plain = (found["bert-base-uncased", side, CAP, "real"] for side in ("recorded", "planned"))
+    assert base["tokens_per_s"] > plain["tokens_per_s"]
+    beside = {side: _beside(side) for side in PEERS}
+    few = [line["tokens_per_s"] for line in _runs("trainer") if num_steps(line) == FEW_STEPS]
+    more = found["bert-base-uncased", "trainer", CAP, "real"]["tokens_per_s"] / max(few)
+    compiled = found["bert-base-uncased", "recorded-compiled", CAP, "real"]
+    large = found["bert-large-uncased", "planned", 0, "real"]
     profile = {kind: f"{1000 * seconds:.0f}" for kind, seconds in large["profile_s"].items() if kind != "longest"}
     return [
         "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW, steps sent",
-        "without waiting for the one before (but for Accelerate's of the last row); each peer with the",
+        "without waiting for the one before (but for Accelerate's of the last row). Ours are packed, with fused",
+        f"layers, over {min(map(num_steps, ours))} to {max(map(num_steps, ours))} steps; where it says so, passes are",
+        f"recorded as CUDA graphs (BERT-base, not recorded: {_thousands(plain['tokens_per_s'])}). Each peer has the",
         f"batch it found in {min(searches):.0f} to {max(searches):.0f} s, of which the Trainer makes the nearest to 64",
-        f"that it can ({' or '.join(map(str, nearest))} samples a step). What stands in a row ran one after another,",
-        "but for Accelerate's of BERT-large, which is of another day. The first row is of runs of",
-        f"{min(longer)} to {max(longer)} steps, the others of {FEW_STEPS}, in which libraries still load kernels:",
-        "no side is at its best there. Compiled BERT-base has its passes recorded as CUDA graphs (`--graphs`); not",
-        f"recorded it ran {FEW_STEPS} steps only ({_thousands(short['tokens_per_s'])}). Not compiled, recording was no",
-        f"gain ({_thousands(recorded['tokens_per_s'])}), nor for BERT-large (without a cap",
-        f"{_thousands(slower['tokens_per_s'])} over {num_steps(slower)} steps).",
-        f"Compiling took {min(starts):.0f} to",
-        f"{max(starts):.0f} s before the first step ({again['rehearsal_s']:.0f} s in a later process, which finds it",
-        "on the disk), which is not in the table: counted, a compiled BERT-base is ahead",
-        f"of one that is not after {_break_even(found, 'bert-base-uncased')} million tokens, BERT-large after",
-        f"{_break_even(found, 'bert-large-uncased')}; over {COUNTED / 1e6:.0f} million tokens with it, BERT-base makes",
-        f"{_counted(found, 'bert-base-uncased')} times the Trainer's, BERT-large",
-        f"{_counted(found, 'bert-large-uncased')}. Allocated peaks were predicted",
-        f"{max(apart[False]):.3%} too high at most, compiled ones {max(apart[True]):.1%}, none too low. Without",
-        f"a cap BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak: of",
-        f"{profile['step']} ms a step, matrix products take {profile['matmul']}, attention {profile['attention']},",
-        f"fused kernels {profile['compiled']}, the optimizer {profile['optimizer']}; {profile['idle']} are idle.",
+        f"that it can ({' or '.join(map(str, nearest))} samples a step), and stands with the fastest of its runs,",
+        f"since hosts differ: right after ours of the first row the Trainer made {_thousands(beside['trainer'])},",
+        f"Accelerate {_thousands(beside['accelerate'])}. What has a \\* is of {FEW_STEPS} steps, in which libraries",
+        f"still load kernels: over more, the Trainer's of the first row was {more:.2f} times as fast. Before the first",
+        f"step ours took {min(starts):.0f} to {max(starts):.0f} s, for kernels that are compiled and a rehearsal:",
+        f"counted over {COUNTED / 1e6:.0f} million tokens, BERT-base makes {_counted(found, 'bert-base-uncased')}",
+        f"times the Trainer's in the table, BERT-large {_counted(found, 'bert-large-uncased')}. (With `--compile`,",
+        f"recorded but not fused, BERT-base made {_thousands(compiled['tokens_per_s'])} after",
+        f"{compiled['rehearsal_s']:.0f} s of compiling.) Allocated peaks were predicted",
+        f"{max(apart):.3%} too high at most, none too low. Without",
+        f"a cap, BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak:",
+        f"of {profile['step']} ms a step, matrix products take {profile['matmul']}, attention {profile['attention']},",
+        f"what lies between them {profile['other']}, the optimizer {profile['optimizer']}, copies {profile['copies']};",
+        f"{profile['idle']} are idle.",
     ]
 
 
+def _runs(side: str) -> list[dict[str, Any]]:
+    """All runs of a side on the reviews with BERT-base, under the cap."""
+    keys = ("model", "side", "cap", "lengths")
+    paths = sorted(RESULTS.glob("packed_speed_h200_*.jsonl"))
+    found = [line for path in paths for line in forked.read_lines(path, *keys) if "error" not in line]
+    return [line for line in found if tuple(line[k] for k in keys) == ("bert-base-uncased", side, CAP, "real")]
+
+
+def _beside(side: str) -> float:
+    """Tokens a second of a peer in the run that has ours."""
+    return float(_runs(side)[-1]["tokens_per_s"])
+
+
 def _counted(found: dict[tuple[Any, ...], dict[str, Any]], model: str) -> str:
-    """How many times the Trainer's tokens a second a compiled run makes, its compiling with it."""
-    compiled, trainer = fastest(found, model, COMPILED, "real"), found[model, "trainer", CAP, "real"]
-    seconds = compiled["rehearsal_s"] + COUNTED / compiled["tokens_per_s"]
+    """How many times the Trainer's tokens a second a run makes, what comes before its first step with it."""
+    ours, trainer = fastest(found, model, OURS, "real"), found[model, "trainer", CAP, "real"]
+    seconds = ours["rehearsal_s"] + COUNTED / ours["tokens_per_s"]
     return f"{COUNTED / seconds / trainer['tokens_per_s']:.1f}"
-
-
-def _break_even(found: dict[tuple[Any, ...], dict[str, Any]], model: str) -> str:
-    """Millions of tokens after which what compiling took has been won back."""
-    compiled, plain = (fastest(found, model, sides, "real") for sides in (COMPILED, PLAIN))
-    won_s = 1 / plain["tokens_per_s"] - 1 / compiled["tokens_per_s"]
-    return f"{(compiled['rehearsal_s'] - plain['rehearsal_s']) / won_s / 1e6:.0f}"
 
 
 def predicted() -> str:
