@@ -13,11 +13,11 @@ compiled for any number of tokens; its time to compile is counted into `tokens_p
 `vramfit plan` makes of these lengths and this cap, layers fused where they can be, `planned-compiled` the same with
 layers that `torch.compile` makes, `recorded` and `recorded-compiled` these with passes that are recorded as CUDA
 graphs, `planned-compiled-again` a compiled one in a later process, which finds on the disk what was compiled,
-`planned-float8` one with torchao's float8 products, which no plan has; `--plans` keeps the plans, which `--plans-only` makes without a GPU; `--profile` says what the GPU's time
-in their steps goes to. Tokens are real ones, padding is none, and steps are sent without waiting for the one before;
-`utilisation` is the share of the GPU's peak in bf16 that the operations of these tokens take, without those of
-recomputation. Every side runs in a process of its own; one line of JSON a side is added to the results, and sides
-that are there are not run again.
+`planned-float8` one with torchao's float8 products, which no plan has; `--plans` keeps the plans, which `--plans-only`
+makes without a GPU; `--profile` says what the GPU's time in their steps goes to. Tokens are real ones, padding is
+none, and steps are sent without waiting for the one before; `utilisation` is the share of the GPU's peak in bf16 that
+the operations of these tokens take, without those of recomputation. Every side runs in a process of its own; one line
+of JSON a side is added to the results, and sides that are there are not run again.
 """
 
 import argparse
