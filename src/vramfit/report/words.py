@@ -25,6 +25,8 @@ _PARTS = {
 }
 
 _OPERATORS = {
+    "_flash_attention_backward": "gradient of attention",
+    "_flash_attention_forward": "outputs of attention",
     "_foreach_norm": "norms of the gradients",
     "_foreach_sqrt": "AdamW's square roots",
     "_log_softmax": "the loss's log-softmax",
@@ -38,6 +40,7 @@ _OPERATORS = {
     "cublaslt_workspace": "cuBLASLt workspace",
     "embedding": "embeddings",
     "embedding_dense_backward": "gradient of an embedding table",
+    "empty_like": "filled by fused kernels",
     "gelu": "GELU outputs",
     "gelu_backward": "gradient of GELU",
     "masked_fill": "masked attention scores",
@@ -46,6 +49,7 @@ _OPERATORS = {
     "native_dropout_backward": "gradient of dropout",
     "native_layer_norm": "layer norm outputs",
     "native_layer_norm_backward": "gradient of a layer norm",
+    "new_empty": "filled by fused kernels",
     "sum": "sums over tokens",
     "tanh": "tanh outputs",
 }

@@ -41,7 +41,7 @@ def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
     else:
         casting.undo(model)
     if fusing.is_for(w):
-        fusing.apply(model)
+        fusing.require(model)
     else:
         fusing.undo(model)
     if w.offload == "activations":

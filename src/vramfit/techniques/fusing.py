@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import compiling
 from vramfit.techniques.fused_layer import FusedLayer, LayerShape
@@ -39,6 +40,20 @@ def apply(model: torch.nn.Module) -> None:
         parts = _parts(layer)
         if parts is not None and parts.read() is not None and "forward" not in layer.__dict__:
             layer.forward = FusedForward(layer, parts)
+
+
+def require(model: torch.nn.Module) -> None:
+    """As `apply`, for a job that asks for it.
+
+    Raises:
+        WorkloadError: no layer of the model can be fused.
+    """
+    apply(model)
+    if not is_applied(model):
+        raise WorkloadError(
+            [f"fused: {type(model).__name__} has no layers of BERT's kind with GELU, or they were changed"],
+            hint="leave out fused: layers then run as they are",
+        )
 
 
 def undo(model: torch.nn.Module) -> None:

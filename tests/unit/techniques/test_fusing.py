@@ -289,3 +289,10 @@ def test_fused_layers_take_less_than_plain_ones() -> None:
     assert made.step_time_s is not None
     assert plain.step_time_s is not None
     assert made.step_time_s < plain.step_time_s
+
+
+@pytest.mark.parametrize("name", ["albert-base-v2", "modernbert-base"])
+def test_a_job_that_asks_for_what_its_model_has_not_is_refused(name: str) -> None:
+    job = {"batch": 4, "seq": 32, "gpu": "h200", "attention": "packed", "precision": "amp-bf16", "loop": "stepper"}
+    with pytest.raises(WorkloadError, match="no layers of BERT's kind"):
+        vramfit.estimate(name, **job, fused=True)
