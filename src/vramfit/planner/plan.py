@@ -39,6 +39,7 @@ NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
 )
+MAY_WAIT = "the GPU may wait for the host: told how long the run is (--steps), a plan records passes where that pays"
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
 SAVING_SHARDS = "saving a checkpoint gathers one parameter after another on the GPU, and copies it to the host"
 
@@ -326,6 +327,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         seconds = time_on_lengths(bench, choice, sampled)
     if bench.request.graphs and not choice.recipe.graphs:
         notes.append(NOT_RECORDED)
+    elif bench.request.steps is None and choice.recipe.attention == "packed" and not choice.recipe.graphs:
+        notes += [MAY_WAIT] * (bench.host_share(choice.recipe, choice.micro_batch) >= NEAR_HOST)
     if choice.recipe.compile:
         notes.append(f"compiling takes about {COMPILE_S:.0f} s before the first step, which step times leave out")
     return Plan(

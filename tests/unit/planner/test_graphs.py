@@ -20,9 +20,10 @@ def make(model: str = "bert-mini", **keywords: Any) -> Plan:
 
 
 def test_passes_are_recorded_where_that_is_asked_for() -> None:
-    recorded, plain = make(graphs=True), make(steps=10**5, compile=False)
+    recorded, plain = make(graphs=True), make(steps=10**5, graphs=False)
     assert recorded.workload.graphs
     assert not plain.workload.graphs
+    assert make(steps=10**5).workload.graphs
     assert recorded.step_time_s < plain.step_time_s
     assert any(reason.setting == "graphs True" for reason in recorded.reasons)
     assert recorded.estimate.safe_reserved_bytes <= recorded.budget_bytes - recorded.margin_bytes
@@ -52,7 +53,7 @@ def test_segments_of_fixed_size_were_not_measured(allocator: str, basis: str) ->
     keywords = {"batch": 8, "seq": 32, "gpu": "h200", "torch_version": "2.11", "allocator": allocator, **PACKED}
     made = estimate("bert-tiny", graphs=True, **keywords)
     assert made.basis == basis
-    assert any("recorded passes were measured" in note for note in made.notes) is (basis == "derived")
+    assert any("recorded passes and fused layers were measured" in n for n in made.notes) is (basis == "derived")
 
 
 def test_gradients_that_stay_are_predicted() -> None:
