@@ -11,6 +11,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.techniques.catalogue import conflicts
+from vramfit.techniques.packed_attention import takes_heads
 from vramfit.workload import CHOICES, Workload
 
 
@@ -77,4 +78,8 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
         has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
         problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
+    if workload.attention == "packed" and not takes_heads(resolved.config):
+        problems.append(
+            f"attention packed: the flash kernel takes heads of 8, 16, … 256, and {resolved.name} has others"
+        )
     return problems

@@ -25,6 +25,7 @@ from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
 from vramfit.techniques import casting, fusing
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
+from vramfit.techniques.packed_attention import takes_heads
 from vramfit.workload import SIZE_HINT, Workload
 
 PROBED_PASSES = 2
@@ -119,7 +120,13 @@ class Bench:
         """Whether layers can be one function each, whatever else is done."""
         capability = self.target.profile.compute_capability
         alone = self.base.num_gpus == 1 and capability >= TRITON_CAPABILITY
-        return bool(self.num_layers) and self._fuses and alone
+        return (
+            bool(self.num_layers)
+            and self._fuses
+            and alone
+            and self.request.fused is not False
+            and not self.request.exact
+        )
 
     @property
     def can_checkpoint(self) -> bool:
@@ -130,7 +137,8 @@ class Bench:
     def can_pack(self) -> bool:
         """Whether sequences may lie end to end: a family that has it, and no module that would have to be changed."""
         resolved = self._base.resolved
-        return resolved.module is None and "packed" in supported_attention(resolved.model_class)
+        has_kernel = "packed" in supported_attention(resolved.model_class) and takes_heads(resolved.config)
+        return resolved.module is None and has_kernel
 
     def basis(self, *, packs: bool, compiles: bool) -> Basis:
         """Whether such predictions were compared with measurements."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -38,6 +39,10 @@ waited for."""
 NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
+)
+NOT_FUSED = (
+    "layers are not fused: that is for packed rows of BERT and its kin in amp-bf16 or amp-fp16, on one GPU of sm_80 or "
+    "newer, with lengths given, and without compile, lora, quantize and offload"
 )
 MAY_WAIT = "the GPU may wait for the host: told how long the run is (--steps), a plan records passes where that pays"
 SAVING = "saving a checkpoint takes no GPU memory: tensors are copied to the host one by one"
@@ -107,8 +112,11 @@ def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
         found = find(bench, sampled)
         if found is None:
             raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
-        found = _compiled(bench, found, sampled) or found
-        return _make(bench, _recorded(bench, found, sampled) or found, sampled)
+        recorded = _recorded(bench, found, sampled)
+        if recorded is None or not recorded.estimate.workload.fused:  # which is as fast as compiled, and at once
+            found = _compiled(bench, found, sampled) or found
+            recorded = _recorded(bench, found, sampled) if found.choice.recipe.compile else recorded
+        return _make(bench, recorded or found, sampled)
 
 
 def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request, Lengths]:
@@ -176,13 +184,18 @@ def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Le
         return None
     if waiting.offload is not None or not bench.can_pack or bench.base.num_gpus > 1:
         return None
-    fuses = bench.request.fused and bench.can_fuse and not bench.base.compile
+    fuses = bench.can_fuse and not bench.base.compile and _may_fuse({**bench.request.fixed, **training.settings})
     if not fuses and padding_share(bench, bench.batch, sampled) < WORTH_PACKING:
         return None
     found = _find_with(bench, training, waiting, sampled, packs=True)
     if found is None or not (found.estimate.workload.fused or _has_padding(bench, found, sampled)):
         return None
     return found
+
+
+def _may_fuse(given: Mapping[str, Any]) -> bool:
+    """Whether nothing that was given speaks against fused layers."""
+    return not {"lora", "quantize"} & set(given) and str(given.get("precision", "amp")).startswith("amp")
 
 
 def _has_padding(bench: Bench, found: Found, sampled: Lengths | None) -> bool:
@@ -242,8 +255,10 @@ def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if found is None:
         return None
     found.search.before = plain.search
-    is_slower = _seconds(bench, found, sampled) > SLOWER * _seconds(bench, plain, sampled)
-    return None if request.graphs is None and is_slower else found
+    made = found.choice.recipe
+    priced = [_seconds(bench, f, sampled) * f.choice.recipe.price for f in (found, plain)]
+    is_worse = made.optimizer != recipe.optimizer or priced[0] > SLOWER * priced[1]
+    return None if request.graphs is None and is_worse else found
 
 
 def _may_wait(bench: Bench, plain: Found, sampled: Lengths | None) -> bool:
@@ -266,6 +281,7 @@ def _find_with(
     packs: bool,
     compiled_like: Recipe | None = None,
     graphs: bool = False,
+    fused: bool = True,
 ) -> Found | None:
     compiles = bench.base.compile or compiled_like is not None
     capability = bench.target.profile.compute_capability
@@ -279,7 +295,7 @@ def _find_with(
         compiles=compiles,
         graphs=graphs,
         casts=bench.casts,
-        fused=bench.can_fuse,
+        fused=fused and bench.can_fuse,
     )
     if compiled_like is not None and compiled_like.checkpointing is None and compiled_like.optimizer != "adamw-8bit":
         compiled = compiled_like.compile
@@ -289,6 +305,9 @@ def _find_with(
         found = _find_within(bench, made, training, margin, sampled)
         if found is not None:
             return found
+    if any(recipe.keywords()["fused"] for recipe in made):  # whose sums of gradients over rows take some MiB
+        plain = partial(_find_with, bench, training, waiting, sampled, packs=packs, compiled_like=compiled_like)
+        return plain(graphs=graphs, fused=False)
     return None
 
 
@@ -325,6 +344,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:
         seconds = time_on_lengths(bench, choice, sampled)
+    if bench.request.fused and not estimate.workload.fused:
+        notes.append(NOT_FUSED)
     if bench.request.graphs and not choice.recipe.graphs:
         notes.append(NOT_RECORDED)
     elif bench.request.steps is None and choice.recipe.attention == "packed" and not choice.recipe.graphs:

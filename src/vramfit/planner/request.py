@@ -46,8 +46,8 @@ class Request:
     """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
     pads_evaluation: bool = False
     """Whether evaluations are padded where steps are packed: another loop runs them."""
-    fused: bool = True
-    """Whether layers are fused, where they can be."""
+    fused: bool | None = None
+    """Whether layers are fused, where they can be; None has them so."""
     graphs: bool | None = None
     """Whether passes are recorded, where they can be; None where that pays."""
     offloads: bool = True
@@ -86,7 +86,7 @@ class Request:
         trust = bool(given.pop("trust_remote_code", False))
         pads_evaluation = given.pop("pads_evaluation", False) is True
         steps = given.pop("steps", None)
-        switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", True)}
+        switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", None)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {steps!r} is not a whole number from 1")
         problems += [

@@ -142,9 +142,7 @@ def recipes(
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
-    kept: dict[str, Any] = {"casts": casts, "fused": fused and request.fused} | {
-        name: given[name] for name in KEPT if name in given
-    }
+    kept: dict[str, Any] = {"casts": casts, "fused": fused} | {name: given[name] for name in KEPT if name in given}
     kept |= {"offload": offload, "compile": compiles, "graphs": graphs}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")

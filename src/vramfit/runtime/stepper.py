@@ -115,10 +115,13 @@ class Stepper:
             graphs = plan.workload.graphs if graphs is None else graphs
             if plan.workload.attention == "packed":
                 packing.apply(model, plan.workload.task)
+            if fusing.is_for(plan.workload):
+                casting.undo(model)
+                fusing.apply(model)
+            else:
+                fusing.undo(model)
             if casting.is_for(plan.workload) and offload is None:
                 casting.apply(model)
-            if fusing.is_for(plan.workload):
-                fusing.apply(model)
             if plan.workload.compile and not compiling.is_applied(model):
                 _compile(model)
         precision = precision or "fp32"

@@ -10,6 +10,7 @@ from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import compiling
 from vramfit.techniques.fused_layer import FusedLayer, LayerShape
+from vramfit.techniques.packed_attention import is_new_enough, takes_heads
 from vramfit.workload import Workload
 
 LAYERS = frozenset(
@@ -25,7 +26,9 @@ LAYERS = frozenset(
 )
 """Layers whose forward `FusedLayer` computes: attention, product, dropout, residual, LayerNorm, and the same again with
 GELU between two products. A test holds each beside the original."""
-PLAIN = (torch.nn.Linear, torch.nn.LayerNorm)
+PLAIN = (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Dropout, torch.nn.GELU)
+GATHERS = "output_capturing_hook"
+"""The name of transformers' own hook."""
 
 
 def is_for(workload: Workload) -> bool:
@@ -77,7 +80,10 @@ def can_be(model: torch.nn.Module) -> bool:
 @cache
 def why_not(device: torch.device) -> str | None:
     """Why a device has not these kernels, which is said once; None where it has, or needs none."""
-    reason = compiling.why_no_triton(device) if device.type == "cuda" else None
+    reason = None
+    if device.type == "cuda":
+        old = None if is_new_enough(device) else "this GPU has no flash kernel for packed rows"
+        reason = old or compiling.why_no_triton(device)
     if reason is not None:
         warnings.warn(f"layers are not fused: {reason}", stacklevel=3)
     return reason
@@ -96,10 +102,8 @@ class FusedForward:
     def __call__(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
         is_packed = ends is not None and longest is not None and attention_mask is None
-        learns = torch.is_grad_enabled() and torch.is_autocast_enabled(hidden_states.device.type)
         shows = kwargs.get("past_key_values") is not None or kwargs.get("output_attentions")
-        is_asked = is_packed and learns and not shows and hidden_states.is_floating_point()
-        if is_asked and why_not(hidden_states.device) is None:
+        if is_packed and not shows and _learns(hidden_states) and why_not(hidden_states.device) is None:
             read = self._parts.read()
             if read is not None:
                 hidden_states = hidden_states.float()  # ELECTRA's first are a product's, in 16 bits
@@ -107,63 +111,76 @@ class FusedForward:
         return type(self._layer).forward(self._layer, hidden_states, attention_mask, *args, **kwargs)
 
 
+def _learns(hidden_states: torch.Tensor) -> bool:
+    """Whether a pass goes through autograd and autocast."""
+    device = hidden_states.device.type
+    return torch.is_grad_enabled() and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 class _Parts:
-    """Where a layer's parts are; what they are is read anew for every pass, since they may change."""
+    """A layer's parts as they were found. For every pass they are looked at anew, since they may change."""
 
     def __init__(
-        self, modules: list[tuple[Any, str]], dropouts: list[tuple[Any, str] | None], num_heads: int, scale: float
+        self, layer: Any, linears: list[Any], norms: list[Any], dropouts: list[Any], num_heads: int, scale: float
     ) -> None:
-        self._modules = modules
-        """The six linear layers, as `FusedLayer` takes them, and the two LayerNorms: each its parent and its name."""
-        self._dropouts = dropouts
-        """Of attention, of its product, and of the second of the feed-forward part."""
-        self._parents = list({id(parent): parent for parent, _ in modules}.values())
+        self._linears, self._norms, self._dropouts = linears, norms, dropouts
+        """As `FusedLayer` takes them; dropouts of attention, of its product, and of the second of the feed-forward
+        part, None where there is none."""
+        self._links = [(parent, name, child) for parent in layer.modules() for name, child in parent._modules.items()]
+        self._types = [type(child) for _, _, child in self._links]
         self._num_heads, self._scale = num_heads, scale
 
     def read(self) -> tuple[Any, ...] | None:
-        """The layer's shape and parameters as they are now; None where a part is not what torch makes of it: an
-        adapter, quantized, hooked, or with weights that are not in fp32."""
-        if any(_has_hooks(parent) for parent in self._parents):
-            return None
-        parameters = []
-        for parent, name in self._modules:
-            module = parent.__dict__["_modules"][name]
-            if type(module) not in PLAIN or _has_hooks(module):
+        """The layer's shape and parameters as they are now; None where a part is not what transformers made of it: an
+        adapter, quantized, hooked, replaced, or with weights that are not in fp32."""
+        for (parent, name, child), kind in zip(self._links, self._types, strict=True):
+            if parent.__dict__["_modules"].get(name) is not child or type(child) is not kind or _is_changed(child):
                 return None
+        parameters = []
+        for module in (*self._linears, *self._norms):
             for p in map(module.__dict__["_parameters"].get, ("weight", "bias")):
                 if type(p) is not torch.nn.Parameter or p.dtype is not torch.float32:
                     return None
                 parameters.append(p)
-        first, second = (parent.__dict__["_modules"][name] for parent, name in self._modules[-2:])
         attention, after, last = map(_share, self._dropouts)
-        shape = LayerShape(self._num_heads, self._scale, attention, (after, last), (first.eps, second.eps))
-        return shape, *parameters
+        first, second = self._norms
+        return LayerShape(self._num_heads, self._scale, attention, (after, last), (first.eps, second.eps)), *parameters
 
 
 def _parts(layer: Any) -> _Parts | None:
-    """Where a layer's parts are; None for a layer of another kind."""
+    """A layer's parts; None for a layer of another kind."""
     if f"{type(layer).__module__}.{type(layer).__qualname__}" not in LAYERS:
+        return None
+    places = {type(layer).__module__, "transformers.activations"}
+    if not all(type(m) in PLAIN or type(m).__module__ in places for m in layer.modules()):
         return None
     if hasattr(layer, "sa_layer_norm"):  # DistilBERT's
         a, f = layer.attention, layer.ffn
-        linears = [*((a, name) for name in ("q_lin", "k_lin", "v_lin", "out_lin")), (f, "lin1"), (f, "lin2")]
-        modules = [*linears, (layer, "sa_layer_norm"), (layer, "output_layer_norm")]
-        is_usual = not f.chunk_size_feed_forward and _is_gelu(f.activation)
-        return _Parts(modules, [(a, "dropout"), None, (f, "dropout")], a.n_heads, a.scaling) if is_usual else None
-    a, first, second = layer.attention.self, layer.attention.output, layer.output
-    linears = [*((a, name) for name in ("query", "key", "value")), (first, "dense")]
-    linears += [(layer.intermediate, "dense"), (second, "dense")]
-    modules = [*linears, (first, "LayerNorm"), (second, "LayerNorm")]
-    is_usual = not layer.chunk_size_feed_forward and _is_gelu(layer.intermediate.intermediate_act_fn)
-    if not is_usual or layer.is_decoder or a.all_head_size != a.query.in_features:
+        linears, norms = [a.q_lin, a.k_lin, a.v_lin, a.out_lin, f.lin1, f.lin2], [layer.sa_layer_norm]
+        norms, dropouts = [*norms, layer.output_layer_norm], [a.dropout, None, f.dropout]
+        num_heads, chunks, activation = a.n_heads, f.chunk_size_feed_forward, f.activation
+    else:
+        a, first, second = layer.attention.self, layer.attention.output, layer.output
+        linears = [a.query, a.key, a.value, first.dense, layer.intermediate.dense, second.dense]
+        norms, dropouts = [first.LayerNorm, second.LayerNorm], [a.dropout, first.dropout, second.dropout]
+        num_heads, chunks = a.num_attention_heads, layer.chunk_size_feed_forward or layer.is_decoder
+        activation = layer.intermediate.intermediate_act_fn
+    kinds = [(linears, torch.nn.Linear), (norms, torch.nn.LayerNorm), (dropouts, torch.nn.Dropout)]
+    are_plain = all(type(m) is kind for modules, kind in kinds for m in modules if m is not None)
+    if chunks or not are_plain or not _is_gelu(activation) or not takes_heads(a.config):
         return None
-    dropouts: list[tuple[Any, str] | None] = [(a, "dropout"), (first, "dropout"), (second, "dropout")]
-    return _Parts(modules, dropouts, a.num_attention_heads, a.scaling)
+    if linears[0].in_features != linears[0].out_features:
+        return None
+    return _Parts(layer, linears, norms, dropouts, num_heads, a.scaling)
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
+def _is_changed(module: torch.nn.Module) -> bool:
+    """Whether a module does more than its class says: another forward, or hooks that are not transformers' own, which
+    gather outputs where a call asks for them."""
     d = module.__dict__
-    return bool(d["_forward_hooks"] or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"])
+    if "forward" in d or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"]:
+        return True
+    return any(getattr(hook, "__name__", "") != GATHERS for hook in d["_forward_hooks"].values())
 
 
 def _is_gelu(activation: Any) -> bool:
@@ -172,9 +189,6 @@ def _is_gelu(activation: Any) -> bool:
     return exact or (type(activation) is torch.nn.GELU and activation.approximate == "none")
 
 
-def _share(place: tuple[Any, str] | None) -> float:
+def _share(dropout: Any) -> float:
     """What a dropout drops now."""
-    if place is None:
-        return 0.0
-    dropout = place[0].__dict__["_modules"][place[1]]
-    return float(dropout.p) if dropout.training else 0.0
+    return float(dropout.p) if dropout is not None and dropout.training else 0.0

@@ -11,6 +11,8 @@ IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
 FLASH_TYPES = (torch.float16, torch.bfloat16)
 FLASH_CAPABILITY = (8, 0)
+HEAD_MULTIPLE, MAX_HEAD = 8, 256
+"""Sizes of heads that the flash kernel takes (flash_attn/flash_api.cpp, 2.11)."""
 PACKED_PRECISIONS = ("amp-bf16", "amp-fp16", "bf16", "fp16")
 """In which products, and so attention's inputs, are of these types."""
 
@@ -71,15 +73,33 @@ def attend(
 
 def has_flash(query: torch.Tensor) -> bool:
     """Whether torch's flash kernel takes such tensors; a prediction is for a GPU that has it."""
-    if query.dtype not in FLASH_TYPES or query.device.type == "cpu":
+    if query.dtype not in FLASH_TYPES or query.device.type == "cpu" or not _takes(query.shape[-1]):
         return False
     return query.device.type == "meta" or _is_new_enough(query.device.index)
+
+
+def takes_heads(config: Any) -> bool:
+    """Whether the flash kernel takes the heads of a configuration."""
+    size = getattr(config, "head_dim", None)
+    if size is None:
+        width, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
+        size = width // heads if width and heads else HEAD_MULTIPLE
+    return _takes(size)
+
+
+def _takes(head_size: int) -> bool:
+    return head_size % HEAD_MULTIPLE == 0 and head_size <= MAX_HEAD
 
 
 def has_packed_kernel(device: torch.device, precision: str) -> bool:
     """Whether a device has the kernel for a precision of `Workload`: 16 bits, on a GPU that is new enough."""
     if device.type != "cuda" or precision not in PACKED_PRECISIONS:
         return False
+    return is_new_enough(device)
+
+
+def is_new_enough(device: torch.device) -> bool:
+    """Whether a GPU has the flash kernel."""
     return bool(_is_new_enough(device.index))
 
 

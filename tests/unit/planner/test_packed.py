@@ -153,3 +153,37 @@ def test_the_last_row_of_a_step_is_no_fuller_than_is_predicted() -> None:
         sizes = [turn[2] if len(turn) > 2 else micro_batch for turn in turns]
         assert len(rows) <= len(sizes)
         assert all(tokens <= size * seq for tokens, size in zip(rows, sizes, strict=False))
+
+
+def test_layers_that_can_be_fused_are_not_compiled() -> None:
+    job = {"batch": 8, "gpu": "h200", "memory": "8GiB", "lengths": VARIED}
+    made = plan("bert-base-uncased", **job, steps=20_000)
+    assert (made.workload.compile, made.workload.fused, made.workload.graphs) == (False, True, True)
+    assert plan("modernbert-base", **job, steps=20_000, graphs=False).workload.compile
+
+
+def test_recorded_passes_that_are_not_asked_for_change_no_optimizer() -> None:
+    for memory in ("2.2GiB", "2.6GiB", "2.9GiB"):
+        job = {"batch": 48, "gpu": "h200", "memory": memory, "lengths": VARIED, "steps": 20_000}
+        plain, made = plan("bert-base-uncased", **job, graphs=False), plan("bert-base-uncased", **job)
+        assert made.workload.optimizer == plain.workload.optimizer
+
+
+@pytest.mark.parametrize("changes", [{"compile": True}, {"lora": 8}, {"precision": "tf32"}, {"gpu": "t4"}], ids=str)
+def test_fused_that_cannot_be_is_said(changes: dict[str, Any]) -> None:
+    made = plan("bert-mini", **(JOB | {"fused": True} | changes))
+    assert not made.workload.fused
+    assert any("layers are not fused" in note for note in made.notes)
+    assert not any("layers are not fused" in note for note in plan("bert-mini", **(JOB | changes)).notes)
+
+
+def test_where_fused_layers_take_too_much_plain_ones_are_packed() -> None:
+    """Sums of gradients over rows take some MiB, which tells where every layer is computed again."""
+    job: dict[str, Any] = {"gpu": "h200", "attention": "packed", "precision": "amp-bf16", "lengths": [128] * 8}
+    job |= {"batch": 2, "micro_batch": 1, "checkpointing": "full", "freeze": "embeddings", "optimizer": "sgd"}
+    job |= {"offload": False, "margin": 0}
+    fused, plain = (plan("bert-base-uncased", **job, memory="8GiB", fused=is_fused) for is_fused in (True, False))
+    limits = [made.estimate.safe_reserved_bytes for made in (plain, fused)]
+    assert limits[0] < limits[1]
+    made = plan("bert-base-uncased", **job, memory=sum(limits) // 2)
+    assert not made.workload.fused

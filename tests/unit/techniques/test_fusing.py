@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.runtime.small_models import HEADS, make_batch, make_model
+import transformers
+from tests.unit.runtime.small_models import COMMON, HEADS, make_batch, make_model
 
 import vramfit
 from vramfit.errors import WorkloadError
@@ -176,6 +177,37 @@ def hooked(model: Any) -> None:
     learn(model)
 
 
+def hooked_above(model: Any) -> None:
+    for layer in model.bert.encoder.layer:
+        layer.attention.register_forward_hook(lambda *_: None)
+    learn(model)
+
+
+def hooked_beside(model: Any) -> None:
+    model.bert.encoder.layer[0].output.dropout.register_forward_hook(lambda *_: None)
+    model.bert.encoder.layer[1].intermediate.intermediate_act_fn.register_forward_hook(lambda *_: None)
+    learn(model)
+
+
+def replaced(model: Any) -> None:
+    model.bert.encoder.layer[0].output = copy.deepcopy(model.bert.encoder.layer[0].output)
+    model.bert.encoder.layer[1].intermediate.intermediate_act_fn = torch.nn.ReLU()
+    learn(model)
+    assert all(p.grad is not None for p in model.bert.encoder.layer[0].output.parameters())
+
+
+def without_dropout(model: Any) -> None:
+    for layer in model.bert.encoder.layer:
+        layer.output.dropout = torch.nn.Identity()
+    learn(model)
+
+
+def patched(model: Any) -> None:
+    for layer in model.bert.encoder.layer:
+        layer.output.forward = type(layer.output).forward.__get__(layer.output)
+    learn(model)
+
+
 def halved(model: Model) -> None:
     model.to(torch.bfloat16)
     learn(model)
@@ -186,7 +218,13 @@ def adapted(model: Any) -> None:
     learn(model)
 
 
-@pytest.mark.parametrize("call", [no_autocast, no_gradients, padded, hooked, halved, adapted])
+CALLS = [
+    *(no_autocast, no_gradients, padded, hooked, hooked_above, hooked_beside, replaced, without_dropout, patched),
+    *(halved, adapted),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_other_calls_run_as_before(call: Any, calls: list[Any]) -> None:
     model = fused()
     call(model)
@@ -199,6 +237,62 @@ def test_layers_of_another_kind_stay(changes: dict[str, Any]) -> None:
     fusing.apply(model)
     assert not fusing.can_be(model)
     assert not fusing.is_applied(model)
+
+
+def test_heads_that_the_kernel_does_not_take_stay() -> None:
+    model = make_model("bert", TASK, hidden_size=36, num_attention_heads=3)
+    assert not fusing.can_be(model)
+    with pytest.raises(WorkloadError, match=r"takes heads of 8, 16"):
+        vramfit.estimate(model.config, attention="packed", precision="amp-bf16", loop="stepper", gpu="h200")
+    made = vramfit.plan(model.config, batch=8, lengths=[3, 20, 64], gpu="h200", memory="4GiB", precision="amp-bf16")
+    assert made.workload.attention == "sdpa"
+
+
+def test_a_part_of_another_class_stays() -> None:
+    model: Any = make_model("bert", TASK)
+
+    class Mine(type(model.bert.encoder.layer[0].output)):  # type: ignore[misc]
+        pass
+
+    model.bert.encoder.layer[0].output.__class__ = Mine
+    assert not fusing.can_be(model)
+
+
+def test_hidden_states_that_were_once_asked_for_change_nothing(calls: list[Any]) -> None:
+    model = fused()
+    with torch.no_grad():
+        model(**make_batch(TASK), output_hidden_states=True, output_attentions=True)
+    learn(model)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("name", ["camembert", "xlm-roberta"])
+def test_cousins_learn_the_same(name: str, calls: list[Any]) -> None:
+    losses = []
+    for is_fused in (False, True):
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(name, **(COMMON | {"pad_token_id": 1}))
+        model = transformers.AutoModelForSequenceClassification.from_config(config).train()
+        packing.apply(model, TASK)
+        if is_fused:
+            fusing.apply(model)
+        losses.append(learn(model))
+    assert calls
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_model_on_the_meta_device_runs_as_before() -> None:
+    model = fused().to("meta")
+    assert model(input_ids=make_batch(TASK)["input_ids"].to("meta")).logits.is_meta
+
+
+def test_steppers_of_other_plans_change_the_layers_back() -> None:
+    job: dict[str, Any] = {"batch": 12, "lengths": [5, 9, 128, 30], "gpu": "a100-40gb", "precision": "amp-bf16"}
+    model = make_model("bert", TASK)
+    for is_fused in (False, True, False):
+        plan = vramfit.plan("bert-tiny", **job, fused=is_fused)
+        Stepper(model, torch.optim.AdamW(model.parameters()), plan=plan)
+        assert (fusing.is_applied(model), casting.is_applied(model)) == (is_fused, not is_fused)
 
 
 @pytest.mark.parametrize("family", ["albert", "modernbert", "deberta-v2"])

@@ -13,8 +13,9 @@ from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import Batch
 
-PADDED_SHARE = 2
-"""A padded pass has so many times fewer tokens than a packed one: its masks take memory that was not planned."""
+PADDED_SHARE, FUSED_SHARE = 2, 4
+"""A padded pass has so many times fewer tokens than a packed one: its masks take memory that was not planned, and where
+layers are fused, plain ones take more."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
         fit.num_recoveries = trainer.num_recoveries
         fit.stepper = fit.padded = None
     if fit.plan.workload.attention == "packed" and not packs:
-        fit.padded = fit.padded or _new(trainer, optimizer, packs=False, share=PADDED_SHARE)
+        share = FUSED_SHARE if fit.plan.workload.fused else PADDED_SHARE
+        fit.padded = fit.padded or _new(trainer, optimizer, packs=False, share=share)
         return fit.padded
     fit.stepper = fit.stepper or _new(trainer, optimizer, packs=packs)
     return fit.stepper

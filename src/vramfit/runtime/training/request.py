@@ -16,7 +16,7 @@ DEFAULT_BATCH = 32
 NEED_NOT_MATCH = frozenset(
     [
         *("data", "eval_data", "output", "resume", "keep", "save_every", "device", "gpu", "memory", "plan"),
-        *("offload", "host_memory", "parallel"),
+        *("offload", "host_memory", "parallel", "fused", "graphs"),
         *("micro_batch", "checkpointing", "fail_at", "allow", "skip_bad_rows", "trust_remote_code"),
         *("text_columns", "label_column", "max_rows"),
     ]
@@ -122,9 +122,8 @@ class TrainRequest:
     def _workload_problems(self) -> list[str]:
         """What the settings contradict among themselves, as a workload says it."""
         try:
-            Workload.from_keywords(
-                model=self.model, batch=self.batch or DEFAULT_BATCH, loop="stepper", **self.settings()
-            )
+            given = {name: value for name, value in self.settings().items() if name != "fused"}  # where it can be
+            Workload.from_keywords(model=self.model, batch=self.batch or DEFAULT_BATCH, loop="stepper", **given)
         except WorkloadError as error:
             return list(error.problems)
         return []

@@ -106,7 +106,7 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if request.graphs and not (workload.graphs and self.parts.stepper.records):
+        if (request.graphs or workload.graphs) and not (workload.graphs and self.parts.stepper.records):
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:

@@ -55,4 +55,12 @@ def test_contradictions_are_refused(changes: dict[str, Any], said: str) -> None:
 def test_only_what_makes_another_training_differs() -> None:
     saved = request(lr=1e-4, keep=5, memory="1GiB").as_data()
     assert request(lr=1e-4, keep=1, resume=True, output="elsewhere").differences(saved) == []
+    assert request(lr=1e-4).differences({**saved, "graphs": False}) == []  # as runs had it before plans chose it
     assert request(lr=2e-4, seed=3).differences(saved) == ["lr is 0.0002, and was 0.0001", "seed is 3, and was 0"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fused": True}, {"fused": True, "precision": "amp-bf16"}, {"fused": False}], ids=str
+)
+def test_fused_layers_may_be_asked_for_before_a_plan_is_made(changes: dict[str, Any]) -> None:
+    assert request(**changes).settings()["fused"] is changes["fused"]
