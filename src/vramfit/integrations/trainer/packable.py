@@ -14,6 +14,7 @@ from vramfit.models.tasks import supported_attention
 from vramfit.step.heads import LABELS
 from vramfit.step.inputs import Batch
 from vramfit.techniques.casting import CastLinear
+from vramfit.techniques.packed_attention import takes_heads
 from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token, positions_skip
 
 UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - {"start_positions", "end_positions"}
@@ -47,6 +48,7 @@ def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch)
             "packed" not in supported_attention(type(model)),
             f"of {type(model).__name__}, rows of several sequences are not known to be kept apart",
         ),
+        (not takes_heads(model.config), f"the flash kernel does not take the heads of {type(model).__name__}"),
         (attention != "sdpa", f"attention {attention} was chosen for the model"),
         (
             attention == "sdpa" and not isinstance(planned, torch.nn.Module) and is_changed(model),

@@ -20,7 +20,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here
 from vramfit.techniques import packing
-from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel
+from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.units import parse_bytes
 from vramfit.workload import CHOICES, TRAINED_TASKS, Attention, Precision, Task
 
@@ -224,7 +224,7 @@ def open_model(
         tokenizer=tokenizer,
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
-        attentions=supported_attention(config),
+        attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
     )
 
 
