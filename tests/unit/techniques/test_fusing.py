@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.unit.runtime import failures
+from tests.unit.runtime.failures import Kind, quick, train
 from tests.unit.runtime.small_models import COMMON, HEADS, make_batch, make_model
 
 import vramfit
@@ -15,7 +17,7 @@ from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.heads import model_inputs
-from vramfit.techniques import casting, freezing, fusing, lora, packing
+from vramfit.techniques import casting, checkpointing, freezing, fusing, lora, packing
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.fused_layer import FusedLayer
 from vramfit.workload import Workload
@@ -319,6 +321,24 @@ def test_a_model_can_be_copied_saved_and_undone(calls: list[Any]) -> None:
     assert not fusing.is_applied(model)
     learn(model)
     assert not calls
+
+
+@pytest.mark.parametrize("computed_twice", [False, True])
+def test_memory_that_runs_out_anywhere_leaves_no_trace(computed_twice: bool, calls: list[Any]) -> None:
+    """Also amid a fused layer, forward or backward: the step is done again, and draws what it drew."""
+
+    def prepare(model: Model) -> None:
+        packing.apply(model, TASK)
+        fusing.apply(model)
+        if computed_twice:
+            checkpointing.apply(model, "full")
+
+    kind = Kind(failures.DROPOUT, prepare=prepare, precision="amp-bf16")
+    with quick():
+        expected = train(kind)
+        assert calls
+        for n in range(*expected.last_allocations[:2], 13):
+            assert train(kind, [n]).equals(expected), n
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradient_twice() -> None:
