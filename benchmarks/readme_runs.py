@@ -96,6 +96,11 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     base, plain = (found["bert-base-uncased", side, CAP, "real"] for side in ("recorded", "planned"))
     assert base["tokens_per_s"] > plain["tokens_per_s"]
     beside = {side: _beside(side) for side in PEERS}
+    others = {(SHOWN[key[0]], key[1], key[3]) for key, line in found.items() if key[1] in PEERS and "date" not in line}
+    assert others == {
+        *(("BERT-large", "accelerate", lengths) for lengths in ("real", "full")),
+        *(("BERT-base", side, "full") for side in PEERS),
+    }
     few = [line["tokens_per_s"] for line in _runs("trainer") if num_steps(line) == FEW_STEPS]
     more = found["bert-base-uncased", "trainer", CAP, "real"]["tokens_per_s"] / max(few)
     compiled = found["bert-base-uncased", "recorded-compiled", CAP, "real"]
@@ -110,7 +115,8 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
         f"that it can ({' or '.join(map(str, nearest))} samples a step), and stands with the fastest of its runs,",
         f"since hosts differ: right after ours of the first row the Trainer made {_thousands(beside['trainer'])},",
         f"Accelerate {_thousands(beside['accelerate'])}. What has a \\* is of {FEW_STEPS} steps, in which libraries",
-        f"still load kernels: over more, the Trainer's of the first row was {more:.2f} times as fast. Before the first",
+        "still load kernels (Accelerate's of BERT-large and the peers' of BERT-base at 512 tokens on another day):",
+        f"over more, the Trainer's of the first row was {more:.2f} times as fast. Before the first",
         f"step ours took {min(starts):.0f} to {max(starts):.0f} s, for kernels that are compiled and a rehearsal:",
         f"counted over {COUNTED / 1e6:.0f} million tokens, BERT-base makes {_counted(found, 'bert-base-uncased')}",
         f"times the Trainer's in the table, BERT-large {_counted(found, 'bert-large-uncased')}. (With `--compile`,",
