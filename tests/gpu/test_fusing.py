@@ -1,27 +1,20 @@
 """On a real GPU: the kernels of fused layers compute what their reference says, and take what was predicted."""
 
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
-from tests.gpu.peaks import note
-from tests.gpu.test_packing import on_gpu, take_steps
+from tests.gpu.peaks import assert_takes_what_was_predicted
+from tests.gpu.test_packing import gradients_beside_another_sample, on_gpu
 from tests.unit.runtime.small_models import HEADS, make_batch
 from tests.unit.techniques.test_fusing import DROPOUT, FUSED, error, fused, gradients, packed
 
-from vramfit.devices.catalogue import match_gpu
-from vramfit.estimator.predict import estimate
-from vramfit.runtime.budget import use_expandable_segments
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import model_inputs
-from vramfit.techniques import fused_ops, fusing, packing
-from vramfit.workload import Workload
+from vramfit.techniques import fused_ops, packing
 
 pytestmark = pytest.mark.gpu
 
 TASK = "sequence-classification"
-MAX_ERROR = 0.01
 SHAPES = [(1, 32), (7, 768), (3001, 768), (1500, 1024), (300, 1000), (64, 2048)]
 TYPES = [torch.bfloat16, torch.float16]
 
@@ -131,20 +124,7 @@ def test_loss_and_gradients_are_those_of_plain_layers(family: str, task: Any, dt
 @pytest.mark.parametrize("family", FUSED)
 def test_no_sample_sees_another(family: str) -> None:
     task = "token-classification"
-    model, batch = fused(family, task).cuda(), make_batch(task)
-    other = {name: value.clone() for name, value in batch.items()}
-    other["input_ids"][4, :3] = 50
-    rows = torch.arange(12).repeat_interleave(batch["attention_mask"].sum(1)).cuda()
-    seen = []
-    for given in (batch, other):
-        model.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            logits = model(**model_inputs(on_gpu(packing.pack(given, model)))).logits[0]
-        logits[rows == 3].float().square().sum().backward()
-        seen.append((logits.detach(), {n: g for n, g in gradients(model).items() if "emb" not in n}))
-    (before, those), (after, these) = seen
-    assert torch.equal(before[rows != 4], after[rows != 4])
-    assert not torch.equal(before[rows == 4], after[rows == 4])
+    those, these = gradients_beside_another_sample(fused(family, task).cuda(), make_batch(task))
     assert error(these, those) < 1e-4  # attention's backward adds in no fixed order
 
 
@@ -201,19 +181,4 @@ def test_recorded_steps_learn_as_others() -> None:
     ids=str,
 )
 def test_fused_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
-    given = {"attention": "packed", "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"} | keywords
-    given |= {"fused": True, "allocator": "expandable"}
-    gpu = match_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-    assert gpu is not None
-    predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
-    with get_context("spawn").Pool(1) as fresh:
-        allocated, reserved = fresh.apply(_peaks, (predicted.workload, given))
-    note(given, allocated, reserved)
-    assert allocated <= predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * allocated
-    assert reserved <= predicted.safe_reserved_bytes
-
-
-def _peaks(w: Workload, given: dict[str, Any]) -> tuple[int, int]:
-    use_expandable_segments(torch.device("cuda"))
-    assert fusing.is_applied(take_steps(w, given))
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    assert_takes_what_was_predicted(keywords | {"fused": True})

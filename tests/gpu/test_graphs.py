@@ -1,28 +1,21 @@
 """On a real GPU: recorded passes learn what passes as they are learn, and take what was predicted."""
 
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
-from tests.gpu.peaks import note
-from tests.gpu.test_packing import take_steps
+from tests.gpu.peaks import assert_takes_what_was_predicted
 from tests.unit.runtime.small_models import FAMILIES, flat_gradient, flat_weights, make_batch, make_model
 from tests.unit.techniques.test_packing import with_pads
 
-from vramfit.devices.catalogue import match_gpu
-from vramfit.estimator.predict import estimate
-from vramfit.runtime.budget import use_expandable_segments
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import casting, compiling, packing
-from vramfit.workload import Workload
 
 pytestmark = pytest.mark.gpu
 
 TASK = "sequence-classification"
 TASKS = ("sequence-classification", "token-classification", "masked-lm")
 PACKED = [name for name in FAMILIES if name != "deberta-v2"]
-MAX_ERROR = 0.01
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
 
@@ -201,19 +194,4 @@ def test_compiled_layers_are_recorded() -> None:
     ids=str,
 )
 def test_recorded_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
-    given = {"attention": "packed", "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"} | keywords
-    given |= {"graphs": True, "allocator": "expandable"}
-    gpu = match_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-    assert gpu is not None
-    predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
-    with get_context("spawn").Pool(1) as fresh:
-        allocated, reserved = fresh.apply(_peaks, (predicted.workload, given))
-    note(given, allocated, reserved)
-    assert allocated <= predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * allocated
-    assert reserved <= predicted.safe_reserved_bytes
-
-
-def _peaks(w: Workload, given: dict[str, Any]) -> tuple[int, int]:
-    use_expandable_segments(torch.device("cuda"))
-    take_steps(w, given)
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    assert_takes_what_was_predicted(keywords | {"graphs": True})

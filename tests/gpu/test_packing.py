@@ -44,27 +44,32 @@ def test_packed_logits_are_the_padded_ones_within_rounding(family: str, task: An
     assert float((packed - reference).abs().max()) <= 2 * rounding + 1e-3
 
 
-@pytest.mark.parametrize("family", PACKED)
-def test_no_sample_sees_another_forward_or_backward(family: str) -> None:
-    task = "token-classification"
-    batch = with_pads(family, make_batch(task))
+def gradients_beside_another_sample(model: Any, batch: Any) -> list[dict[str, torch.Tensor]]:
+    """The gradient of sample 3, with sample 4 as it is and with another one, which changes no logits but its own."""
     other = {name: value.clone() for name, value in batch.items()}
     other["input_ids"][4, :3] = 50
-    model = make_model(family, task).cuda().eval()
-    packing.apply(model, task)
     rows = torch.arange(12).repeat_interleave(batch["attention_mask"].sum(1)).cuda()
-    seen = []
+    seen, found = [], []
     for given in (batch, other):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             logits = model(**model_inputs(on_gpu(packing.pack(given, model)))).logits[0]
         logits[rows == 3].float().square().sum().backward()
-        gradient = torch.cat(
-            [p.grad.flatten() for n, p in model.named_parameters() if p.grad is not None and "emb" not in n]
-        )
-        seen.append((logits.detach(), gradient))
-    (before, gradient), (after, other_gradient) = seen
-    assert torch.equal(before[rows != 4], after[rows != 4])
+        named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None and "emb" not in n]
+        found.append({name: grad.clone() for name, grad in named})
+        seen.append(logits.detach())
+    assert torch.equal(seen[0][rows != 4], seen[1][rows != 4])
+    assert not torch.equal(seen[0][rows == 4], seen[1][rows == 4])
+    return found
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_no_sample_sees_another_forward_or_backward(family: str) -> None:
+    task = "token-classification"
+    model = make_model(family, task).cuda().eval()
+    packing.apply(model, task)
+    found = gradients_beside_another_sample(model, with_pads(family, make_batch(task)))
+    gradient, other_gradient = (torch.cat([g.flatten() for g in made.values()]) for made in found)
     torch.testing.assert_close(gradient, other_gradient, rtol=1e-3, atol=1e-6)  # sums of gradients have no fixed order
 
 

@@ -117,16 +117,10 @@ class Bench:
 
     @property
     def can_fuse(self) -> bool:
-        """Whether layers can be one function each, whatever else is done."""
-        capability = self.target.profile.compute_capability
-        alone = self.base.num_gpus == 1 and capability >= TRITON_CAPABILITY
-        return (
-            bool(self.num_layers)
-            and self._fuses
-            and alone
-            and self.request.fused is not False
-            and not self.request.exact
-        )
+        """Whether layers can and may be one function each, whatever else is done."""
+        if self.request.fused is False or self.request.exact or self.base.num_gpus > 1:
+            return False
+        return self.target.profile.compute_capability >= TRITON_CAPABILITY and bool(self.num_layers) and self._fuses
 
     @property
     def can_checkpoint(self) -> bool:

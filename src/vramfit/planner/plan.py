@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -306,8 +305,8 @@ def _find_with(
         if found is not None:
             return found
     if any(recipe.keywords()["fused"] for recipe in made):  # whose sums of gradients over rows take some MiB
-        plain = partial(_find_with, bench, training, waiting, sampled, packs=packs, compiled_like=compiled_like)
-        return plain(graphs=graphs, fused=False)
+        split: dict[str, Any] = {"packs": packs, "compiled_like": compiled_like, "graphs": graphs}
+        return _find_with(bench, training, waiting, sampled, **split, fused=False)
     return None
 
 
