@@ -143,13 +143,14 @@ def predict_all(options: Options) -> int:
 def predict(remedy: Remedy, dataset: str, options: Options, kept: Data) -> Data:
     """What a remedy takes by prediction: of a step with the longest batch, and on the lengths of the data."""
     import vramfit
-    from vramfit.runtime.training.preparation import read_data
+    from vramfit.runtime.training.preparation import num_steps, read_data
     from vramfit.runtime.training.request import TrainRequest
 
     third = kept["fp32"]["reserved_bytes"] // SHARE if remedy.planned else None
     settings = train_settings(remedy, dataset, options, third)
     train, _ = (options.data / file for file in settings["files"])
-    asked = {name: settings.get(name) for name in ("label_column", "max_rows", "seq") if name in settings}
+    names = ("label_column", "max_rows", "seq", "batch", "epochs")
+    asked = {name: settings[name] for name in names if name in settings}
     columns = tuple(settings["text_column"].split(",")) if "text_column" in settings else ()
     task = settings.get("task", "sequence-classification")
     request = TrainRequest(
@@ -174,9 +175,11 @@ def predict(remedy: Remedy, dataset: str, options: Options, kept: Data) -> Data:
         }
         keywords |= shares
     memory = third or ROOM
-    plan = vramfit.plan(options.model, **keywords, seq=data.longest, lengths=list(data.train.lengths), memory=memory)
+    keywords |= {"seq": data.longest, "lengths": list(data.train.lengths), "steps": num_steps(request, data)}
+    plan = vramfit.plan(options.model, **keywords, memory=memory)
     w = plan.workload
     shown = {"micro_batch": w.micro_batch, "precision": w.precision, "checkpointing": w.checkpointing}
+    shown |= {name: getattr(w, name) for name in ("attention", "fused", "graphs")}
     return {
         "reserved_bytes": plan.estimate.peak_reserved_bytes,
         "step_s": plan.step_time_s,

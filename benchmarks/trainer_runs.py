@@ -35,7 +35,8 @@ CAPS = tuple(int(g * GIB) for g in (6, 8, 11.17, 16, 24))
 TRAINED, EVALUATED = ("fitted", "auto", "disturbed"), ("evaluated", "plain-evaluated")
 SIDES = TRAINED + EVALUATED
 BATCH, SEQ, MEDIAN, SPREAD = 64, 512, 185, 0.7
-NUM_STEPS, NUM_WARM = 24, 6
+NUM_STEPS, NUM_WARM = 48, 16
+QUICK_STEPS, QUICK_WARM = 12, 6
 TAKEN_FROM, TAKEN_UNTIL = 5, 10
 EVALUATION = {"model": "bert-base-uncased", "cap": 3 * GIB, "num_samples": 10_000, "num_labels": 200}
 QUICK = {"model": "bert-mini", "cap": 320 * MIB, "num_samples": 200, "num_labels": 4000}
@@ -97,7 +98,7 @@ def _train(
 ) -> dict[str, Any]:
     from vramfit.integrations.trainer import fit_trainer
 
-    num_steps = 12 if quick else NUM_STEPS
+    num_steps = QUICK_STEPS if quick else NUM_STEPS
     trainer = _trainer(folder, name, task, num_samples=BATCH * num_steps, quick=quick, auto=side == "auto")
     trainer.args.max_steps = num_steps if side != "auto" else -1
     made: dict[str, Any] = {}
@@ -125,7 +126,7 @@ def _train(
         "num_padded": trainer.vramfit.num_padded if side != "auto" else None,
         "loss": trainer.state.log_history[-1]["train_loss"],
     }
-    num_tokens = sum(clock.num_tokens[NUM_WARM:last])
+    num_tokens = sum(clock.num_tokens[clock.num_warm : last])
     return {**made, "taken_bytes": thief.taken_bytes, "tokens_per_s": num_tokens / (clock.ended - clock.warm)}
 
 
@@ -193,6 +194,8 @@ def _clock(quick: bool) -> Any:
         num_tokens: list[int]
         began = warm = ended = 0.0
 
+        num_warm = QUICK_WARM if quick else NUM_WARM
+
         def __init__(self) -> None:
             self.num_tokens = []
 
@@ -209,7 +212,7 @@ def _clock(quick: bool) -> Any:
             self.num_tokens, self.began = [], time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == NUM_WARM:
+            if state.global_step == self.num_warm:
                 self.warm = self.now()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:

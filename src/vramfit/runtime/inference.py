@@ -47,7 +47,8 @@ class _Passed:
     batch: Batch
     output: Any = None
     """None where it was looked at on the device."""
-    packed: dict[str, Any] | None = None
+    is_packed: bool = False
+    """Whether it has one row for all sequences."""
     arrival: torch.cuda.Event | None = None
 
 
@@ -193,10 +194,11 @@ class Inference:
                 with autocast:
                     output = self.model(**batch)
                 if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
-                    passed = self._send(output, replace(passed, packed=packed))
+                    passed = self._send(output, replace(passed, is_packed=packed is not None))
                 else:
-                    output = output if packed is None else packing.unpack(output, batch)
-                    on_output(samples, output, each_tensor(on_host, self._bring), group)
+                    padded = each_tensor(on_host, self._bring)
+                    output = output if packed is None else packing.unpack(output, padded["attention_mask"])
+                    on_output(samples, output, padded, group)
             self._votes.agree()
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -227,7 +229,7 @@ def _land(passed: _Passed, on_output: OnPartOutput) -> None:
         return
     if passed.arrival is not None:
         passed.arrival.synchronize()
-    output = passed.output if passed.packed is None else packing.unpack(passed.output, passed.packed)
+    output = packing.unpack(passed.output, passed.batch["attention_mask"]) if passed.is_packed else passed.output
     on_output(passed.samples, output, passed.batch, passed.rows)
 
 

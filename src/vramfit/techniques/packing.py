@@ -130,12 +130,16 @@ def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
     return has_columns and not (name == "labels" and value.is_floating_point())
 
 
-def unpack(output: Any, packed: dict[str, Any]) -> Any:
-    """The output with a row for each sequence again, zeros after its end; what has one already stays."""
-    ends, longest = packed["cu_seq_lens_q"], packed["max_length_q"]
-    inside = torch.arange(longest, device=ends.device) < ends.diff()[:, None]
+def unpack(output: Any, mask: torch.Tensor) -> Any:
+    """The output with a row for each sequence again, as long as the padded batch had it, zeros where it was padding.
+
+    Args:
+        mask: the attention mask of the padded batch. What has a row for each sequence already stays as it is.
+    """
+    inside = mask.bool()
+    one_row = (1, int(inside.sum()))
     for name, value in output.items():
-        if isinstance(value, torch.Tensor) and value.shape[:2] == packed["input_ids"].shape:
+        if isinstance(value, torch.Tensor) and value.dim() > PER_TOKEN and value.shape[:2] == one_row:
             rows = value.new_zeros(*inside.shape, *value.shape[2:])
             rows[inside] = value[0]
             output[name] = rows

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
-from tests.unit.runtime.training.small_runs import write_classes, write_model
+from tests.unit.runtime.training.small_runs import write_classes, write_model, write_tags
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.runtime.data import samples as samples_module
@@ -70,6 +70,27 @@ def test_packed_batches_hold_more_and_answer_the_same(opened: Any) -> None:
     torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5)
     lengths = [9, 1, 1, 1, 1, 1]
     assert len(group_by_length(lengths, 14, packs=True)) < len(group_by_length(lengths, 14))
+
+
+def test_packed_answers_for_tokens_are_as_wide_as_their_batch(tmp_path: Path) -> None:
+    """Batches are wider than their longest sample: by multiples of 8, up to the widest there is."""
+    from transformers import AutoModelForTokenClassification
+
+    write_model(tmp_path / "m")
+    trained = open_model(str(tmp_path / "m"), task="token-classification")
+    data = write_tags(tmp_path / "d.jsonl")
+    samples = trained.read(DataSource(path=str(data), task="token-classification", needs_labels=False))
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "m")
+    packing.apply(model, "token-classification")
+    seen: list[tuple[Any, Any, int]] = []
+
+    def take(output: Any, batch: Any, rows: list[int]) -> None:
+        longest = max(samples.lengths[i] for i in rows)
+        seen.append((output.logits.shape[:2], batch["attention_mask"].shape, longest))
+
+    Inference(model, Place("cpu"), max_tokens=14).run(samples, take)
+    assert any(longest < width for _, (_, width), longest in seen)
+    assert all(logits == mask for logits, mask, _ in seen)
 
 
 def test_a_part_is_read_while_another_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.unit.runtime.small_models import COMMON, FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
 from transformers import AutoConfig
+from transformers.utils import ModelOutput
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
@@ -229,16 +230,23 @@ def test_what_cannot_be_packed_is_said(keywords: dict[str, Any], words: str) -> 
         estimate(given.pop("model"), **given)
 
 
-def test_token_logits_get_their_rows_back() -> None:
-    batch = make_batch("token-classification")
+@pytest.mark.parametrize("more", [0, 3])
+def test_token_logits_get_their_rows_back(more: int) -> None:
+    """Also where the batch is wider than its longest sequence."""
+    batch = {n: torch.nn.functional.pad(v, (0, more)) for n, v in make_batch("token-classification").items()}
     model = packed_model("bert", "token-classification").eval()
     with torch.no_grad():
         expected = model(**model_inputs(batch)).logits
         packed = packing.pack(batch, model)
-        made = packing.unpack(model(**model_inputs(packed)), packed).logits
+        made = packing.unpack(model(**model_inputs(packed)), batch["attention_mask"]).logits
     inside = batch["attention_mask"].bool()
     torch.testing.assert_close(made[inside], expected[inside], atol=2e-6, rtol=1e-5)
     assert not made[~inside].any()
+
+
+def test_logits_of_a_lone_sequence_stay_though_it_has_as_many_tokens_as_there_are_labels() -> None:
+    output = ModelOutput(logits=torch.rand(1, 5))
+    assert packing.unpack(output, torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])).logits.shape == (1, 5)
 
 
 def test_labels_of_samples_are_no_labels_of_tokens_though_they_are_as_many() -> None:
