@@ -8,6 +8,9 @@ from typing import Any
 import packed_speed as speed
 from packed_speed import BATCH, NUM_STEPS, SEQ
 
+FIRST = 2
+"""The batch that the search begins with. The data must have it before: its first try takes the loader as it is."""
+
 
 def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     """The search by halves, then a run that keeps the effective batch by accumulation."""
@@ -44,7 +47,7 @@ def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
             return torch.optim.AdamW(self.parameters(), lr=1e-5, fused=torch.cuda.is_available())
 
     class Data(lightning.LightningDataModule):  # type: ignore[misc]
-        batch_size = BATCH
+        batch_size = FIRST
 
         def train_dataloader(self) -> Any:
             def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,7 +64,8 @@ def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
 
     module, data = Module(), Data()
     started = time.perf_counter()
-    tuning.Tuner(trainer(max_steps=4)).scale_batch_size(module, datamodule=data, mode="binsearch", max_val=BATCH)
+    tuner = tuning.Tuner(trainer(max_steps=4))
+    tuner.scale_batch_size(module, datamodule=data, mode="binsearch", init_val=FIRST, max_val=2 * BATCH)
     search_s, found = time.perf_counter() - started, min(data.batch_size, BATCH)
     accumulate = max(1, round(BATCH / found))
     del module

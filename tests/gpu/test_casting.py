@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.test_packing import take_steps
+from tests.gpu.peaks import take_steps
 from tests.unit.runtime.small_models import FAMILIES, make_batch, make_model
 
 from vramfit.devices.catalogue import match_gpu

@@ -1,27 +1,20 @@
 """On a real GPU: packed batches through the flash kernel give what padded ones give, and take what was predicted."""
 
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.peaks import assert_takes_what_was_predicted
 from tests.unit.runtime.small_models import FAMILIES, HEADS, make_batch, make_model
 from tests.unit.techniques.test_packing import logits_of, with_pads
 
-from vramfit.devices.catalogue import match_gpu
-from vramfit.estimator.predict import estimate
-from vramfit.models.resolve import resolve
-from vramfit.runtime.preparation import prepare
-from vramfit.runtime.stepper import Stepper
 from vramfit.step.heads import model_inputs
 from vramfit.step.inputs import each_tensor
-from vramfit.techniques import optimizers, packing
-from vramfit.workload import Workload
+from vramfit.techniques import packing
 
 pytestmark = pytest.mark.gpu
 
 PACKED = [name for name in FAMILIES if name != "deberta-v2"]
-MAX_ERROR = 0.01
 
 
 def on_gpu(batch: Any) -> Any:
@@ -85,38 +78,4 @@ def test_no_sample_sees_another_forward_or_backward(family: str) -> None:
     ids=str,
 )
 def test_packed_training_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
-    given = {"attention": "packed", "precision": "amp-bf16", "optimizer": "adamw-fused", "loop": "stepper"} | keywords
-    gpu = match_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-    assert gpu is not None
-    predicted = estimate(given["model"], **{k: v for k, v in given.items() if k != "model"}, gpu=gpu.name)
-    with get_context("spawn").Pool(1) as fresh:  # where nothing else lies about in memory
-        seen = fresh.apply(_peak, (predicted.workload, given))
-    assert predicted.peak_allocated_bytes >= seen
-    assert predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * seen
-
-
-def _peak(w: Workload, given: dict[str, Any]) -> int:
-    take_steps(w, given)
-    return torch.cuda.max_memory_allocated()
-
-
-def take_steps(w: Workload, given: dict[str, Any]) -> torch.nn.Module:
-    """Three steps of full length in this process; gives the model."""
-    model = prepare(resolve(w.model, task=w.task, num_labels=w.num_labels), Workload(**given)).cuda()
-    optimizer = optimizers.make(w.optimizer, [p for p in model.parameters() if p.requires_grad])
-    assert w.micro_batch is not None
-    stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, precision=w.precision, graphs=w.graphs)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1000, 30000, (w.batch, w.seq), generator=draw)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    for _ in range(3):
-        stepper.step(batch | _labels(w, draw))
-    return model
-
-
-def _labels(w: Workload, draw: torch.Generator) -> dict[str, torch.Tensor]:
-    if w.task == "question-answering":
-        places = torch.randint(0, w.seq, (w.batch,), generator=draw)
-        return {"start_positions": places, "end_positions": places}
-    shape = (w.batch,) if w.task == "sequence-classification" else (w.batch, w.seq)
-    return {"labels": torch.randint(0, 2, shape, generator=draw)}
+    assert_takes_what_was_predicted(keywords)

@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Iterator
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from vramfit.errors import BudgetExceeded
 from vramfit.estimator.predict import estimate
 from vramfit.loader.load import load
-from vramfit.runtime.budget import enforce
+from vramfit.models.resolve import resolve
+from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.stepper import Stepper
 
 pytestmark = pytest.mark.gpu
@@ -59,15 +61,23 @@ def make_stepper(model: torch.nn.Module, micro_batch: int, **keywords: Any) -> S
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "amp-fp16"])
 @pytest.mark.parametrize("batch", [8, 22])
 def test_the_measured_peak_is_the_predicted_one(precision: Any, batch: int) -> None:
-    predicted = estimate(MODEL, batch=batch, micro_batch=8, precision=precision, max_grad_norm=1.0, **JOB)
-    torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")
-    torch.cuda.reset_peak_memory_stats()
+    """In a process of its own, where no other test has held memory or changed how it is held."""
+    config = resolve(MODEL).config
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    predicted = estimate(
+        config, batch=batch, micro_batch=8, precision=precision, max_grad_norm=1.0, allocator="expandable", **JOB
+    )
+    with get_context("spawn").Pool(1) as fresh:
+        measured = fresh.apply(_peak, (precision, batch))
+    assert measured <= predicted.peak_allocated_bytes <= 1.001 * measured
+
+
+def _peak(precision: Any, batch: int) -> int:
+    use_expandable_segments(torch.device("cuda"))
     stepper = make_stepper(small_model(), 8, precision=precision, max_grad_norm=1.0)
     for seed in range(4):
         stepper.step(make_batch(batch, seed))
-    measured = torch.cuda.max_memory_allocated()
-    assert measured <= 1.001 * predicted.peak_allocated_bytes + 2 * MIB
-    assert measured >= 0.99 * predicted.peak_allocated_bytes
+    return torch.cuda.max_memory_allocated()
 
 
 def test_what_was_not_announced_is_refused_and_recovered_from() -> None:
