@@ -14,9 +14,11 @@ COUNTED = 20_000_000
 """Tokens of a run that its start is counted over: 25,000 reviews, three times, are 21 million."""
 CAP = int(11.17 * GIB)
 SHOWN = {"bert-base-uncased": "BERT-base", "bert-large-uncased": "BERT-large"}
-PEERS = {"trainer": "the Trainer", "accelerate": "Accelerate's loop"}
+PEERS = {"trainer": "the Trainer", "accelerate": "Accelerate's loop", "lightning": "Lightning"}
 OURS = ("planned", "recorded")
 """What plans make of it, without and with passes that are recorded; the faster is shown."""
+MOST_STEPS, ENOUGH_S = 240, 12.0
+"""When a run of `packed_speed.py` ends."""
 FEW_STEPS = 24
 """Of runs whose lines do not say how many they had."""
 SMALLEST = "smallest "
@@ -41,10 +43,8 @@ def packed_lines() -> list[dict[str, Any]]:
     for path in sorted(RESULTS.glob(f"packed_speed_h200_{newest_day}*.jsonl")):
         for line in forked.read_lines(path, *keys):
             key = tuple(line[k] for k in keys)
-            is_slower = key[1] in ("trainer", "accelerate", "lightning") and line.get("tokens_per_s", 0.0) < found.get(
-                key, {}
-            ).get("tokens_per_s", 0.0)
-            if "error" not in line and not is_slower:
+            before = found.get(key, {}).get("tokens_per_s", 0.0)
+            if "error" not in line and not (key[1] in PEERS and line["tokens_per_s"] < before):
                 found[key] = line
     return list(found.values())
 
@@ -68,12 +68,7 @@ def packed() -> str:
         for model, shown in SHOWN.items():
             ours = fastest(found, model, OURS, lengths)
             row: list[Any] = [_thousands(ours["tokens_per_s"]), "yes" if ours["settings"]["graphs"] else "no"]
-            for side in PEERS:
-                peer = found[model, side, CAP, lengths]
-                mark = "\\*" if num_steps(peer) == FEW_STEPS else ""
-                row.append(
-                    f"{_thousands(peer['tokens_per_s'])}{mark} ({ours['tokens_per_s'] / peer['tokens_per_s']:.1f}×)"
-                )
+            row += [_peer(found.get((model, side, CAP, lengths)), ours) for side in PEERS]
             rows.append([f"{shown}, {about}", *row])
     return "\n".join(
         [
@@ -84,45 +79,46 @@ def packed() -> str:
     )
 
 
+def _peer(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str | None:
+    if peer is None:
+        return None
+    mark = "\\*" if num_steps(peer) == FEW_STEPS else ""
+    return f"{_thousands(peer['tokens_per_s'])}{mark} ({ours['tokens_per_s'] / peer['tokens_per_s']:.1f}×)"
+
+
 def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     ours = [line for key, line in found.items() if key[1] in OURS and line["settings"]["fused"]]
     assert len(ours) == len([key for key in found if key[1] in OURS])
     apart = [line["predicted_allocated_bytes"] / line["max_allocated_bytes"] - 1 for line in ours]
     assert min(apart) >= 0
     starts = [line["rehearsal_s"] for line in ours]
-    searches = [line["search_s"] for key, line in found.items() if key[1] in PEERS]
-    trainers = [line for key, line in found.items() if key[1] == "trainer"]
-    nearest = sorted({line["micro_batch"] * line["accumulate"] for line in trainers})
-    base, plain = (found["bert-base-uncased", side, CAP, "real"] for side in ("recorded", "planned"))
+    peers = {key: line for key, line in found.items() if key[1] in PEERS}
+    searches = [line["search_s"] for line in peers.values()]
+    few = {(SHOWN[key[0]], key[1], key[3]) for key, line in peers.items() if num_steps(line) == FEW_STEPS}
+    assert few == {("BERT-large", "accelerate", "full")}
+    steps = sorted({n["micro_batch"] * n.get("accumulate", 1) for key, n in peers.items() if key[1] != "accelerate"})
+    base, plain = (found["bert-base-uncased", side, CAP, "real"] for side in OURS[::-1])
     assert base["tokens_per_s"] > plain["tokens_per_s"]
-    beside = {side: _beside(side) for side in PEERS}
-    others = {(SHOWN[key[0]], key[1], key[3]) for key, line in found.items() if key[1] in PEERS and "date" not in line}
-    assert others == {
-        *(("BERT-large", "accelerate", lengths) for lengths in ("real", "full")),
-        *(("BERT-base", side, "full") for side in PEERS),
-    }
-    few = [line["tokens_per_s"] for line in _runs("trainer") if num_steps(line) == FEW_STEPS]
-    more = found["bert-base-uncased", "trainer", CAP, "real"]["tokens_per_s"] / max(few)
+    beside = {side: _thousands(_runs(side)[-1]["tokens_per_s"]) for side in ("trainer", "accelerate")}
     compiled = found["bert-base-uncased", "recorded-compiled", CAP, "real"]
     large = found["bert-large-uncased", "planned", 0, "real"]
     profile = {kind: f"{1000 * seconds:.0f}" for kind, seconds in large["profile_s"].items() if kind != "longest"}
+    counted = {model: _counted(found, model) for model in SHOWN}
     return [
         "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW, steps sent",
-        "without waiting for the one before (but for Accelerate's of the last row). Ours are packed, with fused",
-        f"layers, over {min(map(num_steps, ours))} to {max(map(num_steps, ours))} steps; where it says so, passes are",
-        f"recorded as CUDA graphs (BERT-base, not recorded: {_thousands(plain['tokens_per_s'])}). Each peer has the",
-        f"batch it found in {min(searches):.0f} to {max(searches):.0f} s, of which the Trainer makes the nearest to 64",
-        f"that it can ({' or '.join(map(str, nearest))} samples a step), and stands with the fastest of its runs,",
-        f"since hosts differ: right after ours of the first row the Trainer made {_thousands(beside['trainer'])},",
-        f"Accelerate {_thousands(beside['accelerate'])}. What has a \\* is of {FEW_STEPS} steps, in which libraries",
-        "still load kernels (Accelerate's of BERT-large and the peers' of BERT-base at 512 tokens on another day):",
-        f"over more, the Trainer's of the first row was {more:.2f} times as fast. Before the first",
-        f"step ours took {min(starts):.0f} to {max(starts):.0f} s, for kernels that are compiled and a rehearsal:",
-        f"counted over {COUNTED / 1e6:.0f} million tokens, BERT-base makes {_counted(found, 'bert-base-uncased')}",
-        f"times the Trainer's in the table, BERT-large {_counted(found, 'bert-large-uncased')}. (With `--compile`,",
-        f"recorded but not fused, BERT-base made {_thousands(compiled['tokens_per_s'])} after",
-        f"{compiled['rehearsal_s']:.0f} s of compiling.) Allocated peaks were predicted",
-        f"{max(apart):.3%} too high at most, none too low. Without",
+        f"without waiting for the one before, until there are {MOST_STEPS} or {ENOUGH_S:.0f} s have passed. Ours are",
+        "packed, with fused layers; where it says so, passes are recorded as CUDA graphs (BERT-base, not",
+        f"recorded: {_thousands(plain['tokens_per_s'])}). Each peer has the batch it found in {min(searches):.0f} to",
+        f"{max(searches):.0f} s; the Trainer and Lightning make the nearest to 64 that this gives",
+        f"({', '.join(map(str, steps[:-1]))} or {steps[-1]} samples a step). Hosts differ, so a peer stands with the",
+        f"fastest of its runs: right after ours of the first row, the Trainer made {beside['trainer']} and Accelerate",
+        f"{beside['accelerate']}. What has a \\* is of {FEW_STEPS} steps on another day, in which libraries still load",
+        f"kernels, and waits for every step. Before the first step ours took {min(starts):.0f} to {max(starts):.0f} s,",
+        f"for kernels that are compiled and a rehearsal: counted over {COUNTED / 1e6:.0f} million tokens, BERT-base",
+        f"makes {counted['bert-base-uncased']} times the fastest peer's in the table, BERT-large",
+        f"{counted['bert-large-uncased']}. (With `--compile`, recorded but not fused, BERT-base made",
+        f"{_thousands(compiled['tokens_per_s'])} after {compiled['rehearsal_s']:.0f} s of compiling.) Allocated peaks",
+        f"were predicted {max(apart):.3%} too high at most, none too low. Without",
         f"a cap, BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak:",
         f"of {profile['step']} ms a step, matrix products take {profile['matmul']}, attention {profile['attention']},",
         f"what lies between them {profile['other']}, the optimizer {profile['optimizer']}, copies {profile['copies']};",
@@ -138,16 +134,11 @@ def _runs(side: str) -> list[dict[str, Any]]:
     return [line for line in found if tuple(line[k] for k in keys) == ("bert-base-uncased", side, CAP, "real")]
 
 
-def _beside(side: str) -> float:
-    """Tokens a second of a peer in the run that has ours."""
-    return float(_runs(side)[-1]["tokens_per_s"])
-
-
 def _counted(found: dict[tuple[Any, ...], dict[str, Any]], model: str) -> str:
-    """How many times the Trainer's tokens a second a run makes, what comes before its first step with it."""
-    ours, trainer = fastest(found, model, OURS, "real"), found[model, "trainer", CAP, "real"]
+    """How many times the fastest peer's tokens a second a run makes, what comes before its first step with it."""
+    ours, peer = (fastest(found, model, sides, "real") for sides in (OURS, tuple(PEERS)))
     seconds = ours["rehearsal_s"] + COUNTED / ours["tokens_per_s"]
-    return f"{COUNTED / seconds / trainer['tokens_per_s']:.1f}"
+    return f"{COUNTED / seconds / peer['tokens_per_s']:.1f}"
 
 
 def predicted() -> str:

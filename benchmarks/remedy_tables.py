@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PREDICTIONS = RESULTS / "remedies_predictions.json"
 PAGE = ROOT / "docs" / "remedies.md"
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 TITLES = {
     "sst2": "SST-2: 24,000 sentences, batch 256, two epochs",
     "imdb": "IMDB: 800 reviews of up to 512 tokens, batch 32, three epochs",
@@ -40,10 +40,21 @@ def write() -> int:
 
 
 def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What was predicted, and every line that was measured; of failures, those for want of memory."""
+    """What was predicted, and every case as it was last measured; of failures, those for want of memory.
+
+    Hosts differ, so a case has the step of *fp32* with it that was timed in the same call.
+    """
     predicted = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["cases"]
-    lines = [line for path in sorted(RESULTS.glob("remedies_*.jsonl")) for line in forked.read_lines(path, "name")]
-    return predicted, [line for line in lines if "run" in line or RAN_OUT in line["error"]]
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("remedies_*.jsonl")):
+        lines = forked.read_lines(path, "name")
+        wholes = {
+            line["dataset"]: line["run"]["step_time_s"]
+            for line in lines
+            if line.get("remedy") == "fp32" and line["timed"] and not line.get("held")
+        }
+        found |= {line["name"]: line | {"whole_step_s": wholes.get(line.get("dataset"))} for line in lines}
+    return predicted, [line for line in found.values() if "run" in line or RAN_OUT in line["error"]]
 
 
 def page(predicted: dict[str, Any], lines: list[dict[str, Any]]) -> str:
@@ -60,6 +71,20 @@ def page(predicted: dict[str, Any], lines: list[dict[str, Any]]) -> str:
                 parts += [_failed(name, error) for (where, name), error in failures.items() if where == dataset]
     parts += _held(lines)
     return pages.page(*parts, "## What does not help", *_folklore([line for line in lines if "folklore" in line]))
+
+
+def summary(dataset: str, names: dict[str, str]) -> list[list[str]]:
+    """Rows for another page, by what they are called there: accuracy, memory and time."""
+    _, lines = read()
+    runs, metric = _runs([line for line in lines if line.get("dataset") == dataset]), METRICS.get(dataset)
+    rows = []
+    for shown, name in names.items():
+        own = runs[dataset, name]
+        scores, times = _scores(own, metric), _times(own)
+        assert times is not None
+        spread = f"{mean(scores):.1f} % ({min(scores):.1f} to {max(scores):.1f})"
+        rows.append([shown, spread, f"{_reserved(own) / GIB:.2f} GiB", f"{times:.2f}×"])
+    return rows
 
 
 def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) -> list[str]:
@@ -81,7 +106,7 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], model:
                 ),
                 _bullet(
                     "**step**, **time**: a step of the first seed, which had the GPU to itself and 64 GiB of it, and",
-                    "its ratio to *fp32*.",
+                    "its ratio to the step of *fp32* in the same call.",
                 ),
                 _bullet("**accuracy** (or F1): the mean, with the lowest, the highest and how many seeds there are."),
                 _bullet(
@@ -92,11 +117,12 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], model:
             ]
         ),
         paragraph(
-            "Times are those of a small model and of short runs. The GPU waits for the host in most rows, so that 16",
-            "bits have little to speed up; and their attention is prepared anew for every width of a batch that a run",
-            "has not seen yet, which predictions leave out. For a larger model, `vramfit plan` weighs both. A row that",
-            "costs points may cost fewer with a learning rate and a number of steps of its own, Adafactor and LoRA",
-            "above all.",
+            "Times are those of a small model and of short runs, in which the GPU waits for the host in most rows, so",
+            "that 16 bits have little to speed up. Autocast and plans come with packed rows and fused layers",
+            f"([packing](packing.md)); their steps took up to {_longest(lines):.1f} times what was predicted: the",
+            "host's part is estimated too low there. For a larger model, `vramfit plan` weighs both. A row that costs",
+            "points may cost fewer with a learning rate and a number of steps of its own, Adafactor and LoRA above",
+            "all.",
         ),
         paragraph(
             "Data parallelism splits the batch among GPUs; weights, gradients and optimizer state stay whole on each,",
@@ -108,6 +134,13 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], model:
     ]
 
 
+def _longest(lines: list[dict[str, Any]]) -> float:
+    """The most times what was predicted that a packed step of a run took."""
+    timed = [line["run"] for line in lines if "remedy" in line and "run" in line and line["timed"]]
+    packed = [run for run in timed if run.get("settings", {}).get("attention") == "packed"]
+    return max((run["step_time_s"] / run["predicted_step_time_s"] for run in packed), default=1.0)
+
+
 def _bullet(*texts: str) -> str:
     return fill(" ".join(texts), pages.WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
@@ -115,8 +148,9 @@ def _bullet(*texts: str) -> str:
 def _errors(predicted: dict[str, Any], runs: Runs) -> list[str]:
     """How far predictions were off, loops written by hand apart."""
     by_hand = {remedy.name for remedy in REMEDIES if remedy.plain is not None}
-    found = {key: _reserved(own) / predicted[key[0]][key[1]]["reserved_bytes"] - 1
-             for key, own in runs.items() if key[1] in predicted[key[0]]}  # fmt: skip
+    remedies = {remedy.name: remedy for remedy in REMEDIES}
+    promises = {key: _promise(remedies[key[1]], key[0], predicted[key[0]], runs) for key in runs}
+    found = {key: _reserved(runs[key]) / made["reserved_bytes"] - 1 for key, made in promises.items() if made}
     own = {key: error for key, error in found.items() if key[1] not in by_hand}
     plain = [error for key, error in found.items() if key[1] in by_hand]
     if not own or not plain:
@@ -140,6 +174,7 @@ def _runs(lines: list[dict[str, Any]]) -> Runs:
     for line in sorted(lines, key=lambda line: not line["timed"]):
         if "run" in line:
             run = line["run"] | {"timed": line["timed"] and not line.get("held"), "held": line.get("held", False)}
+            run["whole_step_s"] = line["whole_step_s"]
             found.setdefault((line["dataset"], line["remedy"]), []).append(run)
     return found
 
@@ -147,12 +182,22 @@ def _runs(lines: list[dict[str, Any]]) -> Runs:
 def _table(dataset: str, predicted: dict[str, Any], runs: Runs, failures: dict[tuple[str, str], str]) -> str:
     chosen = [r for r in REMEDIES if dataset in r.datasets and (r.name in predicted or (dataset, r.name) in runs)]
     base, metric = runs.get((dataset, "fp32"), []), METRICS.get(dataset)
-    rows = [_row(r, predicted.get(r.name), runs.get((dataset, r.name), []), base, metric) for r in chosen]
+    rows = [
+        _row(r, _promise(r, dataset, predicted, runs), runs.get((dataset, r.name), []), base, metric) for r in chosen
+    ]
     for remedy, row in zip(chosen, rows, strict=True):
         row[-1] = "ran out of memory" if (dataset, remedy.name) in failures else row[-1]
     score = METRICS.get(dataset, "accuracy")
     head = ["remedy", "class", "predicted MiB", "measured MiB", "step predicted", "step measured", "time", score]
     return table([*head, "verdict"], rows)
+
+
+def _promise(remedy: Remedy, dataset: str, predicted: dict[str, Any], runs: Runs) -> Any:
+    """What was predicted of a row; of a plan that was run, by itself: its budget is a third of what was measured."""
+    own = runs.get((dataset, remedy.name))
+    if not remedy.planned or not own:
+        return predicted.get(remedy.name)
+    return {"reserved_bytes": own[0]["predicted_reserved_bytes"], "step_s": own[0]["predicted_step_time_s"]}
 
 
 def _failed(name: str, error: str) -> str:
@@ -162,15 +207,12 @@ def _failed(name: str, error: str) -> str:
     assert settings is not None, error
     assert last is not None, error
     return paragraph(
-        f"*{name[:1].upper() + name[1:]}*: {settings[1]}. It stopped: {last[1]}. The plan had room for the longest",
-        "batch and none for pieces that others leave. Such a plan is now made only where there is no other one; what",
-        "is made instead has not been run.",
+        f"*{name[:1].upper() + name[1:]}*: {settings[1]}. It stopped: {last[1]}.",
     )
 
 
 def _row(remedy: Remedy, predicted: Any, runs: list[Any], base: list[Any], metric: str | None) -> list[object]:
-    saved = _reserved(runs) / _reserved(base) if runs and base else None
-    times = _step_s(runs) / _step_s(base) if _step_s(runs) and _step_s(base) else None
+    saved, times = _reserved(runs) / _reserved(base) if runs and base else None, _times(runs)
     scores, whole = _scores(runs, metric), _scores(base, metric)
     mark = " ⊡" if any(run["held"] for run in runs) else ""
     return [
@@ -197,7 +239,9 @@ def verdict(saved: float | None, times: float | None, scores: list[float], whole
         told.append(f"saves less than {SAVES:.0%}" if saved <= 1 + SAVES else f"takes {saved - 1:.0%} more")
     if lost >= COSTS_POINTS and lost > spread and min(len(scores), len(whole)) > 1:
         told.append(f"costs {lost:.1f} points")
-    if times is not None and times >= SLOW:
+    if times is None:
+        told.append("not timed")
+    elif times >= SLOW:
         told.append("slow")
     return ", ".join(told) or "worth it"
 
@@ -212,6 +256,12 @@ def _step_s(runs: list[Any]) -> float:
     """Mean seconds of the runs that were timed; 0 where none was."""
     timed = [run["step_time_s"] for run in runs if run["timed"]]
     return mean(timed) if timed else 0.0
+
+
+def _times(runs: list[Any]) -> float | None:
+    """How many times the step of *fp32* in the same call a step took; None where none was timed."""
+    found = [run["step_time_s"] / run["whole_step_s"] for run in runs if run["timed"] and run["whole_step_s"]]
+    return mean(found) if found else None
 
 
 def _scores(runs: list[Any], metric: str | None) -> list[float]:

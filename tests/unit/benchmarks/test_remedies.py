@@ -30,7 +30,7 @@ from vramfit.workload import Workload
         (0.4, 1.0, [80.0, 81.0], "costs 9.5 points"),
         (0.99, 1.0, [90.0, 90.0], "saves less than 5%"),
         (1.3, 2.0, [90.0, 90.0], "takes 30% more, slow"),
-        (0.4, None, [88.5, 90.5], "worth it"),
+        (0.4, None, [88.5, 90.5], "not timed"),
         (0.4, 1.0, [80.0], "worth it"),
     ],
 )
@@ -56,7 +56,15 @@ def test_every_remedy_has_its_prediction_on_each_of_its_data_sets() -> None:
 def line(remedy: str, reserved: int, step_s: float, accuracy: float, seed: int) -> dict[str, Any]:
     run = {"measured_reserved_bytes": reserved, "step_time_s": step_s, "metrics": {"accuracy": accuracy}}
     head = {"gpu": "A GPU", "torch": "2.11", "transformers": "5.17", "date": "today", "model": "minilm"}
-    return {**head, "remedy": remedy, "dataset": "sst2", "seed": seed, "timed": seed == 0, "run": run}
+    return {
+        **head,
+        "remedy": remedy,
+        "dataset": "sst2",
+        "seed": seed,
+        "timed": seed == 0,
+        "run": run,
+        "whole_step_s": 0.02,
+    }
 
 
 def test_a_row_shows_shares_and_the_spread_over_seeds() -> None:
@@ -66,6 +74,20 @@ def test_a_row_shows_shares_and_the_spread_over_seeds() -> None:
     row = next(row for row in text.splitlines() if row.startswith("| checkpointing"))
     assert row.split(" | ")[3:] == ["512 (50%)", "–", "25 ms", "1.25×", "90.0 (89.0–91.0, 2)", "worth it |"]
     assert "A GPU, torch 2.11" in text
+
+
+def test_a_step_is_held_against_fp32_of_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts differ from call to call; a case that ran again stands as it last ran."""
+    calls = {
+        "first": [line("fp32", 100, 0.02, 0.9, 0), line("LoRA", 50, 0.03, 0.8, 0), line("Adafactor", 50, 0.03, 0.8, 0)],
+        "second": [line("fp32", 100, 0.04, 0.9, 0), line("LoRA", 50, 0.03, 0.8, 0)],
+    }
+    for name, lines in calls.items():
+        text = "".join(json.dumps(n | {"name": n["remedy"]}) + "\n" for n in lines)
+        (tmp_path / f"remedies_{name}.jsonl").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(remedy_tables, "RESULTS", tmp_path)
+    rows = remedy_tables.summary("sst2", {name: name for name in ("fp32", "LoRA", "Adafactor")})
+    assert [row[-1] for row in rows] == ["1.00×", "0.75×", "1.50×"]
 
 
 def held(reserved: int, predicted: int, budget: int | None = None) -> dict[str, Any]:
