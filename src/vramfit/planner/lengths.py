@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import mean, median_low
 from typing import Any
 
-from vramfit.errors import VramfitError
+from vramfit.errors import CheckpointError, VramfitError
+from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.plan import LengthSummary
 
 MAX_ROWS = 200_000
@@ -139,15 +140,10 @@ def _rows(path: Path, columns: list[str]) -> Iterator[tuple[str, ...]]:
 
 def _counter(name: str) -> Any:
     """A function from texts to token counts."""
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
-    except Exception as error:  # whatever transformers raises for a name that leads nowhere
-        reason = " ".join(str(error).split())[:200]
-        raise VramfitError(
-            f"no tokenizer at {name}: {reason}", hint="name the folder that holds tokenizer.json (--tokenizer)"
-        ) from None
+        tokenizer = load_tokenizer(name)
+    except CheckpointError as error:
+        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
 
     def count(chunk: list[tuple[str, ...]]) -> list[int]:
         parts = [list(column) for column in zip(*chunk, strict=True)]

@@ -4,6 +4,7 @@ import socket
 from typing import NoReturn
 
 import pytest
+from tests.unit.runtime.data.conftest import tokenizer_folder  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

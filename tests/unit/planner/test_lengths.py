@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vramfit.errors import VramfitError
+from vramfit.models.hub import NotOnHubError
 from vramfit.planner import lengths as lengths_module
 from vramfit.planner.bench import Bench
 from vramfit.planner.lengths import lengths_from_data, lengths_of
@@ -62,6 +63,17 @@ def test_tokens_of_texts_are_counted_with_special_ones(tmp_path: Path, tokenizer
     assert lengths_from_data(file, text_column="text", tokenizer=tokenizer).values == (5, 3, 7)
     with pytest.raises(VramfitError, match=r"no column 'body'; it has text, label"):
         lengths_from_data(file, text_column="body", tokenizer=tokenizer)
+
+
+def test_a_tokenizer_that_cannot_be_fetched_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(hub_id: str) -> bytes:
+        raise NotOnHubError("the hub could not be reached: ConnectError")
+
+    monkeypatch.setattr("vramfit.models.tokenizers.fetch_config", unreachable)
+    (tmp_path / "d.csv").write_text("text\na few words\n")
+    with pytest.raises(VramfitError, match="the hub could not be reached") as caught:
+        lengths_from_data(tmp_path / "d.csv", text_column="text", tokenizer="nobody/nothing")
+    assert "--tokenizer" in (caught.value.hint or "")
 
 
 def test_pairs_are_counted_together(tmp_path: Path, tokenizer: str) -> None:

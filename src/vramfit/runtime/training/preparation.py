@@ -14,12 +14,12 @@ from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention
+from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.data.tokenizers import load_tokenizer
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.techniques import offloading

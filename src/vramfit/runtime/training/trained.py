@@ -12,10 +12,10 @@ from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
+from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.data.tokenizers import load_tokenizer
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here

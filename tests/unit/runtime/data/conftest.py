@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.data.tokenizers import load_tokenizer
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c d e f good bad film very ##ly ##s where is in the berlin anna . , ##x"
 LETTERS = [f"{prefix}{chr(n)}" for n in range(ord("a"), ord("z") + 1) for prefix in ("", "##")]

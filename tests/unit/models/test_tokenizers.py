@@ -8,7 +8,7 @@ import pytest
 
 from vramfit.errors import CheckpointError
 from vramfit.models.hub import NotOnHubError
-from vramfit.runtime.data.tokenizers import load_tokenizer
+from vramfit.models.tokenizers import load_tokenizer
 
 
 def test_a_fixed_length_in_the_file_is_taken_off(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -35,7 +35,7 @@ def test_without_a_network_a_name_is_answered_at_once(tmp_path: Path, monkeypatc
     def unreachable(hub_id: str) -> bytes:
         raise NotOnHubError("the hub could not be reached: ConnectError")
 
-    monkeypatch.setattr("vramfit.runtime.data.tokenizers.fetch_config", unreachable)
+    monkeypatch.setattr("vramfit.models.tokenizers.fetch_config", unreachable)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="the hub could not be reached") as caught:
         load_tokenizer("bert-base-uncased")
