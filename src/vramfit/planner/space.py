@@ -15,7 +15,8 @@ LORA_RANK = 16
 PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.15, "amp": 0.02, "weights": 0.25}
 """What a change must bring in time to be taken: near ties go to the simpler settings, and moments are not rounded for
 a few percent. Steps whose layers wait in host memory took 1.2 to 1.5 times what was predicted, on an H200."""
-
+MANY_SIZES, LEAST_STEP = 64, 0.05
+"""Of more sizes than this, those beyond it are tried at steps of a share: a batch of a million has two thousand."""
 KEPT = ("checkpointing", "freeze", "lora", "quantize", "allocator", "casts")
 """Settings of a recipe that are as they were given."""
 
@@ -184,7 +185,16 @@ def micro_batches(request: Request, batch: int) -> list[int]:
     while size > 0:
         found.append(-(-batch // -(-batch // size)))  # 32 samples in passes of 12 are as many as in passes of 11
         size = found[-1] - 1
-    return found
+    return found if len(found) <= MANY_SIZES else _thinned(found)
+
+
+def _thinned(sizes: list[int]) -> list[int]:
+    """Of very many sizes, most first, those that make a difference; all of the small ones."""
+    kept = sizes[:1]
+    for size in sizes[1:]:
+        if size <= MANY_SIZES or size <= (1 - LEAST_STEP) * kept[-1]:
+            kept.append(size)
+    return kept
 
 
 def learns_in_layers(recipe: Recipe) -> bool:

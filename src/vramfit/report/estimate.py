@@ -32,6 +32,7 @@ BASIS = {
 }
 
 
+HOUR_S = 3600
 TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}
 
 
@@ -197,8 +198,17 @@ def _time(estimate: Estimate) -> Iterator[RenderableType]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    text = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    """Seconds as people say them.
+
+    >>> [duration(seconds).replace(NO_BREAK, " ") for seconds in (0.0123, 12.34, 3470, 348_120)]
+    ['12.3 ms', '12.3 s', '3,470 s', '96.7 h']
+    """
+    if seconds >= HOUR_S:
+        text = f"{seconds / HOUR_S:,.1f} h"
+    elif seconds >= 1:
+        text = f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    else:
+        text = f"{1e3 * seconds:.3g} ms"
     return text.replace(" ", NO_BREAK)
 
 

@@ -97,11 +97,11 @@ def split_words(plan: Plan) -> str:
     if plan.workload.attention == "packed" and plan.lengths is not None:
         return f"Fits: passes of up to {plan.micro_batch * plan.workload.seq:,} tokens without padding, {rate}"
     if w.num_gpus > 1:
-        passes = "at once" if plan.accumulate == 1 else f"in passes of {plan.micro_batch}, {plan.accumulate} a step"
+        passes = "at once" if plan.accumulate == 1 else f"in passes of {plan.micro_batch:,}, {plan.accumulate:,} a step"
         return f"Fits: each of {w.num_gpus:,} GPUs passes {w.share:,} samples {passes}, {rate}"
     if plan.accumulate == 1:
         return f"Fits: all {plan.workload.batch} samples in one pass, {rate}"
-    return f"Fits: passes of {plan.micro_batch}, {plan.accumulate} a step, {rate}"
+    return f"Fits: passes of {plan.micro_batch:,}, {plan.accumulate:,} a step, {rate}"
 
 
 def _settings(plan: Plan) -> RenderableType:

@@ -59,16 +59,42 @@ def time_step(work: Work, speed: DeviceSpeed, *, replays: bool = False) -> StepT
         stretches = [(s.waits, _host(s, speed.host), _device(s, work, speed)) for s in segment.stretches]
         if replays and not any(item.phase == "optimizer" for s in segment.stretches for item in s.items):
             stretches = [(False, 0.0 if n else REPLAY_S, kernels) for n, (_, _, kernels) in enumerate(stretches)]
-        for _ in range(segment.num_repeats):
-            for waits, host, kernels in stretches:
-                begin, host_end = host_end, host_end + host
-                device_end = max(host_end, max(device_end, begin) + _busy(kernels))
-                host_end = device_end if waits else host_end
+        busy = [(waits, host, _busy(kernels)) for waits, host, kernels in stretches]
+        host_end, device_end = _after(busy, host_end, device_end, segment.num_repeats)
         for _, host, kernels in stretches:
             host_s += host * segment.num_repeats
             for group, seconds in kernels.items():
                 device_s[group] = device_s.get(group, 0.0) + seconds * segment.num_repeats
     return StepTime(seconds=max(host_end, device_end), host_s=host_s, device_s=device_s)
+
+
+def _after(
+    stretches: list[tuple[bool, float, float]], host_end: float, device_end: float, num_repeats: int
+) -> tuple[float, float]:
+    """When host and device are through with so many repeats of stretches, by when they began.
+
+    Where the host waits for the device, all repeats but the first are alike. Where it does not, the device is as late
+    as its own work makes it, or as the host's first or last repeat does.
+    """
+
+    def once(host_end: float, device_end: float) -> tuple[float, float]:
+        for waits, host, busy in stretches:
+            begin, host_end = host_end, host_end + host
+            device_end = max(host_end, max(device_end, begin) + busy)
+            host_end = device_end if waits else host_end
+        return host_end, device_end
+
+    if num_repeats == 0:
+        return host_end, device_end
+    if any(waits for waits, _, _ in stretches):
+        for _ in range(min(num_repeats, 2)):
+            before, (host_end, device_end) = (host_end, device_end), once(host_end, device_end)
+        more = max(num_repeats - 2, 0)
+        return host_end + more * (host_end - before[0]), device_end + more * (device_end - before[1])
+    host_s, busy_s = sum(host for _, host, _ in stretches), sum(busy for _, _, busy in stretches)
+    late_s = once(0.0, float("-inf"))[1]
+    by_host = host_end + late_s + (num_repeats - 1) * max(host_s, busy_s)
+    return host_end + num_repeats * host_s, max(device_end + num_repeats * busy_s, by_host)
 
 
 def with_host_step(

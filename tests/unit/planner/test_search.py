@@ -1,6 +1,7 @@
 """The space and the search: splits, orders, prices, and that bounds leave out nothing that is better."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from vramfit.estimator.collecting import collection_paused
 from vramfit.planner.bench import Bench
@@ -15,6 +16,14 @@ def test_splits_are_the_smallest_for_each_number_of_passes() -> None:
     assert micro_batches(REQUEST, 32) == [32, 16, 11, 8, 7, 6, 5, 4, 3, 2, 1]
     assert micro_batches(replace(REQUEST, fixed={"micro_batch": 12}), 32) == [12]
     assert micro_batches(replace(REQUEST, fixed={"accumulate": 5}), 32) == [7]
+
+
+def test_of_very_many_splits_those_that_differ_are_tried() -> None:
+    many = micro_batches(REQUEST, 10**8)
+    assert len(many) < 500
+    assert many[0] == 10**8
+    assert many[-64:] == list(range(64, 0, -1))
+    assert all(0.9 * before < after < before for before, after in pairwise(m for m in many if m < 10**6) if after > 64)
 
 
 def test_trainings_need_to_be_allowed_and_go_from_mild_to_strong() -> None:

@@ -1,5 +1,6 @@
 """Host and device side by side: whichever is behind sets the pace."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -168,3 +169,20 @@ def test_a_streamed_step_takes_as_long_as_its_bytes_take_on_the_link() -> None:
     plain = time_step(work(stretch(item(num_bytes=10**9))), speed)
     streamed = with_host_step(plain, num_weights=10**7, num_passes=1, speed=speed, streams=True)
     assert streamed.seconds == pytest.approx(plain.seconds + 10**7 * (STREAMED_BYTES / 2e9 + NORM_BYTES / 1e9))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_repeats_take_what_they_take_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    num_waiting = draw.choice([0, 0, 1])
+    stretches = [
+        stretch(item(num_calls=draw.randint(1, 40), num_bytes=draw.randint(0, 2_000_000)), waits=n < num_waiting)
+        for n in range(draw.randint(1, 4))
+    ]
+    before = WorkSegment(stretches=(stretch(item(num_bytes=draw.randint(0, 40_000_000))),), num_repeats=1)
+    repeated = WorkSegment(stretches=tuple(stretches), num_repeats=draw.randint(1, 12))
+    alone = replace(repeated, num_repeats=1)
+    together = time_step(Work(segments=(before, repeated), tf32=False), SPEED)
+    one_by_one = time_step(Work(segments=(before, *[alone] * repeated.num_repeats), tf32=False), SPEED)
+    assert together.seconds == pytest.approx(one_by_one.seconds, rel=1e-9)
+    assert together.host_s == pytest.approx(one_by_one.host_s, rel=1e-9)
