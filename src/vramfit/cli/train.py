@@ -105,6 +105,10 @@ def run(
         str | None,
         _option("With torchrun: ddp, or fsdp (each GPU has a part of the model); else planned.", _HOW, "NAME"),
     ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Plan with the same maths only: fp32, no 8-bit optimizer.", rich_help_panel=_HOW),
+    ] = False,
     allow: Annotated[
         str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _HOW, "NAME,…")
     ] = None,

@@ -116,6 +116,8 @@ def make_plan(
 
     keywords: dict[str, Any] = request.settings()
     keywords["graphs"] = False if request.label_smoothing else request.graphs
+    if request.exact and former is None:
+        keywords["exact"] = True
     if former is not None:
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:

@@ -17,7 +17,7 @@ NEED_NOT_MATCH = frozenset(
     [
         *("data", "eval_data", "output", "resume", "keep", "save_every", "device", "gpu", "memory", "plan"),
         *("offload", "host_memory", "parallel", "fused", "graphs"),
-        *("micro_batch", "checkpointing", "fail_at", "allow", "skip_bad_rows", "trust_remote_code"),
+        *("micro_batch", "checkpointing", "fail_at", "allow", "exact", "skip_bad_rows", "trust_remote_code"),
         *("text_columns", "label_column", "max_rows"),
     ]
 )
@@ -85,6 +85,8 @@ class TrainRequest:
     """Record packed passes as CUDA graphs, where the plan can; None does so where a plan says that it pays."""
     parallel: str | None = None
     """With several processes: `ddp`, each has the whole model, or `fsdp`, a part of it. None lets the plan choose."""
+    exact: bool = False
+    """Plan without fewer bits: fp32, and no 8-bit optimizer."""
     allow: tuple[str, ...] = ()
     """What the plan may use besides: freeze, lora, int8, bf16, adafactor, sgd."""
     memory: str | int | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.plan import Plan
+from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RunRecord
 from vramfit.records.saving import replace_file
 from vramfit.runtime.distributed.company import Company, company, own_device
@@ -246,7 +246,15 @@ def _plan(
     plan = make_plan(request, data, place, former, num_gpus, least)
     if plan is not None:
         plan.save(output / PLAN)
+        fewer = [reason.setting for reason in plan.reasons if reason.kind == "numeric" and not _asked(request, reason)]
+        if fewer:
+            on_event(events.Note(text=f"Planned with fewer bits: {', '.join(fewer)}. With --exact, without."))
     return plan
+
+
+def _asked(request: TrainRequest, reason: Reason) -> bool:
+    """Whether a setting is what the request says."""
+    return getattr(request, reason.setting.split()[0], None) is not None
 
 
 def _say_what_was_cut(data: Data, on_event: events.OnEvent) -> None:
