@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vramfit.errors import VramfitError
+from vramfit.errors import CheckpointError, VramfitError
+from vramfit.runtime.training.checkpoints import CheckpointStore
+from vramfit.runtime.training.journal import NAME as JOURNAL
 
 LOCK = ".lock"
 PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
 MAX_ATTEMPTS = 100
 """At a lock file that others keep removing."""
 
@@ -81,3 +84,24 @@ def _make(output: Path) -> None:
         raise VramfitError(f"{output} is a file, and the output is a folder", hint="choose another --output") from None
     except OSError as error:
         raise VramfitError(f"cannot make {output}: {error.strerror}", hint="choose a folder you can write to") from None
+
+
+def not_a_model(path: Path) -> CheckpointError | None:
+    """What to say of a folder without a model that belongs to a run: its output, or one of its checkpoints."""
+    output = path.parent.parent if path.parent.name == CHECKPOINTS else path
+    steps = CheckpointStore(output / CHECKPOINTS).steps()
+    if (path / "config.json").exists() or not (steps or (output / JOURNAL).exists()):
+        return None
+    if (output / "config.json").exists():
+        return CheckpointError(
+            f"{path} is a checkpoint, which only a run can go on from",
+            file=str(path),
+            hint=f"name the folder that the model is in: {output}",
+        )
+    what = "holds" if path == output else f"is a checkpoint of {output},"
+    since = f"its last checkpoint is of step {steps[-1]:,}" if steps else "it came to no checkpoint"
+    return CheckpointError(
+        f"{path} {what} an unfinished run, which saves its model at the end; {since}",
+        file=str(path),
+        hint=f"finish it: vramfit train … --output {output} --resume, with what else it was started with",
+    )

@@ -17,7 +17,7 @@ from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.interruption import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
-from vramfit.runtime.training.output_folder import PLAN, held
+from vramfit.runtime.training.output_folder import CHECKPOINTS, PLAN, held
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import (
     Data,
@@ -34,7 +34,6 @@ from vramfit.runtime.training.session import Session
 from vramfit.workload import Workload
 
 RECORD = "run.json"
-CHECKPOINTS = "checkpoints"
 
 
 def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
