@@ -61,7 +61,7 @@ def test_a_folder_of_no_run_and_a_finished_run_with_a_damaged_configuration_are_
         open_model(str(tmp_path))
     run(tmp_path, max_steps=1)
     (tmp_path / "out" / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         open_model(str(tmp_path / "out"))
 
 
