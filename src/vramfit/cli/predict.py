@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
-    Leaves with 0, 1 for an error, 3 when not even one sample fits.
+    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
     """
     check_precision(precision)
     look_at_gpu(gpu)
