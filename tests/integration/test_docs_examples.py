@@ -43,6 +43,12 @@ def test_the_example_of_watching_names_its_leak(tmp_path: Path, capsys: pytest.C
     assert found.check in capsys.readouterr().out
 
 
+def test_the_emulated_watch_is_said_to_be_the_script_s_own() -> None:
+    before, after = (DOCS / "watching.md").read_text(encoding="utf-8").split("vramfit watch  emulated of 80.00 MiB")
+    assert 'vramfit.EmulatedGPU(memory="80MiB")' in before
+    assert "--device" not in before + after
+
+
 def test_the_page_on_host_memory_runs_and_its_prediction_holds(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / "offloading.md").read_text(encoding="utf-8"), re.DOTALL):

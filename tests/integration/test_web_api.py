@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.integration.command import vramfit
 from tests.unit.checkpoints.broken import load_script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,6 +59,12 @@ def test_many_readers_are_answered_and_memory_stays_bounded(
     assert set(result["statuses"]) == {"200"}
     assert result["requests"] >= 100
     assert result["resident_most_bytes"] < result["resident_before_bytes"] + 500 * 2**20
+
+
+def test_a_port_that_is_taken_is_all_that_is_said(address: str) -> None:
+    done = vramfit("web", "--port", str(urlsplit(address).port))
+    assert done.code == 1
+    assert done.err.startswith("Error: cannot listen on 127.0.0.1")
 
 
 def test_it_ends_with_a_signal_and_leaves_no_process(address: str, server: "subprocess.Popen[str]") -> None:

@@ -31,7 +31,8 @@ def run(
 ) -> None:
     """Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.
 
-    Several batches or lengths give a table. Leaves with 0 when it fits, 3 when it does not; a table: when nothing does.
+    Several batches or lengths give a table.
+    Leaves with 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (a table: nothing).
     """
     options.check()
     cells = options.cells()

@@ -55,6 +55,10 @@ class _ReaderGoneError(Exception):
     """A broken pipe, out of typer's sight: it would leave with 1, which means an error."""
 
 
+class _InterruptedError(Exception):
+    """Ctrl-C, out of typer's sight: it would leave without a word."""
+
+
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         gc.enable()  # what a verb makes is collected as ever
@@ -62,6 +66,8 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _ReaderGoneError from None
+        except KeyboardInterrupt as interrupt:
+            raise _InterruptedError(str(interrupt)) from None
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -142,8 +148,8 @@ def main() -> NoReturn:
         # the reader (head, less) has gone: leave quietly, and keep Python from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
-    except KeyboardInterrupt:
-        _say("Interrupted.", None)
+    except (_InterruptedError, KeyboardInterrupt) as interrupt:
+        _say(f"Interrupted: {interrupt}." if str(interrupt) else "Interrupted.", None)
         code = INTERRUPTED
     except VramfitError as error:
         if debug:

@@ -13,7 +13,7 @@ DOES_NOT_FIT = 3
 def run(options: WorkloadOptions, json: Json = False) -> None:
     """Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.
 
-    Leaves with 0, or with 3 when not even one sample fits.
+    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits.
     """
     from vramfit.report.max_batch import render_max_batch
 

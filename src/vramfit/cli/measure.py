@@ -30,8 +30,8 @@ def run(
 ) -> None:
     """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
 
-    Leaves with 0 when they agree, 3 when it runs out of memory as predicted, 4 when they differ by more than
-    the tolerance.
+    Leaves with 0 when they agree, 1 for an error, 2 for a wrong name or value,
+    3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
     """
     keywords = options.keywords()
     if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told

@@ -3,7 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
-    Leaves with 0, 1 for an error, 3 when not even one sample fits.
+    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
     """
     check_precision(precision)
     look_at_gpu(gpu)
@@ -63,7 +63,7 @@ def run(
     look_at_file(data)
     if output is not None:
         _check_output(Path(output), data)
-    with console(stderr=True).status("Reading …"):
+    with _unwritten(output), console(stderr=True).status("Reading …"):
         from vramfit.runtime.data.predictions import merge_windows, predictions
         from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
@@ -84,7 +84,7 @@ def run(
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []
-    with console(stderr=True).status("Predicting …") as status:
+    with _unwritten(output), console(stderr=True).status("Predicting …") as status:
         kind: Any = precision
 
         def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
@@ -105,10 +105,30 @@ def run(
     if trained.task == "question-answering":
         found = merge_windows(found)
     bad = [{"row": row.row, "error": row.what} for row in first.bad_rows]
+    _write(sorted([*found, *bad], key=lambda row: row["row"]), output)
+
+
+@contextmanager
+def _unwritten(output: str | None) -> Iterator[None]:
+    """Inside, Ctrl-C says that there is no output yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = "" if output is None else f"nothing was written to {output}, which is written at the end"
+        raise KeyboardInterrupt(said) from None
+
+
+def _write(rows: list[dict[str, Any]], output: str | None) -> None:
+    num_written = 0
     with ExitStack() as stack:
         file = _open(output, stack)
-        for row in sorted([*found, *bad], key=lambda row: row["row"]):
-            file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
+        try:
+            for row in rows:
+                file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
+                num_written += 1
+        except KeyboardInterrupt:
+            where = "stdout" if output is None else output
+            raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to {where}") from None
 
 
 def _check_output(output: Path, data: str) -> None:

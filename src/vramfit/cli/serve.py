@@ -54,7 +54,8 @@ def run(
     """Serve a model: GET /ping, POST /invocations with {"inputs": …}, GET /metrics.
 
     Requests are batched by tokens, as many as are predicted to fit; out of memory splits a batch, no more.
-    Ctrl-C or a polite kill answers what has come. Leaves with 0, 1 for an error, 3 when it does not fit.
+    Ctrl-C or a polite kill answers what has come.
+    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when it does not fit.
     """
     from vramfit.serve.settings import ServeSettings
 
@@ -100,9 +101,11 @@ def run(
             )
         sys.stdout.flush()
 
-    if not json:
-        console(stderr=True).print("Loading …", style="dim")
-    served = serve(settings, host=host, port=port, on_ready=ready)
+    def loading() -> None:
+        if not json:
+            console(stderr=True).print("Loading …", style="dim")
+
+    served = serve(settings, host=host, port=port, on_listening=loading, on_ready=ready)
     console(stderr=True).print(
         f"Stopped: {served.num_answered:,} of {served.num_accepted:,} requests answered.", **PLAIN
     )

@@ -139,7 +139,7 @@ def run(
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
     With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only the first process speaks.
-    Leaves with 0, 1 for an error, 3 when it does not fit, 130 when interrupted.
+    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """
     given = {k: v for k, v in locals().items() if k not in ("json", "text_column")}
     with only_one_speaks():

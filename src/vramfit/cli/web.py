@@ -49,6 +49,15 @@ def run(
 
             webbrowser.open(url)
 
-    if not json:
-        console(stderr=True).print("Starting …", style="dim")
-    serve(host=host, port=port, num_workers=workers, allow_local=allow_local, on_ready=ready)
+    def starting() -> None:
+        if not json:
+            console(stderr=True).print("Starting …", style="dim")
+
+    serve(
+        host=host,
+        port=port,
+        num_workers=workers,
+        allow_local=allow_local,
+        on_listening=starting,
+        on_ready=ready,
+    )

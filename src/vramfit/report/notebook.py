@@ -8,7 +8,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, target
+from vramfit.report.words import job, reserved_peak, target
 from vramfit.units import format_bytes
 
 COLOURS: Mapping[str, str] = {
@@ -73,8 +73,7 @@ def run_html(r: RunRecord) -> str:
         ("saved in", r.output),
     ]
     if r.measured_reserved_bytes is not None:
-        said = f"; predicted at most {format_bytes(r.predicted_reserved_bytes)}" if r.predicted_reserved_bytes else ""
-        rows.insert(2, ("reserved peak", f"{format_bytes(r.measured_reserved_bytes)}{said}"))
+        rows.insert(2, ("reserved peak", reserved_peak(r)))
     return _card(
         _head(r.model, [r.task, r.device]), _answer(f"{r.num_steps:,} steps, {r.status}{best}", "inherit"), _rows(rows)
     )

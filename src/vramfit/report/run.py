@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.run import EvaluationResult, RunRecord
-from vramfit.report.words import model_name
-from vramfit.units import counted, format_bytes
+from vramfit.report.words import model_name, reserved_peak
+from vramfit.units import counted
 
 MAX_EVALUATIONS = 12
 
@@ -74,7 +74,7 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     if r.device.startswith("cuda") and r.predicted_step_time_s is not None and r.step_time_s is not None:
         yield "a step", f"{_seconds(r.step_time_s)}; predicted {_seconds(r.predicted_step_time_s)}"
     if r.measured_reserved_bytes is not None:
-        yield "reserved peak", _memory(r)
+        yield "reserved peak", reserved_peak(r)
     if r.num_recoveries:
         yield (
             "recoveries",
@@ -89,16 +89,6 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
         yield "best", f"{r.best_metric} {r.best_value:.4f} at step {r.best_step:,}; its weights are saved"
     for note in r.notes:
         yield "note", note
-
-
-def _memory(r: RunRecord) -> str:
-    said = [format_bytes(r.measured_reserved_bytes or 0)]
-    if r.predicted_reserved_bytes is not None:
-        where = " on a real GPU, whose kernels need other temporaries" if r.device == "emulated" else ""
-        said.append(f"predicted at most {format_bytes(r.predicted_reserved_bytes)}{where}")
-    if r.budget_bytes is not None:
-        said.append(f"budget {format_bytes(r.budget_bytes)}")
-    return "; ".join(said)
 
 
 def _seconds(seconds: float) -> str:

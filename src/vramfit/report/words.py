@@ -1,6 +1,7 @@
 """How a person calls what the records name: phases, parts of a step, operators, module paths."""
 
 from vramfit.records.estimate import Estimate, PeakMoment, TensorGroup
+from vramfit.records.run import RunRecord
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -186,3 +187,18 @@ def shorten_path(path: str, width: int) -> str:
         parts.pop(0)
     short = "…" + ".".join(parts)
     return short if len(short) <= width else "…" + path[-(width - 1) :] if width > 1 else "…"
+
+
+def reserved_peak(r: RunRecord) -> str:
+    """What a run reserved, what was predicted, and what it was allowed."""
+    is_emulated = r.device == "emulated"
+    said = [format_bytes(r.measured_reserved_bytes or 0) + (" with the CPU's kernels" if is_emulated else "")]
+    if r.budget_bytes is not None:
+        said.append(f"budget {format_bytes(r.budget_bytes)}")
+    if r.predicted_reserved_bytes is not None:
+        predicted = f"predicted at most {format_bytes(r.predicted_reserved_bytes)}"
+        if is_emulated:
+            said.append(f"{predicted} with a GPU's, which need other temporaries: the two are not to be compared")
+        else:
+            said.insert(1, predicted)
+    return "; ".join(said)

@@ -36,6 +36,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    on_listening: Callable[[], None] = lambda: None,
     on_ready: Callable[[str, list[Ready]], None] = lambda url, workers: None,
 ) -> Served:
     """Serve a model until interrupted or told to stop; whatever has been accepted by then is answered.
@@ -44,6 +45,7 @@ def serve(
         settings: the model, and how it is run.
         host: loopback unless asked otherwise; a container needs 0.0.0.0.
         port: 0 takes any that is free.
+        on_listening: called once the port is had, before the model is loaded.
         on_ready: called with the address and the workers once answers can be given.
 
     Raises:
@@ -51,6 +53,7 @@ def serve(
         CheckpointError, UnknownModel, WorkloadError, VramfitError: the model, or a port that cannot be had.
     """
     bound = listen(host, port)
+    on_listening()
     metrics = Metrics()
     pool = Pool(settings, metrics)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)

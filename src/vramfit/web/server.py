@@ -19,6 +19,7 @@ def serve(
     port: int = 8765,
     num_workers: int | None = None,
     allow_local: bool = False,
+    on_listening: Callable[[], None] = lambda: None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve the page and the API until interrupted.
@@ -28,6 +29,7 @@ def serve(
         port: 0 takes any that is free.
         num_workers: processes for estimates; one a core, up to four, unless given.
         allow_local: let requests name folders and hub ids.
+        on_listening: called once the port is had.
         on_ready: called with the address once answers can be given.
 
     Raises:
@@ -39,6 +41,7 @@ def serve(
             hint=f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE",
         )
     bound = listen(host, port)
+    on_listening()
     url = url_of(host, bound)
     workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
     app = create_app(num_workers=workers, allow_local=allow_local, on_ready=lambda: on_ready(url))

@@ -2,10 +2,12 @@
 
 import io
 from dataclasses import replace
+from html import unescape
 
 from rich.console import Console
 
 from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.report.notebook import run_html
 from vramfit.report.run import render_metrics, render_run
 
 RECORD = RunRecord(
@@ -63,6 +65,16 @@ def test_a_run_shows_what_it_took_beside_what_was_predicted() -> None:
         "Saved in my-model",
     ):
         assert part in text
+
+
+def test_an_emulated_peak_is_not_shown_as_one_that_contradicts_the_prediction() -> None:
+    run = replace(RECORD, device="emulated", measured_reserved_bytes=2**29, predicted_reserved_bytes=2**28)
+    said = (
+        "512.00 MiB with the CPU's kernels; budget 1.00 GiB; "
+        "predicted at most 256.00 MiB with a GPU's, which need other temporaries: the two are not to be compared"
+    )
+    assert said in " ".join(shown(render_run(run)).split())
+    assert said in unescape(run_html(run))
 
 
 def test_one_epoch_and_one_batch_are_said_as_one() -> None:

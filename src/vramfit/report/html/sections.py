@@ -16,7 +16,7 @@ from vramfit.report.html.subject import Subject
 from vramfit.report.html.timeline import timeline
 from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, peak_moment, phase_name, target
+from vramfit.report.words import job, peak_moment, phase_name, reserved_peak, target
 from vramfit.units import GIB, format_bytes
 from vramfit.workload import TRAINED_TASKS
 
@@ -134,12 +134,7 @@ def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
         predicted = "" if r.predicted_step_time_s is None else f"; predicted {1000 * r.predicted_step_time_s:,.1f} ms"
         yield "a step", f"{1000 * r.step_time_s:,.1f} ms{predicted}"
     if r.measured_reserved_bytes is not None:
-        said = [format_bytes(r.measured_reserved_bytes)]
-        if r.predicted_reserved_bytes is not None:
-            said.append(f"predicted at most {format_bytes(r.predicted_reserved_bytes)}")
-        if r.budget_bytes is not None:
-            said.append(f"budget {format_bytes(r.budget_bytes)}")
-        yield "reserved peak", "; ".join(said)
+        yield "reserved peak", reserved_peak(r)
     if r.measured_allocated_bytes is not None:
         yield "allocated peak", format_bytes(r.measured_allocated_bytes)
     yield "out of memory", f"{r.num_recoveries:,} times, and nothing was lost" if r.num_recoveries else "never"

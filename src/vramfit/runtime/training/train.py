@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from vramfit.errors import VramfitError, WorkloadError
@@ -16,6 +17,7 @@ from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.interruption import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
+from vramfit.runtime.training.output_folder import CHECKPOINTS, PLAN, held
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import (
     Data,
@@ -32,8 +34,6 @@ from vramfit.runtime.training.session import Session
 from vramfit.workload import Workload
 
 RECORD = "run.json"
-PLAN = "plan.json"
-CHECKPOINTS = "checkpoints"
 
 
 def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
@@ -42,6 +42,8 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the dearest
     batch there can be is tried before the first one is learned from. With `resume`, the run goes on from its newest
     whole checkpoint, to the same weights bit for bit as if it had never stopped (on one kind of machine).
+
+    One process at a time writes into the output; a second one is refused.
 
     Started by torchrun as several processes, they share every batch; rank 0 plans, reads and writes checkpoints, and
     speaks. A run may go on with another number of them.
@@ -58,7 +60,8 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
         RecoveryExhausted: not even one sample of full length fits.
         RankFailed: another process of the run has stopped.
     """
-    with company(request.device) as us:
+    with company(request.device) as us, ExitStack() as stack:
+        us.first(lambda: stack.enter_context(held(Path(request.output))))
         return _train(request, us, on_event if us.leads else lambda event: None)
 
 
@@ -84,7 +87,6 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
         place = _place(request, plan, on_event)
         _check_place(place, us)
         plan = plan and suited(plan, place, gpu_here(place), on_event)
-        us.first(lambda: _make_folder(output))
         least = _least_free_bytes(place, us)
         plan = plan or _first_plan(
             us, lambda: _plan(request, data, place, output, checkpoint, on_event, us.size, least)
@@ -163,8 +165,6 @@ def _check_place(place: Place, us: Company) -> None:
 
 def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
     """The checkpoint to go on from; None to start at the beginning."""
-    if output.exists() and not output.is_dir():
-        raise VramfitError(f"{output} is a file, and the output is a folder", hint="choose another --output")
     used = (output / RECORD).exists() or bool(store.steps())
     if used and not request.resume:
         raise VramfitError(
@@ -190,13 +190,6 @@ def _holds_model(folder: Path) -> bool:
     return folder.is_dir() and any(
         path.name == "config.json" or path.suffix in (".safetensors", ".bin") for path in folder.iterdir()
     )
-
-
-def _make_folder(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VramfitError(f"cannot make {output}: {error.strerror}", hint="choose a folder you can write to") from None
 
 
 def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,9 @@
 """A saved model opened to evaluate or predict with: its task, its labels, its tokenizer, a batch that fits."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vramfit.devices.catalogue import find_gpu
@@ -10,13 +12,14 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
-from vramfit.models.resolve import resolve
+from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
+from vramfit.runtime.training.output_folder import not_a_model
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import HEADS_BY_LABELS, LONGEST, STRIDE, gpu_here
 from vramfit.techniques import packing
@@ -206,7 +209,7 @@ def open_model(
         UnknownModel, CheckpointError: no model there, or no tokenizer.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
-    config = resolve(model, task=task or "features", trust_remote_code=trust_remote_code).config
+    config = _resolve(model, task or "features", trust_remote_code).config
     found = task or _task_of(config) or ("features" if or_features else None)
     if found not in TRAINED_TASKS and not (or_features and found == "features"):
         raise WorkloadError(
@@ -226,6 +229,18 @@ def open_model(
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
     )
+
+
+def _resolve(model: str, task: str, trust_remote_code: bool) -> ResolvedModel:
+    try:
+        return resolve(model, task=task, trust_remote_code=trust_remote_code)
+    except CheckpointError:
+        reason = None
+        with suppress(OSError):
+            reason = not_a_model(Path(model).expanduser())
+        if reason is None:
+            raise
+        raise reason from None
 
 
 def _task_of(config: Any) -> str | None:

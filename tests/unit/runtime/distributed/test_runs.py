@@ -8,6 +8,8 @@ from tests.unit.runtime.distributed import runs
 from tests.unit.runtime.distributed.launch import Ended, run_ranks
 from tests.unit.runtime.training.small_runs import write_classes, write_model
 
+from vramfit.runtime.training.output_folder import held
+
 MAX_DIFFERENCE = 1e-6
 MAX_WAIT_S = 30.0
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -79,3 +81,11 @@ def test_an_output_that_is_taken_stops_all_with_one_reason(folder: Path, alone: 
     first, second = run_ranks(runs.run, 2, **asked(folder, "alone"))
     assert "holds a run already" in first.error
     assert second.error.startswith("RankFailed: rank 0 has stopped:")
+
+
+def test_an_output_that_another_run_writes_into_stops_all_with_one_reason(folder: Path) -> None:
+    with held(folder / "busy"):
+        first, second = run_ranks(runs.run, 2, **asked(folder, "busy"))
+    assert "another process trains into" in first.error
+    assert second.error.startswith("RankFailed: rank 0 has stopped:")
+    assert max(first.after_s, second.after_s) < MAX_WAIT_S

@@ -1,13 +1,18 @@
 """Saved models, opened to evaluate and predict with."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from tests.unit.runtime.training.small_runs import run, write_classes, write_model, write_questions
+from tests.unit.runtime.training.small_runs import request_of, run, write_classes, write_model, write_questions
 
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.training.events import Event, Stepped
+from vramfit.runtime.training.interruption import Interrupted
 from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.train import train
 from vramfit.runtime.training.trained import open_model
 
 
@@ -29,6 +34,35 @@ def test_an_encoder_has_no_answers(tmp_path: Path) -> None:
     samples = trained.read(DataSource(path=str(data), task="sequence-classification", needs_labels=False))
     with pytest.raises(CheckpointError, match="no trained head"):
         trained.load(Place("cpu"), samples)
+
+
+def test_an_unfinished_run_is_named_with_what_finishes_it(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    checkpoint = output / "checkpoints" / "step-00000005"
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(request_of(tmp_path), on_event=stop)
+    for folder, what in ((output, "holds"), (checkpoint, f"is a checkpoint of {output},")):
+        with pytest.raises(CheckpointError, match=f"^{folder} {what} an unfinished run.*of step 5") as caught:
+            open_model(str(folder))
+        assert f"vramfit train … --output {output} --resume" in str(caught.value.hint)
+    run(tmp_path, resume=True, keep=9)
+    with pytest.raises(CheckpointError, match="is a checkpoint, which only a run can go on from") as caught:
+        open_model(str(checkpoint))
+    assert str(caught.value.hint) == f"name the folder that the model is in: {output}"
+
+
+def test_a_folder_of_no_run_and_a_finished_run_with_a_damaged_configuration_are_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        open_model(str(tmp_path))
+    run(tmp_path, max_steps=1)
+    (tmp_path / "out" / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not JSON"):
+        open_model(str(tmp_path / "out"))
 
 
 def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:

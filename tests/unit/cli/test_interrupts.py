@@ -1,0 +1,67 @@
+"""Ctrl-C in verbs that have nothing to resume: one line, with what was written."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from vramfit.cli import main, predict
+
+INTERRUPTED = 130
+
+
+def interrupt(*_: Any, **__: Any) -> NoReturn:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("the signal was lost")
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vramfit", *arguments])
+    monkeypatch.setattr(main, "hush", lambda *names: None)  # it is for a process of its own
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize("verb", ["plan", "evaluate"])
+def test_an_interrupt_is_said(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vramfit.planner.plan.plan", interrupt)
+    monkeypatch.setattr("vramfit.runtime.training.trained.open_model", interrupt)
+    (tmp_path / "data.csv").touch()
+    arguments = ["bert-tiny", "--memory", "1GiB"] if verb == "plan" else ["bert-tiny", str(tmp_path / "data.csv")]
+    assert leave(monkeypatch, verb, *arguments) == INTERRUPTED
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "Interrupted.\n")
+
+
+def test_an_interrupted_predict_says_that_nothing_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vramfit.runtime.training.trained.open_model", interrupt)
+    data, output = tmp_path / "data.csv", tmp_path / "out.jsonl"
+    data.touch()
+    assert leave(monkeypatch, "predict", "bert-tiny", str(data), "--output", str(output)) == INTERRUPTED
+    said = f"Interrupted: nothing was written to {output}, which is written at the end.\n"
+    assert capsys.readouterr().err == said
+    assert not output.exists()
+
+
+def test_a_predict_that_is_interrupted_while_it_writes_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    rows = [{"row": number} for number in range(1, 6)]
+
+    def dumps(row: dict[str, Any], **_: Any) -> str:
+        return interrupt() if row == rows[3] else json.JSONEncoder().encode(row)
+
+    monkeypatch.setattr(predict.json_format, "dumps", dumps)
+    with pytest.raises(KeyboardInterrupt, match=f"3 of 5 rows were written to {output}"):
+        predict._write(rows, str(output))
+    assert len(output.read_text().splitlines()) == 3
