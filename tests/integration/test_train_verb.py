@@ -114,6 +114,16 @@ def test_predict_chooses_a_batch_for_an_emulated_gpu(folder: Path, trained: Done
     assert [json.loads(line)["row"] for line in done.out.splitlines()] == list(range(2, 22))
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_a_model_without_a_head_for_the_task_is_refused_before_labels_are_compared(
+    folder: Path, trained: Done, verb: str
+) -> None:
+    for model, task in (("out", "token-classification"), ("source", "sequence-classification")):
+        done = run(verb, str(folder / model), str(folder / "dev.csv"), "--task", task)
+        assert (done.code, done.out) == (1, "")
+        assert f"has no trained head for {task}" in done.err
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained: Done) -> None:
     arguments = command(folder, "stopped", "--epochs", "6")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

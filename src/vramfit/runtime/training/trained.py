@@ -1,6 +1,6 @@
 """A saved model opened to evaluate or predict with: its task, its labels, its tokenizer, a batch that fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,10 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
+from vramfit.loader.origin import find_origin
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
-from vramfit.models.resolve import resolve
+from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.budget import enforce, use_expandable_segments
@@ -28,10 +29,14 @@ MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
 MAX_PACKED_TOKENS = 65_536
 """Of a packed row: products of so many rows are as fast as they get, and the host makes the next row meanwhile."""
+FINE_TUNED: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering")
+"""Tasks of heads whose weights families call by the same names: no file says which of them it holds."""
 NOT_PACKED: tuple[Task, ...] = ("masked-lm",)
 """Tasks whose outputs are not laid out twice."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
+FINE_TUNE = "fine-tune it first: vramfit train"
+FINE_TUNE_OR_FEATURES = "fine-tune it first (vramfit train), or serve its vectors: --task features"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,13 +145,7 @@ class TrainedModel:
             trust_remote_code=self.trust_remote_code,
         )
         model, report = load_request(request, progress=progress)
-        if report.fresh:
-            raise CheckpointError(
-                f"{self.model} has no trained head for {self.task}: {report.fresh[0]} is not in it",
-                file=self.model,
-                tensor=report.fresh[0],
-                hint="fine-tune it first: vramfit train",
-            )
+        refuse_fresh(self.model, self.task, report.fresh, hint=FINE_TUNE)
         if attention == "packed":
             packing.apply(model, self.task)
         return Inference(model, place, max_tokens=batch * longest, precision=precision)
@@ -203,16 +202,20 @@ def open_model(
         or_features: an encoder without a head is welcome too, as task features.
 
     Raises:
-        UnknownModel, CheckpointError: no model there, or no tokenizer.
+        UnknownModel, CheckpointError: no model there, no tokenizer, or no head for the task that was named.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
-    config = resolve(model, task=task or "features", trust_remote_code=trust_remote_code).config
-    found = task or _task_of(config) or ("features" if or_features else None)
+    resolved = resolve(model, task=task or "features", trust_remote_code=trust_remote_code)
+    config = resolved.config
+    named = _tasks_of(config)
+    found = task or next(iter(named), None) or ("features" if or_features else None)
     if found not in TRAINED_TASKS and not (or_features and found == "features"):
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
         )
+    if found in TRAINED_TASKS and found not in named:
+        _check_head(resolved, found, named, trust_remote_code, FINE_TUNE_OR_FEATURES if or_features else FINE_TUNE)
     tokenizer = load_tokenizer(model)
     limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if found in HEADS_BY_LABELS else ()
@@ -228,14 +231,42 @@ def open_model(
     )
 
 
-def _task_of(config: Any) -> str | None:
-    """The task whose class the configuration was saved with."""
+def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> None:
+    """Raises CheckpointError where weights of a task's head are not in the checkpoint."""
+    if fresh:
+        raise CheckpointError(
+            f"{model} has no trained head for {task}: {fresh[0]} is not in it", file=model, tensor=fresh[0], hint=hint
+        )
+
+
+def _check_head(resolved: ResolvedModel, task: str, named: Sequence[str], trust_remote_code: bool, hint: str) -> None:
+    """Refuse a task that the configuration does not name, before data is read by labels that mean nothing.
+
+    Raises:
+        CheckpointError: the head is for another task, or is not in the checkpoint.
+    """
+    other = next((name for name in named if name in FINE_TUNED), None)
+    if other is not None:
+        saved_as = ", ".join(resolved.config.architectures)
+        raise CheckpointError(
+            f"{resolved.name} has no trained head for {task}: it was saved as {saved_as}",
+            file=resolved.name,
+            hint=f"leave --task out: its head is for {other}",
+        )
+    request = make_request(resolved.name, task=task, device="cpu", trust_remote_code=trust_remote_code)
+    inspection = find_origin(request, resolved).inspection
+    refuse_fresh(resolved.name, task, inspection.fresh if inspection is not None else (), hint=hint)
+
+
+def _tasks_of(config: Any) -> tuple[str, ...]:
+    """The tasks whose class the configuration was saved with."""
     import transformers
 
     architectures = getattr(config, "architectures", None) or ()
+    tasks = []
     for task in supported_tasks(config):
         found = getattr(transformers, AUTO_CLASSES[task])._model_mapping.get(type(config), None)
         classes = found if isinstance(found, tuple | list) else (found,)
         if task in TRAINED_TASKS and any(c.__name__ in architectures for c in classes if c is not None):
-            return task
-    return None
+            tasks.append(task)
+    return tuple(tasks)

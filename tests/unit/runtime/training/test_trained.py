@@ -1,6 +1,8 @@
 """Saved models, opened to evaluate and predict with."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.runtime.training.small_runs import run, write_classes, write_model, write_questions
@@ -9,6 +11,11 @@ from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.trained import open_model
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_a_saved_model_knows_its_task_and_its_labels(tmp_path: Path) -> None:
@@ -24,11 +31,37 @@ def test_an_encoder_has_no_answers(tmp_path: Path) -> None:
     write_model(tmp_path / "m")
     with pytest.raises(WorkloadError, match="has no head"):
         open_model(str(tmp_path / "m"))
-    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    with pytest.raises(CheckpointError, match="no trained head for sequence-classification: classifier"):
+        open_model(str(tmp_path / "m"), task="sequence-classification")
+
+
+def test_a_head_that_is_named_and_not_there_is_refused_when_weights_are_loaded(tmp_path: Path) -> None:
+    change_config(write_model(tmp_path / "m"), architectures=["BertForSequenceClassification"])
+    trained = open_model(str(tmp_path / "m"))
     data = write_classes(tmp_path / "d.csv")
     samples = trained.read(DataSource(path=str(data), task="sequence-classification", needs_labels=False))
     with pytest.raises(CheckpointError, match="no trained head"):
         trained.load(Place("cpu"), samples)
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering", "masked-lm"])
+def test_the_head_of_another_task_is_refused_though_its_weights_have_the_same_names(tmp_path: Path, task: str) -> None:
+    run(tmp_path, max_steps=1)
+    said = f"no trained head for {task}: it was saved as BertForSequenceClassification"
+    with pytest.raises(CheckpointError, match=said) as caught:
+        open_model(str(tmp_path / "out"), task=task)
+    assert caught.value.hint == "leave --task out: its head is for sequence-classification"
+
+
+@pytest.mark.parametrize("architectures", [None, ["BertModel"], ["BertForMaskedLM"], ["SomeoneElsesModel"]])
+def test_a_head_that_the_configuration_does_not_name_is_found_in_the_weights(
+    tmp_path: Path, architectures: list[str] | None
+) -> None:
+    run(tmp_path, max_steps=1)
+    change_config(tmp_path / "out", architectures=architectures)
+    trained = open_model(str(tmp_path / "out"), task="sequence-classification")
+    samples = trained.read(DataSource(path=str(tmp_path / "train.csv"), task="sequence-classification"))
+    assert trained.load(Place("cpu"), samples).max_tokens > 0
 
 
 def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:
