@@ -50,7 +50,7 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))
-                columns = columns or find_columns(source, table)
+                columns = columns or find_columns(source, table, row.fields)
                 good.append({"row": row.number} | read(row, columns, labels))
             except BadValue as error:
                 bad.append(BadRow(source.name, row.number, str(error), error.hint))
@@ -144,7 +144,7 @@ def _tagged(row: Row, columns: Columns, labels: LabelNames) -> Reference:
     if not isinstance(tags, list):
         raise BadValue(f"{columns.label} is {'missing' if tags is None else shown(tags)}, not a list of tags")
     if len(tags) != len(spans):
-        of_the_text = "; for one label a text: --task sequence-classification"
+        of_the_text = "" if labels.are_given else "; for one label a text: --task sequence-classification"
         hint = FORMS["token-classification"] + of_the_text if len(tags) == 1 else ""
         raise BadValue(f"{counted(len(tags), 'tag')} for {counted(len(spans), 'token')}", hint=hint)
     return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}

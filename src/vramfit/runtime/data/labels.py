@@ -88,6 +88,11 @@ class LabelNames:
         raise BadValue(f"the label {shown(text)} is not one of the {len(self._given)} known: {some_of(self._given)}")
 
     @property
+    def are_given(self) -> bool:
+        """Whether they were known before the data."""
+        return self._given is not None
+
+    @property
     def some_known(self) -> str:
         """The first of those given."""
         return some_of(self._given or ())

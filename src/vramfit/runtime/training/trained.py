@@ -1,7 +1,7 @@
 """A saved model opened to evaluate or predict with: its task, its labels, its tokenizer, a batch that fits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vramfit.devices.catalogue import find_gpu
@@ -59,7 +59,7 @@ class TrainedModel:
             DataError: rows, columns or files that cannot be used.
         """
         return read_samples(
-            source,
+            replace(source, of_model=True),
             self.tokenizer,
             max_length=self.max_length,
             label_names=self.label_names or None,
@@ -74,7 +74,12 @@ class TrainedModel:
         """
         if self.task == "question-answering":
             return iter([self.read(source)])
-        return read_ahead(source, self.tokenizer, max_length=self.max_length, label_names=self.label_names or None)
+        return read_ahead(
+            replace(source, of_model=True),
+            self.tokenizer,
+            max_length=self.max_length,
+            label_names=self.label_names or None,
+        )
 
     def attention(
         self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.runtime.training.small_runs import run, write_classes, write_model, write_questions
 
-from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
+from vramfit.errors import CheckpointError, DataError, NoPlanFits, WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.trained import open_model
@@ -73,3 +73,15 @@ def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:
     assert trained.load(place, samples, memory="64MiB").max_tokens == 256 * longest
     with pytest.raises(NoPlanFits, match="not even one sample"):
         trained.load(Place("emulated", memory="1MiB"), samples, memory="1MiB")
+
+
+def test_data_of_another_task_is_not_to_be_read_by_that_task(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=1)
+    trained = open_model(str(tmp_path / "out"))
+    (tmp_path / "x.conll").write_text("anna B-person\nlives O\n")
+    source = DataSource(path=str(tmp_path / "x.conll"), task=trained.task)
+    for read in (trained.read, lambda source: next(trained.read_ahead(source))):
+        with pytest.raises(DataError, match="looks like the text") as caught:
+            read(source)
+        assert "the model does sequence-classification" in str(caught.value.hint)
+        assert "--task" not in str(caught.value.hint)
