@@ -65,6 +65,18 @@ def test_evaluate_gives_the_metrics_of_the_best_step(folder: Path, trained: Done
     assert result["num_samples"] == 20
 
 
+def test_evaluate_says_what_labels_that_are_numbers_stand_for(folder: Path, trained: Done) -> None:
+    by_name = run("evaluate", str(folder / "out"), str(folder / "dev.csv"), "--json")
+    text = (folder / "dev.csv").read_text()
+    (folder / "numbers.csv").write_text(text.replace(",good", ",1").replace(",bad", ",0"))
+    by_number = run("evaluate", str(folder / "out"), str(folder / "numbers.csv"), "--json")
+    assert json.loads(by_name.out)["notes"] == []
+    assert json.loads(by_number.out)["notes"] == ["labels are numbers: 0 is bad, 1 is good"]
+    assert json.loads(by_number.out)["accuracy"] == json.loads(by_name.out)["accuracy"]
+    shown = run("evaluate", str(folder / "out"), str(folder / "numbers.csv"))
+    assert re.search(r"^note +labels are numbers: 0 is bad, 1 is good$", shown.out.replace(" \n", "\n"), re.MULTILINE)
+
+
 def test_predictions_are_those_of_plain_transformers_in_the_order_of_the_input(folder: Path, trained: Done) -> None:
     texts = ["the film was fine", "music and film and the film was very dull", "", "great", "the awful film"]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)

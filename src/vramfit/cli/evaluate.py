@@ -86,7 +86,8 @@ def run(
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
             lambda done, total: status.update(f"Evaluating … {done:,} of {total:,}"),
         )
-    result = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows), **metrics.result()}
+    read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
+    result = {**read, **metrics.result(), "notes": samples.notes}
     if json:
         print_json({**result, "num_recoveries": inference.num_recoveries, "reserved_bytes": place.reserved_bytes})
         return

@@ -39,11 +39,13 @@ def figure(value: Any) -> str:
 
 
 def render_metrics(metrics: Mapping[str, Any]) -> Table:
-    """One row a metric; what is no number is left to JSON."""
+    """One row a metric, and one a note; what else is no number is left to JSON."""
     table = _plain_table()
     for name, value in metrics.items():
         if isinstance(value, int | float):
             table.add_row(name, figure(value))
+    for note in metrics.get("notes", ()):
+        table.add_row("note", Text(note))
     return table
 
 

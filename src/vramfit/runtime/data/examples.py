@@ -29,6 +29,8 @@ class Examples:
     references: list[Reference]
     label_names: tuple[str, ...]
     bad_rows: tuple[BadRow, ...]
+    notes: tuple[str, ...] = ()
+    """What to know of the labels."""
 
 
 def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
@@ -61,7 +63,7 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     if not good:
         what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
-    return Examples(good, _label_names(source, labels, good), tuple(bad))
+    return Examples(good, _label_names(source, labels, good), tuple(bad), labels.notes)
 
 
 def _hint(source: DataSource, problem: str) -> str:

@@ -72,6 +72,7 @@ class LabelNames:
         self.unknown: list[str] = []
         """Labels that were asked for and are not among those given, one a row."""
         self._are_numbers = names is not None and any(_is_number(name) for name in names)
+        self._by_number = False
 
     def name_of(self, value: Any) -> str:
         """The name of a label.
@@ -83,6 +84,7 @@ class LabelNames:
         if self._given is None or self._known is None or text in self._known:
             return text
         if _is_number(text) and not self._are_numbers and 0 <= int(text) < len(self._given):
+            self._by_number = True
             return self._given[int(text)]
         self.unknown.append(text)
         raise BadValue(f"the label {shown(text)} is not one of the {len(self._given)} known: {some_of(self._given)}")
@@ -100,3 +102,11 @@ class LabelNames:
     def names(self, used: Iterable[str]) -> tuple[str, ...]:
         """All of them in order: those given, or those used."""
         return self._given if self._given is not None else in_order(used)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the labels that were asked for: which name each stands for, where they are numbers."""
+        if not self._by_number:
+            return ()
+        pairs = some_of([f"{number} is {name}" for number, name in enumerate(self._given or ())])
+        return (f"labels are numbers: {pairs}",)

@@ -69,7 +69,7 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
         checkpoint = us.first(lambda: _begin(request, output, store, on_event))
         plan = _first_plan(us, lambda: saved_plan(request, on_event))
         data = read_data(request, plan)
-        _say_what_was_cut(data, on_event)
+        _say_what_was_read(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
             text = (
                 f"A batch of {request.batch:,} is more than there is: each step sees all {len(data.train):,} samples."
@@ -249,10 +249,12 @@ def _plan(
     return plan
 
 
-def _say_what_was_cut(data: Data, on_event: events.OnEvent) -> None:
+def _say_what_was_read(data: Data, on_event: events.OnEvent) -> None:
     for name, samples in (("training", data.train), ("evaluation", data.evaluation)):
         if samples is None:
             continue
+        for note in samples.notes:
+            on_event(events.Note(text=f"In the {name} data, {note}.", warns=True))
         if samples.bad_rows:
             first = samples.bad_rows[0]
             text = f"{len(samples.bad_rows):,} rows of the {name} data are left out; the first is row {first.row}: "

@@ -34,3 +34,22 @@ def test_numbers_that_are_names_are_not_places() -> None:
 def test_names_that_repeat_are_refused() -> None:
     with pytest.raises(WorkloadError, match="repeat"):
         LabelNames(["a", "a"])
+
+
+def test_numbers_that_stand_for_names_are_said_with_them() -> None:
+    names = LabelNames(["complaint", "praise"])
+    assert names.name_of("praise") == "praise"
+    assert names.notes == ()
+    assert [names.name_of(0), names.name_of("1")] == ["complaint", "praise"]
+    assert names.notes == ("labels are numbers: 0 is complaint, 1 is praise",)
+    many = LabelNames([f"kind {n}" for n in range(100)])
+    many.name_of(99)
+    assert many.notes[0].endswith("7 is kind 7, …")
+
+
+def test_numbers_that_are_names_need_no_words() -> None:
+    names = LabelNames(["0", "1"])
+    names.name_of(1)
+    gathered = LabelNames()
+    gathered.name_of(1)
+    assert names.notes == gathered.notes == ()
