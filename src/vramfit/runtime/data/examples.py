@@ -10,7 +10,7 @@ from vramfit.errors import DataError
 from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown
 from vramfit.runtime.data.columns import FORMS, Columns, find_columns
 from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.labels import LabelNames, in_order, some_of
+from vramfit.runtime.data.labels import LabelNames, doubts, in_order, some_of
 from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
 from vramfit.runtime.data.rows import Row
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
@@ -63,7 +63,9 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     if not good:
         what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
-    return Examples(good, _label_names(source, labels, good), tuple(bad), labels.notes)
+    names = _label_names(source, labels, good)
+    gathered = source.task == "sequence-classification" and not labels.are_given
+    return Examples(good, names, tuple(bad), doubts(names, len(good)) if gathered else labels.notes)
 
 
 def _hint(source: DataSource, problem: str) -> str:

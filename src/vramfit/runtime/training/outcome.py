@@ -94,7 +94,7 @@ def make_record(
         tokens_per_s=progress.num_tokens / max(training_s + progress.compile_s, 1e-9),
         num_sessions=progress.num_sessions,
         environment=environment_of(place),
-        notes=tuple(notes),
+        notes=(*data.train.notes, *(data.evaluation.notes if data.evaluation is not None else ()), *notes),
     )
 
 

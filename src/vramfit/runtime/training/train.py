@@ -254,7 +254,7 @@ def _say_what_was_read(data: Data, on_event: events.OnEvent) -> None:
         if samples is None:
             continue
         for note in samples.notes:
-            on_event(events.Note(text=f"In the {name} data, {note}.", warns=True))
+            on_event(events.Note(text=f"{name.capitalize()} data: {note}.", warns=True))
         if samples.bad_rows:
             first = samples.bad_rows[0]
             text = f"{len(samples.bad_rows):,} rows of the {name} data are left out; the first is row {first.row}: "

@@ -525,3 +525,20 @@ def test_long_samples_are_cut_and_that_is_said(tmp_path: Path) -> None:
     assert any(
         "longer than 24 tokens and cut; the longest has 83" in event.text for event in said if isinstance(event, Note)
     )
+
+
+def test_what_is_strange_about_labels_is_said_first_and_kept(tmp_path: Path) -> None:
+    rows = [f"the film was fine,{n / 7:.2f}\n" for n in range(60)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
+    seen: list[Event] = []
+    record = train(request_of(tmp_path, max_steps=1), on_event=seen.append)
+    assert isinstance(seen[0], Note)
+    assert seen[0].warns
+    assert "60 labels in 60 rows, decimals" in seen[0].text
+    assert "60 labels in 60 rows, decimals" in record.notes[0]
+
+
+def test_numbers_of_the_evaluation_data_are_said_with_their_names(tmp_path: Path) -> None:
+    (tmp_path / "dev.csv").write_text("text,label\nthe film was fine,1\n")
+    record = run(tmp_path, eval_data=str(tmp_path / "dev.csv"), max_steps=1)
+    assert record.notes == ("labels are numbers: 0 is bad, 1 is good",)
