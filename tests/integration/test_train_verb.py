@@ -109,6 +109,17 @@ def test_packed_predictions_are_the_padded_ones(folder: Path, trained: Done) -> 
     assert (wrong.code, "nearest: packed" in wrong.err) == (2, True)
 
 
+def test_rows_are_lines_and_indices_count_whatever_lines_rows_take(folder: Path, trained: Done) -> None:
+    data = folder / "lines.csv"
+    data.write_text('text\n"the film\nwas fine"\n \n"was\n\ndull"\na,b\ngreat\n')
+    for more in ((), ("--attention", "packed")):
+        done = run("predict", str(folder / "out"), str(data), "--device", "cpu", *more)
+        assert done.code == 0, done.err
+        found = [json.loads(line) for line in done.out.splitlines()]
+        assert [(line["row"], line["index"]) for line in found] == [(2, 0), (4, 1), (5, 2), (8, 3), (9, 4)]
+        assert ["error" in line for line in found] == [False, True, False, True, False]
+
+
 def test_predictions_are_not_made_for_a_place_that_cannot_be_written(folder: Path, trained: Done) -> None:
     data = folder / "dev.csv"
     content = data.read_text()

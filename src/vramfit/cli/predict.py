@@ -55,6 +55,8 @@ def run(
 ) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
+    row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
+
     Leaves with 0, 1 for an error, 3 when not even one sample fits.
     """
     check_precision(precision)
@@ -104,10 +106,10 @@ def run(
     say_what_was_cut(*read)
     if trained.task == "question-answering":
         found = merge_windows(found)
-    bad = [{"row": row.row, "error": row.what} for row in first.bad_rows]
+    bad = [{"row": row.row, "index": row.index, "error": row.what} for row in first.bad_rows]
     with ExitStack() as stack:
         file = _open(output, stack)
-        for row in sorted([*found, *bad], key=lambda row: row["row"]):
+        for row in sorted([*found, *bad], key=lambda row: row["index"]):
             file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
 
 

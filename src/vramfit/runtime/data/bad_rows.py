@@ -19,6 +19,8 @@ class BadRow:
     what: str
     hint: str = ""
     """What to do about it, where that is not to mend the row."""
+    index: int = 0
+    """Rows of data before it, bad ones counted."""
 
 
 class BadValue(ValueError):

@@ -17,7 +17,8 @@ from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
 from vramfit.units import counted
 
 Reference = dict[str, Any]
-"""What is known of a sample beside its tokens: `row`, and by task the keys that each reader below puts in."""
+"""What is known of a sample beside its tokens: `row`, the line it begins on; `index`, the rows of data before it; and
+by task the keys that each reader below puts in."""
 WORD = re.compile(r"\w+|[^\w\s]")
 """Words of a text that no one has split: runs of letters and digits, and each mark by itself."""
 
@@ -48,14 +49,14 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         columns: Columns | None = None
         read = _READERS[source.task]
         for row in islice(table.rows, source.max_rows):
-            num_rows += 1
+            index, num_rows = num_rows, num_rows + 1
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))
                 columns = columns or find_columns(source, table, row.fields)
-                good.append({"row": row.number} | read(row, columns, labels))
+                good.append({"row": row.number, "index": index} | read(row, columns, labels))
             except BadValue as error:
-                bad.append(BadRow(source.name, row.number, str(error), error.hint))
+                bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
     if bad and len(bad) == num_rows == len(labels.unknown):
         raise _strange_labels(source, labels)
     if bad and not source.skip_bad_rows:
