@@ -120,6 +120,17 @@ def test_rows_are_lines_and_indices_count_whatever_lines_rows_take(folder: Path,
         assert ["error" in line for line in found] == [False, True, False, True, False]
 
 
+def test_a_model_of_pairs_says_so_when_it_gets_single_texts(folder: Path, trained: Done, tmp_path: Path) -> None:
+    model = shutil.copytree(folder / "out", tmp_path / "pairs")
+    record = json.loads((model / "run.json").read_text())
+    (model / "run.json").write_text(json.dumps(record | {"num_texts": 2}))
+    predicted = run("predict", str(model), str(folder / "dev.csv"))
+    evaluated = run("evaluate", str(model), str(folder / "dev.csv"), "--json")
+    assert predicted.code == evaluated.code == 0, predicted.err + evaluated.err
+    assert "learned from pairs of texts" in predicted.err
+    assert "learned from pairs of texts" in json.loads(evaluated.out)["notes"][0]
+
+
 def test_predictions_are_not_made_for_a_place_that_cannot_be_written(folder: Path, trained: Done) -> None:
     data = folder / "dev.csv"
     content = data.read_text()

@@ -103,6 +103,8 @@ def run(
         whole = None if chosen == "packed" else first
         inference = trained.load(place, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
         inference.run_parts(pass_on(), take, lambda done: status.update(f"Predicting … {done:,} done"))
+    for note in trained.notes_on(first):
+        console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
     say_what_was_cut(*read)
     if trained.task == "question-answering":
         found = merge_windows(found)

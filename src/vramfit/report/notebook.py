@@ -9,7 +9,7 @@ from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import job, target
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 
 COLOURS: Mapping[str, str] = {
     "weights": "#3f74e0",
@@ -76,7 +76,9 @@ def run_html(r: RunRecord) -> str:
         said = f"; predicted at most {format_bytes(r.predicted_reserved_bytes)}" if r.predicted_reserved_bytes else ""
         rows.insert(2, ("reserved peak", f"{format_bytes(r.measured_reserved_bytes)}{said}"))
     return _card(
-        _head(r.model, [r.task, r.device]), _answer(f"{r.num_steps:,} steps, {r.status}{best}", "inherit"), _rows(rows)
+        _head(r.model, [r.task, r.device]),
+        _answer(f"{counted(r.num_steps, 'step')}, {r.status}{best}", "inherit"),
+        _rows(rows),
     )
 
 

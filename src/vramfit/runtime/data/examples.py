@@ -62,7 +62,8 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     if bad and not source.skip_bad_rows:
         raise refuse(bad, num_rows)
     if not good:
-        what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
+        all_bad = "its only row is bad" if num_rows == 1 else f"all {num_rows:,} rows are bad, the first"
+        what = f"{all_bad}: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
     names = _label_names(source, labels, good)
     gathered = source.task == "sequence-classification" and not labels.are_given

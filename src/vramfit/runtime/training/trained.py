@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vramfit.devices.catalogue import find_gpu
@@ -14,7 +15,10 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
+from vramfit.records.codec import RecordError, from_json
+from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.encoding import texts_of
 from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
@@ -51,6 +55,8 @@ class TrainedModel:
     trust_remote_code: bool
     attentions: tuple[str, ...] = ()
     """The attention kernels that its family has."""
+    learned_pairs: bool = False
+    """Whether the record of its run says that texts came in pairs."""
 
     def read(self, source: DataSource) -> Samples:
         """The samples of a file, as this model sees them.
@@ -80,6 +86,13 @@ class TrainedModel:
             max_length=self.max_length,
             label_names=self.label_names or None,
         )
+
+    def notes_on(self, samples: Samples) -> tuple[str, ...]:
+        """What to know of samples beside this model: single texts, where it learned from pairs; and of their labels."""
+        if not self.learned_pairs or len(texts_of(samples.references[0])) > 1:
+            return samples.notes
+        single = "the model learned from pairs of texts, and rows here have one; name both: --text-column FIRST,SECOND"
+        return (single, *samples.notes)
 
     def attention(
         self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None
@@ -233,7 +246,16 @@ def open_model(
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
+        learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
     )
+
+
+def _learned_pairs(record: Path) -> bool:
+    """Whether a run's record says so; a model need not have one."""
+    try:
+        return from_json(RunRecord, record.read_text(encoding="utf-8")).num_texts > 1
+    except (OSError, UnicodeDecodeError, RecordError):
+        return False
 
 
 def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> None:

@@ -177,6 +177,14 @@ def test_nothing_but_bad_rows_is_an_error_even_when_they_may_be_skipped(write: A
         read(write("a.csv", "text,label\n ,1\n ,0\n"), skip_bad_rows=True)
 
 
+def test_one_row_is_one_row(write: Any, read: Any) -> None:
+    path = write("a.csv", "text,label\n ,1\n")
+    with pytest.raises(DataError, match="its only row is bad: text is empty"):
+        read(path, skip_bad_rows=True)
+    with pytest.raises(DataError, match="1 of 1 row cannot be used"):
+        read(path)
+
+
 def test_what_is_not_text_at_all(write: Any, read: Any) -> None:
     with pytest.raises(DataError, match="UTF-16"):
         read(write("a.csv", "text,label\ngood,1\n".encode("utf-16")))

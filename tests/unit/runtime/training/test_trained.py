@@ -85,3 +85,20 @@ def test_data_of_another_task_is_not_to_be_read_by_that_task(tmp_path: Path) -> 
             read(source)
         assert "the model does sequence-classification" in str(caught.value.hint)
         assert "--task" not in str(caught.value.hint)
+
+
+def test_single_texts_for_a_model_of_pairs_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("text1,text2,label\nfine,great,same\nfine,poor,other\n")
+    record = run(tmp_path, data=str(tmp_path / "pairs.csv"), max_steps=1)
+    assert record.num_texts == 2
+    trained = open_model(str(tmp_path / "out"))
+    (tmp_path / "single.txt").write_text("fine great\n")
+    single, pairs = (
+        trained.read(DataSource(path=str(tmp_path / name), task=trained.task, needs_labels=False))
+        for name in ("single.txt", "pairs.csv")
+    )
+    (note,) = trained.notes_on(single)
+    assert note.startswith("the model learned from pairs of texts, and rows here have one")
+    assert trained.notes_on(pairs) == ()
+    (tmp_path / "out" / "run.json").write_text("{")
+    assert open_model(str(tmp_path / "out")).notes_on(single) == ()
