@@ -65,6 +65,7 @@ def run(
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        trained.check_head()
         samples = trained.read(
             DataSource(
                 path=data,

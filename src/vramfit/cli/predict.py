@@ -72,6 +72,7 @@ def run(
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        trained.check_head()
         source = DataSource(
             path=data,
             task=trained.task,

@@ -9,10 +9,10 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
-from vramfit.loader.origin import find_origin
+from vramfit.loader.origin import find_model, find_origin
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
-from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.resolve import resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -55,8 +55,22 @@ class TrainedModel:
     trust_remote_code: bool
     attentions: tuple[str, ...] = ()
     """The attention kernels that its family has."""
+    names_head: bool = True
+    """Whether the configuration names the head of the task."""
     learned_pairs: bool = False
     """Whether the record of its run says that texts came in pairs."""
+
+    def check_head(self) -> None:
+        """Look for a head that the configuration does not name, before data is read by labels that mean nothing.
+
+        Raises:
+            CheckpointError: it is not in the checkpoint.
+        """
+        if self.names_head:
+            return
+        request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
+        inspection = find_origin(request, find_model(request)).inspection
+        refuse_fresh(self.model, self.task, inspection.fresh if inspection is not None else (), hint=FINE_TUNE)
 
     def read(self, source: DataSource) -> Samples:
         """The samples of a file, as this model sees them.
@@ -220,7 +234,7 @@ def open_model(
         or_features: an encoder without a head is welcome too, as task features.
 
     Raises:
-        UnknownModel, CheckpointError: no model there, no tokenizer, or no head for the task that was named.
+        UnknownModel, CheckpointError: no model there, no tokenizer, or the head of another task.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
     resolved = resolve(model, task=task or "features", trust_remote_code=trust_remote_code)
@@ -232,8 +246,13 @@ def open_model(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
         )
-    if found in TRAINED_TASKS and found not in named:
-        _check_head(resolved, found, named, trust_remote_code, FINE_TUNE_OR_FEATURES if or_features else FINE_TUNE)
+    other = next((name for name in named if name in FINE_TUNED), None)
+    if other is not None and found in TRAINED_TASKS and found not in named:
+        raise CheckpointError(
+            f"{model} has no trained head for {found}: it was saved as {', '.join(config.architectures)}",
+            file=model,
+            hint=f"leave --task out: its head is for {other}",
+        )
     tokenizer = load_tokenizer(model)
     limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if found in HEADS_BY_LABELS else ()
@@ -246,6 +265,7 @@ def open_model(
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
+        names_head=found in named,
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
     )
 
@@ -264,25 +284,6 @@ def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> N
         raise CheckpointError(
             f"{model} has no trained head for {task}: {fresh[0]} is not in it", file=model, tensor=fresh[0], hint=hint
         )
-
-
-def _check_head(resolved: ResolvedModel, task: str, named: Sequence[str], trust_remote_code: bool, hint: str) -> None:
-    """Refuse a task that the configuration does not name, before data is read by labels that mean nothing.
-
-    Raises:
-        CheckpointError: the head is for another task, or is not in the checkpoint.
-    """
-    other = next((name for name in named if name in FINE_TUNED), None)
-    if other is not None:
-        saved_as = ", ".join(resolved.config.architectures)
-        raise CheckpointError(
-            f"{resolved.name} has no trained head for {task}: it was saved as {saved_as}",
-            file=resolved.name,
-            hint=f"leave --task out: its head is for {other}",
-        )
-    request = make_request(resolved.name, task=task, device="cpu", trust_remote_code=trust_remote_code)
-    inspection = find_origin(request, resolved).inspection
-    refuse_fresh(resolved.name, task, inspection.fresh if inspection is not None else (), hint=hint)
 
 
 def _tasks_of(config: Any) -> tuple[str, ...]:
