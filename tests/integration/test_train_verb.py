@@ -65,6 +65,18 @@ def test_evaluate_gives_the_metrics_of_the_best_step(folder: Path, trained: Done
     assert result["num_samples"] == 20
 
 
+def test_evaluate_says_what_labels_that_are_numbers_stand_for(folder: Path, trained: Done) -> None:
+    by_name = run("evaluate", str(folder / "out"), str(folder / "dev.csv"), "--json")
+    text = (folder / "dev.csv").read_text()
+    (folder / "numbers.csv").write_text(text.replace(",good", ",1").replace(",bad", ",0"))
+    by_number = run("evaluate", str(folder / "out"), str(folder / "numbers.csv"), "--json")
+    assert json.loads(by_name.out)["notes"] == []
+    assert json.loads(by_number.out)["notes"] == ["labels are numbers: 0 is bad, 1 is good"]
+    assert json.loads(by_number.out)["accuracy"] == json.loads(by_name.out)["accuracy"]
+    shown = run("evaluate", str(folder / "out"), str(folder / "numbers.csv"))
+    assert re.search(r"^note +labels are numbers: 0 is bad, 1 is good$", shown.out.replace(" \n", "\n"), re.MULTILINE)
+
+
 def test_predictions_are_those_of_plain_transformers_in_the_order_of_the_input(folder: Path, trained: Done) -> None:
     texts = ["the film was fine", "music and film and the film was very dull", "", "great", "the awful film"]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -97,6 +109,28 @@ def test_packed_predictions_are_the_padded_ones(folder: Path, trained: Done) -> 
     assert (wrong.code, "nearest: packed" in wrong.err) == (2, True)
 
 
+def test_rows_are_lines_and_indices_count_whatever_lines_rows_take(folder: Path, trained: Done) -> None:
+    data = folder / "lines.csv"
+    data.write_text('text\n"the film\nwas fine"\n \n"was\n\ndull"\na,b\ngreat\n')
+    for more in ((), ("--attention", "packed")):
+        done = run("predict", str(folder / "out"), str(data), "--device", "cpu", *more)
+        assert done.code == 0, done.err
+        found = [json.loads(line) for line in done.out.splitlines()]
+        assert [(line["row"], line["index"]) for line in found] == [(2, 0), (4, 1), (5, 2), (8, 3), (9, 4)]
+        assert ["error" in line for line in found] == [False, True, False, True, False]
+
+
+def test_a_model_of_pairs_says_so_when_it_gets_single_texts(folder: Path, trained: Done, tmp_path: Path) -> None:
+    model = shutil.copytree(folder / "out", tmp_path / "pairs")
+    record = json.loads((model / "run.json").read_text())
+    (model / "run.json").write_text(json.dumps(record | {"num_texts": 2}))
+    predicted = run("predict", str(model), str(folder / "dev.csv"))
+    evaluated = run("evaluate", str(model), str(folder / "dev.csv"), "--json")
+    assert predicted.code == evaluated.code == 0, predicted.err + evaluated.err
+    assert "learned from pairs of texts" in predicted.err
+    assert "learned from pairs of texts" in json.loads(evaluated.out)["notes"][0]
+
+
 def test_predictions_are_not_made_for_a_place_that_cannot_be_written(folder: Path, trained: Done) -> None:
     data = folder / "dev.csv"
     content = data.read_text()
@@ -112,6 +146,16 @@ def test_predict_chooses_a_batch_for_an_emulated_gpu(folder: Path, trained: Done
     done = run("predict", str(folder / "out"), str(folder / "dev.csv"), *place)
     assert done.code == 0, done.err
     assert [json.loads(line)["row"] for line in done.out.splitlines()] == list(range(2, 22))
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_a_model_without_a_head_for_the_task_is_refused_before_labels_are_compared(
+    folder: Path, trained: Done, verb: str
+) -> None:
+    for model, task in (("out", "token-classification"), ("source", "sequence-classification")):
+        done = run(verb, str(folder / model), str(folder / "dev.csv"), "--task", task)
+        assert (done.code, done.out) == (1, "")
+        assert f"has no trained head for {task}" in done.err
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained: Done) -> None:

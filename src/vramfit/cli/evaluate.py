@@ -9,6 +9,7 @@ from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
+from vramfit.units import counted
 from vramfit.workload import CHOICES
 
 EXAMPLE = "vramfit evaluate my-model dev.csv --memory 2GiB"
@@ -67,6 +68,7 @@ def run(
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        trained.check_head()
         samples = trained.read(
             DataSource(
                 path=data,
@@ -89,7 +91,8 @@ def run(
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
             lambda done, total: status.update(f"Evaluating … {done:,} of {total:,}"),
         )
-    result = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows), **metrics.result()}
+    read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
+    result = {**read, **metrics.result(), "notes": trained.notes_on(samples)}
     if json:
         print_json({**result, "num_recoveries": inference.num_recoveries, "reserved_bytes": place.reserved_bytes})
         return
@@ -114,17 +117,19 @@ def say_what_was_cut(*parts: Any) -> None:
     bad_rows = parts[0].bad_rows
     if bad_rows:
         err.print(
-            f"{len(bad_rows):,} rows cannot be used; the first is row {bad_rows[0].row}: {bad_rows[0].what}",
+            f"{counted(len(bad_rows), 'row')} cannot be used; the first is row {bad_rows[0].row}: {bad_rows[0].what}",
             markup=False,
             soft_wrap=True,
         )
     num_truncated = sum(samples.num_truncated for samples in parts)
     if num_truncated:
         how = "read in overlapping windows" if parts[0].task == "question-answering" else "cut"
+        are, were = ("is", "was") if num_truncated == 1 else ("are", "were")
         longest = max(max(samples.lengths) for samples in parts)
         before = max(samples.longest_before_truncation for samples in parts)
         err.print(
-            f"{num_truncated:,} rows are longer than {longest:,} tokens and were {how}; the longest has {before:,}",
+            f"{counted(num_truncated, 'row')} {are} longer than {longest:,} tokens and {were} {how}; "
+            f"the longest has {before:,}",
             soft_wrap=True,
         )
     sys.stderr.flush()

@@ -81,7 +81,7 @@ def look_at_data(source: "DataSource") -> None:
     with open_table(source) as table:
         first = next(table.rows, None)
         if first is not None and not first.problem:
-            find_columns(source, table)
+            find_columns(source, table, first.fields)
 
 
 def is_path(text: str) -> bool:

@@ -55,6 +55,8 @@ def run(
 ) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
+    row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
+
     Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
     """
     check_precision(precision)
@@ -70,6 +72,7 @@ def run(
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
+        trained.check_head()
         source = DataSource(
             path=data,
             task=trained.task,
@@ -101,11 +104,13 @@ def run(
         whole = None if chosen == "packed" else first
         inference = trained.load(place, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
         inference.run_parts(pass_on(), take, lambda done: status.update(f"Predicting … {done:,} done"))
+    for note in trained.notes_on(first):
+        console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
     say_what_was_cut(*read)
     if trained.task == "question-answering":
         found = merge_windows(found)
-    bad = [{"row": row.row, "error": row.what} for row in first.bad_rows]
-    _write(sorted([*found, *bad], key=lambda row: row["row"]), output)
+    bad = [{"row": row.row, "index": row.index, "error": row.what} for row in first.bad_rows]
+    _write(sorted([*found, *bad], key=lambda row: row["index"]), output)
 
 
 @contextmanager

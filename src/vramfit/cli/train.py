@@ -12,7 +12,7 @@ from vramfit.cli.first_look import look_at_data, look_at_gpu, look_at_model
 from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from vramfit.runtime.training.events import Event
@@ -249,7 +249,7 @@ class Display:
         elif isinstance(event, events.Started):
             self._budget_bytes = event.budget_bytes
             begin = f"Going on after step {event.step:,}" if event.step else "Training"
-            self._line(f"{begin}: {event.num_steps:,} steps, {event.settings}.")
+            self._line(f"{begin}: {counted(event.num_steps, 'step')}, {event.settings}.")
         elif isinstance(event, events.Stepped):
             self._step(event)
         elif isinstance(event, events.Evaluating):

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+RECORD = "run.json"
+"""The file of the record, in the folder of the saved model."""
 Status = Literal["completed", "stopped early"]
 
 
@@ -42,6 +44,8 @@ class RunRecord:
     longest_before_truncation: int = 0
     num_bad_rows: int = 0
     """Rows that could not be used and were left out, as was asked."""
+    num_texts: int = 1
+    """Texts of a sample: 2 where they come in pairs."""
     label_names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """How it ran: batch, micro_batch, seq, precision, optimizer and whatever else was not left as it is."""

@@ -9,7 +9,7 @@ from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import job, reserved_peak, target
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 
 COLOURS: Mapping[str, str] = {
     "weights": "#3f74e0",
@@ -75,7 +75,9 @@ def run_html(r: RunRecord) -> str:
     if r.measured_reserved_bytes is not None:
         rows.insert(2, ("reserved peak", reserved_peak(r)))
     return _card(
-        _head(r.model, [r.task, r.device]), _answer(f"{r.num_steps:,} steps, {r.status}{best}", "inherit"), _rows(rows)
+        _head(r.model, [r.task, r.device]),
+        _answer(f"{counted(r.num_steps, 'step')}, {r.status}{best}", "inherit"),
+        _rows(rows),
     )
 
 

@@ -9,7 +9,7 @@ from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import job, target
-from vramfit.units import format_bytes
+from vramfit.units import counted, format_bytes
 
 MAX_NAMES = 4
 
@@ -70,7 +70,7 @@ def run_repr(r: RunRecord) -> str:
     return _shown(
         "RunRecord",
         f"{r.model}, {r.task}, on {r.device}: {r.status}",
-        f"{r.num_steps:,} steps in {r.time_s:,.1f} s{best}{took}; {_count(r.evaluations, 'evaluation')}",
+        f"{counted(r.num_steps, 'step')} in {r.time_s:,.1f} s{best}{took}; {_count(r.evaluations, 'evaluation')}",
         f"saved in {r.output}",
     )
 
@@ -132,7 +132,7 @@ def _shown(kind: str, *lines: str) -> str:
 
 
 def _count(things: tuple[object, ...], name: str) -> str:
-    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
+    return counted(len(things), name)
 
 
 def _names(names: list[str]) -> str:

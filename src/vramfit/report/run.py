@@ -39,11 +39,13 @@ def figure(value: Any) -> str:
 
 
 def render_metrics(metrics: Mapping[str, Any]) -> Table:
-    """One row a metric; what is no number is left to JSON."""
+    """One row a metric, and one a note; what else is no number is left to JSON."""
     table = _plain_table()
     for name, value in metrics.items():
         if isinstance(value, int | float):
             table.add_row(name, figure(value))
+    for note in metrics.get("notes", ()):
+        table.add_row("note", Text(note))
     return table
 
 
@@ -63,9 +65,9 @@ def _facts(record: RunRecord) -> Table:
 
 def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     how = "read in windows" if r.task == "question-answering" else "cut"
-    cut = f"; {r.num_truncated:,} rows too long, and {how}" if r.num_truncated else ""
-    left_out = f"; {r.num_bad_rows:,} rows left out" if r.num_bad_rows else ""
-    yield "data", f"{r.num_samples:,} samples{cut}{left_out}"
+    cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
+    left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
+    yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
     epochs = counted(r.num_epochs, "epoch")
     yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"

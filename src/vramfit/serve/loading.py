@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import CheckpointError, NoPlanFits
+from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.target import target_of
@@ -17,7 +17,7 @@ from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
-from vramfit.runtime.training.trained import TrainedModel, open_model
+from vramfit.runtime.training.trained import FINE_TUNE_OR_FEATURES, TrainedModel, open_model, refuse_fresh
 from vramfit.serve import pooling
 from vramfit.serve.limits import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
 from vramfit.serve.settings import ServeSettings
@@ -94,13 +94,8 @@ def _weights(
         trust_remote_code=trained.trust_remote_code,
     )
     model, report = load_request(request)
-    if report.fresh and trained.task != "features":
-        raise CheckpointError(
-            f"{trained.model} has no trained head for {trained.task}: {report.fresh[0]} is not in it",
-            file=trained.model,
-            tensor=report.fresh[0],
-            hint="fine-tune it first (vramfit train), or serve its vectors: --task features",
-        )
+    if trained.task != "features":
+        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_FEATURES)
     if _packs(trained, place, settings):
         packing.apply(model, trained.task)
     if trained.task == "features":

@@ -169,6 +169,13 @@ def test_an_encoder_without_a_head_answers_no_task(tmp_path: Path) -> None:
         engine_of(tmp_path, task="sequence-classification")
 
 
+def test_a_head_answers_no_other_task_but_its_model_gives_vectors(heads: Heads) -> None:
+    folder = heads["sequence-classification"]
+    with pytest.raises(CheckpointError, match="no trained head for token-classification"):
+        engine_of(folder, task="token-classification")
+    assert "embedding" in ask(engine_of(folder, task="features"), TEXTS[0])
+
+
 @pytest.mark.parametrize("settings", [{"precision": "bf16"}, {"quantize": "int8"}])
 def test_weights_may_have_fewer_bits(heads: Heads, settings: dict[str, str]) -> None:
     if "quantize" in settings:

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from vramfit.report.run import metrics_in_words
 from vramfit.runtime.training import events
+from vramfit.units import counted
 
 EVERY_S = 1.0
 """Seconds between two lines of figures, at least; the first and the last step always have one."""
@@ -35,7 +36,7 @@ class MetricLines:
             self._say(event.text)
         elif isinstance(event, events.Started):
             begin = f"Going on after step {event.step:,}" if event.step else "Training"
-            self._say(f"{begin}: {event.num_steps:,} steps, {event.settings}.")
+            self._say(f"{begin}: {counted(event.num_steps, 'step')}, {event.settings}.")
         elif isinstance(event, events.Stepped):
             now = time.monotonic()
             if now - self._last_s >= EVERY_S or event.step >= event.num_steps:

@@ -17,7 +17,7 @@ from vramfit.report.html.timeline import timeline
 from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import job, peak_moment, phase_name, reserved_peak, target
-from vramfit.units import GIB, format_bytes
+from vramfit.units import GIB, counted, format_bytes
 from vramfit.workload import TRAINED_TASKS
 
 KIND_WORDS = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
@@ -60,7 +60,7 @@ def _head(subject: Subject) -> str:
     if run is not None:
         parts.append(tag("p", text(f"{run.model} · {run.task} · on {run.device}"), class_="quiet"))
         best = "" if run.best_value is None else f", {run.best_metric} {run.best_value:.4f}"
-        parts.append(tag("h1", text(f"{run.num_steps:,} steps, {run.status}{best}")))
+        parts.append(tag("h1", text(f"{counted(run.num_steps, 'step')}, {run.status}{best}")))
     elif estimate is not None:
         verdict = verdict_of(estimate)
         w = estimate.workload
@@ -128,7 +128,7 @@ def _curves(
 
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
-    yield "data", f"{r.num_samples:,} samples, {r.num_epochs:g} epochs, {r.num_tokens:,} tokens"
+    yield "data", f"{counted(r.num_samples, 'sample')}, {counted(r.num_epochs, 'epoch')}, {r.num_tokens:,} tokens"
     yield "time", f"{r.time_s:,.1f} s, {r.tokens_per_s:,.0f} tokens/s"
     if r.step_time_s is not None:
         predicted = "" if r.predicted_step_time_s is None else f"; predicted {1000 * r.predicted_step_time_s:,.1f} ms"

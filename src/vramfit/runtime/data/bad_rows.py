@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vramfit.errors import DataError
+from vramfit.units import counted
 
 NUM_SHOWN = 5
 MAX_SHOWN_CHARACTERS = 60
@@ -19,6 +20,8 @@ class BadRow:
     what: str
     hint: str = ""
     """What to do about it, where that is not to mend the row."""
+    index: int = 0
+    """Rows of data before it, bad ones counted."""
 
 
 class BadValue(ValueError):
@@ -41,7 +44,7 @@ def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
     more = len(bad) - NUM_SHOWN
     advice = next((b.hint for b in bad if b.hint), "mend the rows")
     return DataError(
-        f"{bad[0].file}: {len(bad):,} of {num_rows:,} rows cannot be used: {first}"
+        f"{bad[0].file}: {len(bad):,} of {counted(num_rows, 'row')} cannot be used: {first}"
         + (f"; and {more:,} more" if more > 0 else ""),
         file=bad[0].file,
         rows=[b.row for b in bad],

@@ -1,6 +1,8 @@
 """Which columns hold the texts and the labels: as named, or guessed from the names that data sets use."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vramfit.errors import NEAR, DataError, nearest_names
 from vramfit.runtime.data.rows import Table
@@ -57,14 +59,17 @@ class Columns:
     """None where no labels are wanted, or where texts are their own labels."""
 
 
-def find_columns(source: DataSource, table: Table) -> Columns:
+def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
     """The columns of a table that a source means.
+
+    Args:
+        first: the fields of a row, which tell for what task they are where they are not for this one.
 
     Raises:
         DataError: a column that is not there, with those that are; nothing that looks like the texts or the label;
             or two columns of the name that is wanted.
     """
-    found = _find_columns(source, table)
+    found = _find_columns(source, table, first)
     for name in (*found.texts, *([found.label] if found.label is not None else [])):
         if table.columns.count(name) > 1:
             raise DataError(
@@ -75,7 +80,7 @@ def find_columns(source: DataSource, table: Table) -> Columns:
     return found
 
 
-def _find_columns(source: DataSource, table: Table) -> Columns:
+def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
     for name in source.text_columns:
         if name not in table.columns:
             labels = (source.label_column, *LABELS[source.task])
@@ -83,13 +88,13 @@ def _find_columns(source: DataSource, table: Table) -> Columns:
     if source.label_column and source.label_column not in table.columns:
         others = [c for c in table.columns if c not in source.text_columns]
         raise _missing(source, table, source.label_column, others)
-    texts = source.text_columns or _guess_texts(source, table)
+    texts = source.text_columns or _guess_texts(source, table, first)
     if not source.needs_labels or source.task == "masked-lm":
         return Columns(texts, None)
-    return Columns(texts, source.label_column or _guess_label(source, table, texts))
+    return Columns(texts, source.label_column or _guess_label(source, table, first, texts))
 
 
-def _guess_texts(source: DataSource, table: Table) -> tuple[str, ...]:
+def _guess_texts(source: DataSource, table: Table, first: Mapping[str, Any]) -> tuple[str, ...]:
     known = {name.lower(): name for name in reversed(table.columns)}
     for names in TEXTS[source.task]:
         if all(name in known for name in names):
@@ -97,17 +102,21 @@ def _guess_texts(source: DataSource, table: Table) -> tuple[str, ...]:
     others = [name for name in table.columns if name != source.label_column]
     if len(others) == 1 and source.task != "question-answering" and (source.label_column or not source.needs_labels):
         return (others[0],)
-    raise _unknown(source, table, "the text", "--text-column")
+    if source.task == "question-answering":
+        what = "question, context and answers" if source.needs_labels else "question and context"
+        raise _unknown(source, table, first, what, "name them: --text-column QUESTION,CONTEXT")
+    raise _unknown(source, table, first, "the text", "name it: --text-column NAME")
 
 
-def _guess_label(source: DataSource, table: Table, texts: tuple[str, ...]) -> str:
+def _guess_label(source: DataSource, table: Table, first: Mapping[str, Any], texts: tuple[str, ...]) -> str:
     known = {name.lower(): name for name in reversed(table.columns) if name not in texts}
     for name in LABELS[source.task]:
         if name in known:
             return known[name]
     if source.text_columns and len(known) == 1:
         return next(iter(known.values()))
-    raise _unknown(source, table, "the label", "--label-column")
+    what = "the answers" if source.task == "question-answering" else "the label"
+    raise _unknown(source, table, first, what, "name it: --label-column NAME")
 
 
 def _missing(source: DataSource, table: Table, name: str, candidates: list[str]) -> DataError:
@@ -121,26 +130,32 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
     )
 
 
-def _unknown(source: DataSource, table: Table, what: str, option: str) -> DataError:
-    hint = f"name it: {option} NAME"
+def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: str, naming: str) -> DataError:
+    """The error for columns whose names say nothing; `naming` is the option that does."""
+    hint = naming
     if source.needs_labels and source.task in FORMS:
-        hint = f"{FORMS[source.task]}; or name it: {option} NAME"
+        hint = f"{FORMS[source.task]}; or {naming}"
     elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
-    other = _other_task(source, table)
-    if other is not None:
-        hint = f"these are the columns of another task: --task {other}"
+    other = _other_task(source, table, first)
+    if other is not None and source.of_model:
+        hint = f"the model does {source.task}, and these are columns for {other}: give data for its task, or {naming}"
+    elif other is not None:
+        forms = f"; {FORMS[source.task]}" if source.task in FORMS else ""
+        hint = f"these are the columns of another task: --task {other}{forms}"
     return DataError(
         f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
     )
 
 
-def _other_task(source: DataSource, table: Table) -> str | None:
+def _other_task(source: DataSource, table: Table, first: Mapping[str, Any]) -> str | None:
     """The task that texts and labels of this table are for, where it is not the one asked for."""
     names = {name.lower() for name in table.columns}
-    for task in ("token-classification", "question-answering"):
-        texts = any(names.issuperset(choice) for choice in TEXTS[task])
-        if task != source.task and texts and names.intersection(LABELS[task]):
+    lists = {name.lower() for name, value in first.items() if isinstance(value, list)}
+    for task in ("question-answering", "sequence-classification", "token-classification"):
+        usable = names - lists if task == "sequence-classification" else names
+        texts = any(usable.issuperset(choice) for choice in TEXTS[task])
+        if task != source.task and texts and usable.intersection(LABELS[task]):
             return task
     return None
 

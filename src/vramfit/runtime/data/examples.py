@@ -10,14 +10,15 @@ from vramfit.errors import DataError
 from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown
 from vramfit.runtime.data.columns import FORMS, Columns, find_columns
 from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.labels import LabelNames, in_order, some_of
+from vramfit.runtime.data.labels import LabelNames, doubts, in_order, some_of
 from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
 from vramfit.runtime.data.rows import Row
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
 from vramfit.units import counted
 
 Reference = dict[str, Any]
-"""What is known of a sample beside its tokens: `row`, and by task the keys that each reader below puts in."""
+"""What is known of a sample beside its tokens: `row`, the line it begins on; `index`, the rows of data before it; and
+by task the keys that each reader below puts in."""
 WORD = re.compile(r"\w+|[^\w\s]")
 """Words of a text that no one has split: runs of letters and digits, and each mark by itself."""
 
@@ -29,6 +30,8 @@ class Examples:
     references: list[Reference]
     label_names: tuple[str, ...]
     bad_rows: tuple[BadRow, ...]
+    notes: tuple[str, ...] = ()
+    """What to know of the labels."""
 
 
 def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
@@ -46,22 +49,25 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         columns: Columns | None = None
         read = _READERS[source.task]
         for row in islice(table.rows, source.max_rows):
-            num_rows += 1
+            index, num_rows = num_rows, num_rows + 1
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))
-                columns = columns or find_columns(source, table)
-                good.append({"row": row.number} | read(row, columns, labels))
+                columns = columns or find_columns(source, table, row.fields)
+                good.append({"row": row.number, "index": index} | read(row, columns, labels))
             except BadValue as error:
-                bad.append(BadRow(source.name, row.number, str(error), error.hint))
+                bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
     if bad and len(bad) == num_rows == len(labels.unknown):
         raise _strange_labels(source, labels)
     if bad and not source.skip_bad_rows:
         raise refuse(bad, num_rows)
     if not good:
-        what = f"all {num_rows:,} rows are bad, the first: {bad[0].what}" if bad else "there are no rows in it"
+        all_bad = "its only row is bad" if num_rows == 1 else f"all {num_rows:,} rows are bad, the first"
+        what = f"{all_bad}: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
-    return Examples(good, _label_names(source, labels, good), tuple(bad))
+    names = _label_names(source, labels, good)
+    gathered = source.task == "sequence-classification" and not labels.are_given
+    return Examples(good, names, tuple(bad), doubts(names, len(good)) if gathered else labels.notes)
 
 
 def _hint(source: DataSource, problem: str) -> str:
@@ -144,7 +150,7 @@ def _tagged(row: Row, columns: Columns, labels: LabelNames) -> Reference:
     if not isinstance(tags, list):
         raise BadValue(f"{columns.label} is {'missing' if tags is None else shown(tags)}, not a list of tags")
     if len(tags) != len(spans):
-        of_the_text = "; for one label a text: --task sequence-classification"
+        of_the_text = "" if labels.are_given else "; for one label a text: --task sequence-classification"
         hint = FORMS["token-classification"] + of_the_text if len(tags) == 1 else ""
         raise BadValue(f"{counted(len(tags), 'tag')} for {counted(len(spans), 'token')}", hint=hint)
     return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}

@@ -20,7 +20,7 @@ def predictions(
     *,
     tokenizer: Any = None,
 ) -> list[dict[str, Any]]:
-    """A row for each sample of a batch, in its order; each names the `row` of the file.
+    """A row for each sample of a batch, in its order; each names the `row` and the `index` that its reference has.
 
     By task: `label` and `probability`; `entities` with type, text, characters and probability, and a tag for each word;
     `answer` with its characters and score, a row for each window (see `merge_windows`); `fills` of mask tokens.
@@ -55,10 +55,15 @@ def merge_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [merged[number] for number in sorted(merged)]
 
 
+def _place(reference: dict[str, Any]) -> dict[str, Any]:
+    """Where a sample is in its file; a request of a server has no more than a number."""
+    return {name: reference[name] for name in ("row", "index") if name in reference}
+
+
 def _classes(logits: torch.Tensor, references: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     probabilities, chosen = logits.float().softmax(-1).max(-1)
     found = zip(references, chosen.tolist(), probabilities.tolist(), strict=True)
-    return [{"row": r["row"], "label": names[label], "probability": p} for r, label, p in found]
+    return [_place(r) | {"label": names[label], "probability": p} for r, label, p in found]
 
 
 def _tags(logits: torch.Tensor, references: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -78,7 +83,7 @@ def _tag_row(
         start, stop = spans[begin][0], spans[end][1]
         entity = {"type": kind, "text": text[start:stop], "start": start, "end": stop}
         found.append(entity | {"probability": sum(sure) / len(sure)})
-    row = {"row": reference["row"], "entities": found, "tags": tags}
+    row = _place(reference) | {"entities": found, "tags": tags}
     num_cut = sum(place < 0 for place in first)
     return row | {"num_words_cut": num_cut} if num_cut else row
 
@@ -89,8 +94,7 @@ def _words(tags: list[str]) -> list[tuple[str, int, int]]:
 
 
 def _answer_row(answer: Answer, reference: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "row": reference["row"],
+    return _place(reference) | {
         "id": reference["id"],
         "question_number": reference["question_number"],
         "answer": answer.text,
@@ -112,5 +116,5 @@ def _fills(
             probability, token = logits[i, place].float().softmax(-1).max(-1)
             text = tokenizer.convert_ids_to_tokens(int(token))
             fills.append({"position": place, "token": text, "probability": float(probability)})
-        rows.append({"row": reference["row"], "fills": fills})
+        rows.append(_place(reference) | {"fills": fills})
     return rows

@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Samples:
         pad_id: the token that fills up.
         masking: for masked language modelling: how tokens are hidden.
         token_types: whether the model takes `token_type_ids`.
+        notes: what to know of the labels.
     """
 
     def __init__(
@@ -51,12 +52,15 @@ class Samples:
         pad_id: int,
         masking: Masking | None,
         token_types: bool,
+        notes: Sequence[str] = (),
     ) -> None:
         self.task: Task = task
         self.label_names = tuple(label_names)
         """Names of the classes in the order of their numbers; none for question answering and masked-lm."""
         self.bad_rows = tuple(bad_rows)
         """Rows that were kept out."""
+        self.notes = tuple(notes)
+        """What to know of the labels, in words."""
         self.references: list[dict[str, Any]] = []
         """What metrics and predictions need of each sample: its row, its text, what is true of it."""
         self.num_truncated = 0
@@ -182,7 +186,7 @@ def read_ahead(
     examples = read_examples(source, label_names)
     reading = _Reading(source, tokenizer, max_length, 0, 0, 0.0, None)
     parts = [
-        Examples(examples.references[begin : begin + PART_ROWS], examples.label_names, examples.bad_rows)
+        replace(examples, references=examples.references[begin : begin + PART_ROWS])
         for begin in range(0, len(examples.references), PART_ROWS)
     ]
     with ThreadPoolExecutor(1) as thread:
@@ -221,6 +225,7 @@ class _Reading:
             pad_id=tokenizer.pad_token_id or 0,
             masking=masking,
             token_types=takes_types if self.token_types is None else self.token_types,
+            notes=examples.notes,
         )
 
 

@@ -43,6 +43,8 @@ class DataSource:
     """Keep bad rows out and report them, where otherwise they are an error."""
     max_rows: int | None = None
     """Read no more rows than this."""
+    of_model: bool = False
+    """Whether the task is a trained model's: errors then name no other one."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -9,6 +9,7 @@ import torch
 from vramfit import __version__
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
+from vramfit.runtime.data.encoding import texts_of
 from vramfit.runtime.data.metrics import make_metrics
 from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.runtime.training.place import Place
@@ -68,6 +69,7 @@ def make_record(
         num_truncated=data.train.num_truncated,
         longest_before_truncation=data.train.longest_before_truncation,
         num_bad_rows=len(data.train.bad_rows),
+        num_texts=len(texts_of(data.train.references[0])),
         label_names=tuple(data.train.label_names),
         settings=settings_of(workload),
         num_epochs=progress.epochs(parts.order.num_batches),
@@ -94,7 +96,7 @@ def make_record(
         tokens_per_s=progress.num_tokens / max(training_s + progress.compile_s, 1e-9),
         num_sessions=progress.num_sessions,
         environment=environment_of(place),
-        notes=tuple(notes),
+        notes=(*data.train.notes, *(data.evaluation.notes if data.evaluation is not None else ()), *notes),
     )
 
 

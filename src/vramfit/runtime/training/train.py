@@ -9,7 +9,7 @@ from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan, Reason
-from vramfit.records.run import RunRecord
+from vramfit.records.run import RECORD, RunRecord
 from vramfit.records.saving import replace_file
 from vramfit.runtime.distributed.company import Company, company, own_device
 from vramfit.runtime.training import events
@@ -31,9 +31,8 @@ from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saved_plan import saved_plan, suited
 from vramfit.runtime.training.seeding import seed_everything
 from vramfit.runtime.training.session import Session
+from vramfit.units import counted
 from vramfit.workload import Workload
-
-RECORD = "run.json"
 
 
 def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
@@ -72,7 +71,7 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
         checkpoint = us.first(lambda: _begin(request, output, store, on_event))
         plan = _first_plan(us, lambda: saved_plan(request, on_event))
         data = read_data(request, plan)
-        _say_what_was_cut(data, on_event)
+        _say_what_was_read(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
             text = (
                 f"A batch of {request.batch:,} is more than there is: each step sees all {len(data.train):,} samples."
@@ -250,19 +249,21 @@ def _asked(request: TrainRequest, reason: Reason) -> bool:
     return getattr(request, reason.setting.split()[0], None) is not None
 
 
-def _say_what_was_cut(data: Data, on_event: events.OnEvent) -> None:
+def _say_what_was_read(data: Data, on_event: events.OnEvent) -> None:
     for name, samples in (("training", data.train), ("evaluation", data.evaluation)):
         if samples is None:
             continue
+        for note in samples.notes:
+            on_event(events.Note(text=f"{name.capitalize()} data: {note}.", warns=True))
         if samples.bad_rows:
             first = samples.bad_rows[0]
-            text = f"{len(samples.bad_rows):,} rows of the {name} data are left out; the first is row {first.row}: "
+            are = "is" if len(samples.bad_rows) == 1 else "are"
+            rows = counted(len(samples.bad_rows), "row")
+            text = f"{rows} of the {name} data {are} left out; the first is row {first.row}: "
             on_event(events.Note(text=text + first.what, warns=True))
         if samples.num_truncated:
             how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
-            on_event(
-                events.Note(
-                    text=f"{samples.num_truncated:,} rows of the {name} data are longer than {max(samples.lengths):,} "
-                    f"tokens and {how}; the longest has {samples.longest_before_truncation:,}."
-                )
-            )
+            are = "is" if samples.num_truncated == 1 else "are"
+            rows = counted(samples.num_truncated, "row")
+            text = f"{rows} of the {name} data {are} longer than {max(samples.lengths):,} tokens and {how}; "
+            on_event(events.Note(text=f"{text}the longest has {samples.longest_before_truncation:,}."))

@@ -1,8 +1,8 @@
 """A saved model opened to evaluate or predict with: its task, its labels, its tokenizer, a batch that fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,16 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
+from vramfit.loader.origin import find_model, find_origin
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
+from vramfit.records.codec import RecordError, from_json
+from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.encoding import texts_of
 from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
@@ -31,10 +35,14 @@ MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
 MAX_PACKED_TOKENS = 65_536
 """Of a packed row: products of so many rows are as fast as they get, and the host makes the next row meanwhile."""
+FINE_TUNED: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering")
+"""Tasks of heads whose weights families call by the same names: no file says which of them it holds."""
 NOT_PACKED: tuple[Task, ...] = ("masked-lm",)
 """Tasks whose outputs are not laid out twice."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
+FINE_TUNE = "fine-tune it first: vramfit train"
+FINE_TUNE_OR_FEATURES = "fine-tune it first (vramfit train), or serve its vectors: --task features"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +57,22 @@ class TrainedModel:
     trust_remote_code: bool
     attentions: tuple[str, ...] = ()
     """The attention kernels that its family has."""
+    names_head: bool = True
+    """Whether the configuration names the head of the task."""
+    learned_pairs: bool = False
+    """Whether the record of its run says that texts came in pairs."""
+
+    def check_head(self) -> None:
+        """Look for a head that the configuration does not name, before data is read by labels that mean nothing.
+
+        Raises:
+            CheckpointError: it is not in the checkpoint.
+        """
+        if self.names_head:
+            return
+        request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
+        inspection = find_origin(request, find_model(request)).inspection
+        refuse_fresh(self.model, self.task, inspection.fresh if inspection is not None else (), hint=FINE_TUNE)
 
     def read(self, source: DataSource) -> Samples:
         """The samples of a file, as this model sees them.
@@ -57,7 +81,7 @@ class TrainedModel:
             DataError: rows, columns or files that cannot be used.
         """
         return read_samples(
-            source,
+            replace(source, of_model=True),
             self.tokenizer,
             max_length=self.max_length,
             label_names=self.label_names or None,
@@ -72,7 +96,19 @@ class TrainedModel:
         """
         if self.task == "question-answering":
             return iter([self.read(source)])
-        return read_ahead(source, self.tokenizer, max_length=self.max_length, label_names=self.label_names or None)
+        return read_ahead(
+            replace(source, of_model=True),
+            self.tokenizer,
+            max_length=self.max_length,
+            label_names=self.label_names or None,
+        )
+
+    def notes_on(self, samples: Samples) -> tuple[str, ...]:
+        """What to know of samples beside this model: single texts, where it learned from pairs; and of their labels."""
+        if not self.learned_pairs or len(texts_of(samples.references[0])) > 1:
+            return samples.notes
+        single = "the model learned from pairs of texts, and rows here have one; name both: --text-column FIRST,SECOND"
+        return (single, *samples.notes)
 
     def attention(
         self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None
@@ -143,13 +179,7 @@ class TrainedModel:
             trust_remote_code=self.trust_remote_code,
         )
         model, report = load_request(request, progress=progress)
-        if report.fresh:
-            raise CheckpointError(
-                f"{self.model} has no trained head for {self.task}: {report.fresh[0]} is not in it",
-                file=self.model,
-                tensor=report.fresh[0],
-                hint="fine-tune it first: vramfit train",
-            )
+        refuse_fresh(self.model, self.task, report.fresh, hint=FINE_TUNE)
         if attention == "packed":
             packing.apply(model, self.task)
         return Inference(model, place, max_tokens=batch * longest, precision=precision)
@@ -206,15 +236,24 @@ def open_model(
         or_features: an encoder without a head is welcome too, as task features.
 
     Raises:
-        UnknownModel, CheckpointError: no model there, or no tokenizer.
+        UnknownModel, CheckpointError: no model there, no tokenizer, or the head of another task.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
-    config = _resolve(model, task or "features", trust_remote_code).config
-    found = task or _task_of(config) or ("features" if or_features else None)
+    resolved = _resolve(model, task or "features", trust_remote_code)
+    config = resolved.config
+    named = _tasks_of(config)
+    found = task or next(iter(named), None) or ("features" if or_features else None)
     if found not in TRAINED_TASKS and not (or_features and found == "features"):
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
+        )
+    other = next((name for name in named if name in FINE_TUNED), None)
+    if other is not None and found in TRAINED_TASKS and found not in named:
+        raise CheckpointError(
+            f"{model} has no trained head for {found}: it was saved as {', '.join(config.architectures)}",
+            file=model,
+            hint=f"leave --task out: its head is for {other}",
         )
     tokenizer = load_tokenizer(model)
     limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
@@ -228,6 +267,8 @@ def open_model(
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
+        names_head=found in named,
+        learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
     )
 
 
@@ -243,14 +284,31 @@ def _resolve(model: str, task: str, trust_remote_code: bool) -> ResolvedModel:
         raise reason from None
 
 
-def _task_of(config: Any) -> str | None:
-    """The task whose class the configuration was saved with."""
+def _learned_pairs(record: Path) -> bool:
+    """Whether a run's record says so; a model need not have one."""
+    try:
+        return from_json(RunRecord, record.read_text(encoding="utf-8")).num_texts > 1
+    except (OSError, UnicodeDecodeError, RecordError):
+        return False
+
+
+def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> None:
+    """Raises CheckpointError where weights of a task's head are not in the checkpoint."""
+    if fresh:
+        raise CheckpointError(
+            f"{model} has no trained head for {task}: {fresh[0]} is not in it", file=model, tensor=fresh[0], hint=hint
+        )
+
+
+def _tasks_of(config: Any) -> tuple[str, ...]:
+    """The tasks whose class the configuration was saved with."""
     import transformers
 
     architectures = getattr(config, "architectures", None) or ()
+    tasks = []
     for task in supported_tasks(config):
         found = getattr(transformers, AUTO_CLASSES[task])._model_mapping.get(type(config), None)
         classes = found if isinstance(found, tuple | list) else (found,)
         if task in TRAINED_TASKS and any(c.__name__ in architectures for c in classes if c is not None):
-            return task
-    return None
+            tasks.append(task)
+    return tuple(tasks)

@@ -177,6 +177,14 @@ def test_nothing_but_bad_rows_is_an_error_even_when_they_may_be_skipped(write: A
         read(write("a.csv", "text,label\n ,1\n ,0\n"), skip_bad_rows=True)
 
 
+def test_one_row_is_one_row(write: Any, read: Any) -> None:
+    path = write("a.csv", "text,label\n ,1\n")
+    with pytest.raises(DataError, match="its only row is bad: text is empty"):
+        read(path, skip_bad_rows=True)
+    with pytest.raises(DataError, match="1 of 1 row cannot be used"):
+        read(path)
+
+
 def test_what_is_not_text_at_all(write: Any, read: Any) -> None:
     with pytest.raises(DataError, match="UTF-16"):
         read(write("a.csv", "text,label\ngood,1\n".encode("utf-16")))
@@ -210,3 +218,49 @@ def test_columns_of_another_task_name_it(write: Any, read: Any) -> None:
     with pytest.raises(DataError) as caught:
         read(path, "sequence-classification")
     assert caught.value.hint == "these are the columns of another task: --task token-classification"
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "other"),
+    [
+        ("question-answering", "a.csv", "text,label\ngood,1\n", "sequence-classification"),
+        ("question-answering", "a.jsonl", lines({"text": "good", "label": 1}), "sequence-classification"),
+        ("question-answering", "a.jsonl", lines({"text": ["a"], "label": ["O"]}), "token-classification"),
+        ("token-classification", "a.csv", "review,sentiment\ngood,1\n", "sequence-classification"),
+        ("token-classification", "a.jsonl", lines(GOOD_QUESTION), "question-answering"),
+        ("sequence-classification", "a.jsonl", lines(GOOD_QUESTION), "question-answering"),
+    ],
+)
+def test_the_task_that_is_named_can_read_the_columns(
+    write: Any, read: Any, task: str, name: str, content: str, other: str
+) -> None:
+    path = write(name, content)
+    with pytest.raises(DataError) as caught:
+        read(path, task)
+    assert f"another task: --task {other}" in str(caught.value.hint)
+    assert len(read(path, other)) == 1
+    with pytest.raises(DataError) as caught:
+        read(path, task, of_model=True)
+    assert f"the model does {task}" in str(caught.value.hint)
+    assert "--task" not in str(caught.value.hint)
+
+
+def test_a_model_of_tags_is_not_to_read_other_labels(write: Any, read: Any) -> None:
+    path = write("a.csv", "text,label\ngood and well,pos\n")
+    with pytest.raises(DataError) as caught:
+        read(path, "token-classification")
+    assert "--task sequence-classification" in str(caught.value.hint)
+    with pytest.raises(DataError) as caught:
+        read(path, "token-classification", label_names=["O", "B-x"])
+    assert "--task" not in str(caught.value.hint)
+
+
+def test_question_answering_names_the_columns_it_looks_for(write: Any, read: Any) -> None:
+    path = write("a.csv", "x,y\ngood,1\n")
+    with pytest.raises(DataError, match="looks like question, context and answers: x, y") as caught:
+        read(path, "question-answering")
+    assert "--text-column QUESTION,CONTEXT" in str(caught.value.hint)
+    with pytest.raises(DataError, match="looks like question and context: x, y"):
+        read(path, "question-answering", needs_labels=False)
+    with pytest.raises(DataError, match="looks like the answers: question, context, y"):
+        read(write("b.csv", "question,context,y\na,b,c\n"), "question-answering")

@@ -160,3 +160,10 @@ def test_a_folder_of_several_data_sets_names_them(tmp_path: Path, read: Any) -> 
 
 def test_max_rows_stops_reading(write: Any, read: Any) -> None:
     assert len(read(write("a.csv", "text,label\n" + "good,1\n" * 9), max_rows=4)) == 4
+
+
+def test_an_index_counts_rows_of_data_whatever_lines_they_take(write: Any, read: Any) -> None:
+    content = 'text,label\n"good\nfilm",1\n\n ,0\nbad,0\n"very\n\nbad",0\na,b,c\ngood,1\n'
+    samples = read(write("a.csv", content), skip_bad_rows=True)
+    assert [(r["row"], r["index"]) for r in samples.references] == [(2, 0), (6, 2), (7, 3), (11, 5)]
+    assert [(bad.row, bad.index) for bad in samples.bad_rows] == [(5, 1), (10, 4)]

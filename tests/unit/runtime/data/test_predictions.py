@@ -14,7 +14,7 @@ def test_a_label_with_its_probability(read: Any, write: Any) -> None:
     samples = read(write("a.csv", "text\ngood\nbad\n"), needs_labels=False, label_names=["neg", "pos"])
     output = SimpleNamespace(logits=torch.tensor([[0.0, 3.0], [0.0, -1.0]]))
     rows = predictions(output, samples.collate([0, 1]), samples.references, samples.label_names, samples.task)
-    assert [(row["row"], row["label"]) for row in rows] == [(2, "pos"), (3, "neg")]
+    assert [(row["row"], row["index"], row["label"]) for row in rows] == [(2, 0, "pos"), (3, 1, "neg")]
     assert rows[0]["probability"] == pytest.approx(1 / (1 + torch.tensor(-3.0).exp().item()))
     json.dumps(rows)
 
@@ -26,6 +26,7 @@ def test_entities_with_their_text(read: Any, write: Any) -> None:
     chosen = torch.tensor([[2, 2, 0, 1, 2, 2]])
     output = SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot(chosen, 3).float())
     (row,) = predictions(output, batch, samples.references, names, samples.task)
+    assert (row["row"], row["index"]) == (1, 0)
     (entity,) = row["entities"]
     assert entity == {"type": "place", "text": "berlin film", "start": 3, "end": 14, "probability": pytest.approx(1.0)}
     assert row["tags"] == ["O", "B-place", "I-place", "O"]
@@ -59,7 +60,7 @@ def test_windows_of_a_question_become_one_row(read: Any, write: Any) -> None:
     first, second = merge_windows(reversed(found))
     assert (first["id"], first["answer"], first["score"]) == ("x", "berlin", 10.0)
     assert rows[0]["context"][first["start"] : first["end"]] == "berlin"
-    assert second["id"] == "y"
+    assert (second["id"], second["row"], second["index"]) == ("y", 2, 1)
     json.dumps(found)
 
 
@@ -71,4 +72,4 @@ def test_masks_are_filled(read: Any, write: Any, tokenizer: Any) -> None:
     output = SimpleNamespace(logits=logits)
     first, second = predictions(output, batch, samples.references, (), samples.task, tokenizer=tokenizer)
     assert first["fills"] == [{"position": 2, "token": "film", "probability": pytest.approx(1.0)}]
-    assert second["fills"] == []
+    assert second == {"row": 2, "index": 1, "fills": []}

@@ -525,3 +525,30 @@ def test_long_samples_are_cut_and_that_is_said(tmp_path: Path) -> None:
     assert any(
         "longer than 24 tokens and cut; the longest has 83" in event.text for event in said if isinstance(event, Note)
     )
+
+
+def test_what_is_strange_about_labels_is_said_first_and_kept(tmp_path: Path) -> None:
+    rows = [f"the film was fine,{n / 7:.2f}\n" for n in range(60)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
+    seen: list[Event] = []
+    record = train(request_of(tmp_path, max_steps=1), on_event=seen.append)
+    assert isinstance(seen[0], Note)
+    assert seen[0].warns
+    assert "60 labels in 60 rows, decimals" in seen[0].text
+    assert "60 labels in 60 rows, decimals" in record.notes[0]
+
+
+def test_numbers_of_the_evaluation_data_are_said_with_their_names(tmp_path: Path) -> None:
+    (tmp_path / "dev.csv").write_text("text,label\nthe film was fine,1\n")
+    record = run(tmp_path, eval_data=str(tmp_path / "dev.csv"), max_steps=1)
+    assert record.notes == ("labels are numbers: 0 is bad, 1 is good",)
+
+
+def test_one_row_that_is_left_out_or_cut_is_said_as_one(tmp_path: Path) -> None:
+    rows = ["fine,good", ",bad", "dull,bad", "the film was fine and the music was great,good"]
+    (tmp_path / "train.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    seen: list[Event] = []
+    train(request_of(tmp_path, max_steps=1, skip_bad_rows=True, seq=6), on_event=seen.append)
+    said = [event.text for event in seen if isinstance(event, Note)]
+    assert said[0].startswith("1 row of the training data is left out; the first is row 3")
+    assert said[1].startswith("1 row of the training data is longer than 6 tokens and cut")
