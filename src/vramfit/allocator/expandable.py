@@ -11,7 +11,7 @@ from vramfit.allocator.pool import Block, Pool
 from vramfit.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 
 # PyTorch reserves 9/8 of the GPU's memory; this, in whole pages of both sizes, is not used up by any batch either.
-_RESERVATION_BYTES = LARGE_SEGMENT_BYTES << 60
+_RESERVATION_BYTES = LARGE_SEGMENT_BYTES << 34
 
 
 class ExpandableSegments:

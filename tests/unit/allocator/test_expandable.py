@@ -128,5 +128,5 @@ def test_a_free_end_counts_towards_what_the_device_must_have() -> None:
 def test_no_batch_is_too_large_to_be_counted() -> None:
     """Predictions without a limit also weigh what nobody would run, such as a million samples in one pass."""
     made = make()
-    made.malloc(2**60)
-    assert made.reserved_bytes >= 2**60
+    made.malloc(2**50)
+    assert made.reserved_bytes >= 2**50

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.runtime.training.small_runs import request_of, run, same_weights, write_model
 from transformers import AutoModelForSequenceClassification
 
@@ -49,6 +50,7 @@ def _killed_at_step_3(folder: Path) -> None:
         if isinstance(event, Stepped) and event.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    torch.set_num_threads(1)  # as in the process that goes on
     train(request_of(folder, save_every=2), on_event=kill)
 
 
