@@ -5,12 +5,14 @@ silent for too long, is replaced, and what it had is tried again, each request b
 """
 
 import multiprocessing
+import signal
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
+from vramfit.runtime.interruption import uninterrupted
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.replies import problem
 from vramfit.serve.settings import ServeSettings
@@ -94,15 +96,16 @@ class Worker:
     def launch(self) -> None:
         """Start the process; it loads the model."""
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=work,
-            args=(theirs, self._settings, self._number),
-            daemon=True,
-            name=f"vramfit-serve-{self._number}",
-        )
-        self._process.start()
-        theirs.close()
+        with uninterrupted(signal.SIGINT, signal.SIGTERM):  # half a process can neither be joined nor killed
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(
+                target=work,
+                args=(theirs, self._settings, self._number),
+                daemon=True,
+                name=f"vramfit-serve-{self._number}",
+            )
+            self._process.start()
+            theirs.close()
 
     def begin(self) -> Ready:
         """Wait for the model, then let requests come."""

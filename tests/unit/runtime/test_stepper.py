@@ -207,6 +207,18 @@ def test_ctrl_c_waits_for_the_end_of_a_step() -> None:
     assert seen == ["still here"]
 
 
+def test_a_polite_kill_waits_too_where_that_is_asked_for() -> None:
+    seen: list[str] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: seen.append("killed"))
+    try:
+        with uninterrupted(signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen.append("still here")
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert seen == ["still here", "killed"]
+
+
 class CountsItsSteps(torch.optim.Optimizer):
     """An optimizer whose step is not one of single parameters."""
 
