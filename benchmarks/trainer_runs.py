@@ -193,7 +193,6 @@ def _clock(quick: bool) -> Any:
     class Clock(TrainerCallback):
         num_tokens: list[int]
         began = warm = ended = 0.0
-
         num_warm = QUICK_WARM if quick else NUM_WARM
 
         def __init__(self) -> None:
