@@ -8,9 +8,10 @@
 DATA is a folder with sst2, imdb_sample, rte, banking77, wnut17 and xquad_en. A remedy is a setting of `vramfit train`
 over fp32 with torch's AdamW in one pass; two rows are a loop written by hand. The first seed is timed: its runs have
 the GPU one at a time, while the next ones read their data and plan; those of other seeds share it, and their times are
-not shown. Runs that took more than was predicted, with room for it, are run again inside the least that would be
-planned with (`--held`). What is said to save memory and does not is run too (`--only folklore`). Cases that a file has
-are not run again, and `--limit-s` ends a slice. `--quick` takes a few rows on an emulated GPU. Keep files as
+not shown. A larger model (MPNet) wants smaller learning rates (`--lr-over 5`), except for rows that have their own.
+Runs that took more than was predicted, with room for it, are run again inside the least that would be planned with
+(`--held`). What is said to save memory and does not is run too (`--only folklore`). Cases that a file has are not run
+again, and `--limit-s` ends a slice. `--quick` takes a few rows on an emulated GPU. Keep files as
 `results/remedies_<gpu>_<date>[_<seed>].jsonl`.
 """
 
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = [(f"{name} held", case) for name, case in chosen if name in over]
     else:
         chosen += [(f"{head['model']} folklore {name}", name) for name in folklore.FOLKLORE]
-    chosen = [(name, case) for name, case in chosen if options.only in name]
+    chosen = [(name, case) for name, case in chosen if any(part in name for part in options.only)]
     for stage in (True, False):  # a third of fp32's memory is a budget of others
         waiting = [(name, case) for name, case in chosen if (_is_whole(case) or options.held) is stage]
         for name, line in _lines(options, waiting, deadline):
@@ -118,8 +119,10 @@ def _third(options: Options, dataset: str, seed: int, done: dict[str, Data]) -> 
     line = done.get(name_of(options, whole, dataset, seed))
     if line is not None:
         return int(line["run"]["measured_reserved_bytes"]) // SHARE
-    kept = json.loads(remedy_tables.PREDICTIONS.read_text(encoding="utf-8"))["cases"]
-    return int(kept[dataset]["fp32"]["reserved_bytes"]) // SHARE
+    kept = json.loads(remedy_tables.PREDICTIONS.read_text(encoding="utf-8"))
+    if Path(options.model).name != kept["model"]:
+        raise KeyError(f"{dataset} fp32 was not run, and there are predictions of {kept['model']} alone")
+    return int(kept["cases"][dataset]["fp32"]["reserved_bytes"]) // SHARE
 
 
 def _show(name: str, options: Options) -> Data:
@@ -196,7 +199,8 @@ def _parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--processes", type=int, default=1, help="runs side by side")
     parser.add_argument("--timed", action="store_true", help="one at a time on the GPU: only preparations overlap")
     parser.add_argument("--held", action="store_true", help="again what took more than predicted, in the least memory")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--lr-over", type=float, default=1.0, help="divides learning rates: what a larger model needs")
     parser.add_argument("--out", type=Path, default=Path("remedies.jsonl"), help="file the cases are added to")
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
     parser.add_argument("--work", type=Path, help="folder of the models, deleted one after another; else a new one")

@@ -103,6 +103,7 @@ LONGEST = {"sst2": 64, "imdb": 512}
 def train_settings(remedy: Remedy, dataset: str, options: Options, third_bytes: int | None = None) -> dict[str, Any]:
     """What `vramfit train` is given."""
     data = DATASETS[dataset] | ({"batch": fine_tuning.QUICK["batch"]} if options.quick else {})
+    data["lr"] /= options.lr_over
     if dataset == "imdb":
         data["files"] = fine_tuning.split_imdb(options)
     if dataset == "xquad":

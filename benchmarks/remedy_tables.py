@@ -49,11 +49,13 @@ def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for path in sorted(RESULTS.glob("remedies_*.jsonl")):
         lines = forked.read_lines(path, "name")
         wholes = {
-            line["dataset"]: line["run"]["step_time_s"]
+            (line["model"], line["dataset"]): line["run"]["step_time_s"]
             for line in lines
             if line.get("remedy") == "fp32" and line["timed"] and not line.get("held")
         }
-        found |= {line["name"]: line | {"whole_step_s": wholes.get(line.get("dataset"))} for line in lines}
+        found |= {
+            line["name"]: line | {"whole_step_s": wholes.get((line["model"], line.get("dataset")))} for line in lines
+        }
     return predicted, [line for line in found.values() if "run" in line or RAN_OUT in line["error"]]
 
 
@@ -67,16 +69,17 @@ def page(predicted: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         for dataset in DATASETS:
             if number == 0 or any(key[0] == dataset for key in runs):
                 title = f"## {TITLES[dataset]}" + (f", {model}" if number else "")
-                parts += [title, _table(dataset, predicted[dataset] if number == 0 else {}, runs, failures)]
+                parts += [title, _table(dataset, predicted[dataset] if number == 0 else None, runs, failures)]
                 parts += [_failed(name, error) for (where, name), error in failures.items() if where == dataset]
     parts += _held(lines)
     return pages.page(*parts, "## What does not help", *_folklore([line for line in lines if "folklore" in line]))
 
 
 def summary(dataset: str, names: dict[str, str]) -> list[list[str]]:
-    """Rows for another page, by what they are called there: accuracy, memory and time."""
+    """Rows of the smaller model for another page, by what they are called there: accuracy, memory and time."""
     _, lines = read()
-    runs, metric = _runs([line for line in lines if line.get("dataset") == dataset]), METRICS.get(dataset)
+    own = [line for line in lines if line.get("dataset") == dataset and line["model"] == lines[0]["model"]]
+    runs, metric = _runs(own), METRICS.get(dataset)
     rows = []
     for shown, name in names.items():
         own = runs[dataset, name]
@@ -179,8 +182,9 @@ def _runs(lines: list[dict[str, Any]]) -> Runs:
     return found
 
 
-def _table(dataset: str, predicted: dict[str, Any], runs: Runs, failures: dict[tuple[str, str], str]) -> str:
-    chosen = [r for r in REMEDIES if dataset in r.datasets and (r.name in predicted or (dataset, r.name) in runs)]
+def _table(dataset: str, predicted: dict[str, Any] | None, runs: Runs, failures: dict[tuple[str, str], str]) -> str:
+    names = {*(predicted or ()), *(name for where, name in (*runs, *failures) if where == dataset)}
+    chosen = [r for r in REMEDIES if dataset in r.datasets and r.name in names]
     base, metric = runs.get((dataset, "fp32"), []), METRICS.get(dataset)
     rows = [
         _row(r, _promise(r, dataset, predicted, runs), runs.get((dataset, r.name), []), base, metric) for r in chosen
@@ -192,11 +196,14 @@ def _table(dataset: str, predicted: dict[str, Any], runs: Runs, failures: dict[t
     return table([*head, "verdict"], rows)
 
 
-def _promise(remedy: Remedy, dataset: str, predicted: dict[str, Any], runs: Runs) -> Any:
-    """What was predicted of a row; of a plan that was run, by itself: its budget is a third of what was measured."""
+def _promise(remedy: Remedy, dataset: str, predicted: dict[str, Any] | None, runs: Runs) -> Any:
+    """What was predicted of a row; of a plan that was run, by itself: its budget is a third of what was measured.
+
+    So it is of a model that nothing was predicted of beforehand.
+    """
     own = runs.get((dataset, remedy.name))
-    if not remedy.planned or not own:
-        return predicted.get(remedy.name)
+    if not own or (predicted is not None and not remedy.planned):
+        return (predicted or {}).get(remedy.name)
     return {"reserved_bytes": own[0]["predicted_reserved_bytes"], "step_s": own[0]["predicted_step_time_s"]}
 
 

@@ -8,7 +8,7 @@ from vramfit.estimator.target import Target
 from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.records.estimate import Estimate
-from vramfit.records.stream import Origin, Stream
+from vramfit.records.stream import Origin, Stream, StreamMark
 from vramfit.trace.run import RECORDING_STREAM, recording_workspaces
 
 PHASE = "evaluation"
@@ -37,7 +37,8 @@ def evaluation_stream(training: Stream, evaluation: TracedWorkload, batch: int) 
 
 
 def after_recorded(training: Stream, profile: CudaProfile) -> Stream:
-    """Training steps whose passes were recorded, when these have been let go of: workspaces of their stream stay."""
+    """Training steps whose passes were recorded, when these have been let go of, and all that was cached with them:
+    workspaces of their stream stay."""
     sizes = recording_workspaces(profile)
     numbers = range(training.num_requests, training.num_requests + len(sizes))
     return replace(
@@ -45,6 +46,7 @@ def after_recorded(training: Stream, profile: CudaProfile) -> Stream:
         events=[*training.events, *sizes],
         request_origins=[*training.request_origins, *[len(training.origins)] * len(sizes)],
         origins=[*training.origins, Origin("cublas_workspace", "", "optimizer")],
+        marks=[*training.marks, StreamMark(len(training.events), "empty_cache", "")],
         request_streams=training.request_streams | dict.fromkeys(numbers, RECORDING_STREAM),
     )
 

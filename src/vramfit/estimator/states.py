@@ -9,17 +9,24 @@ from dataclasses import replace
 
 from vramfit.allocator.replay import Mark
 from vramfit.records.stream import Stream
+from vramfit.trace.run import RECORDING_STREAM
 
 
 def warm_stream(stream: Stream) -> Stream:
-    """The stream of a warm process: workspaces first, all else as it was."""
+    """The stream of a warm process: workspaces first, all else as it was.
+
+    A stream that passes are recorded on is new, and so are its workspaces.
+    """
     operators = [stream.origins[origin].operator for origin in stream.request_origins]
-    early = [request for request, operator in enumerate(operators) if operator.endswith("_workspace")]
-    rest = [request for request, operator in enumerate(operators) if not operator.endswith("_workspace")]
+    is_early = {
+        request
+        for request, operator in enumerate(operators)
+        if operator.endswith("_workspace") and stream.request_streams.get(request) != RECORDING_STREAM
+    }
+    early, rest = sorted(is_early), [request for request in range(stream.num_requests) if request not in is_early]
     number = {request: i for i, request in enumerate([*early, *rest])}
     sizes = [event for event in stream.events if event > 0]
     events = [sizes[request] for request in early]
-    is_early = set(early)
     moved_to: list[int] = []
     request = 0
     for event in stream.events:

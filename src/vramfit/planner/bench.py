@@ -73,7 +73,7 @@ class Bench:
         self.full_samples: int | None = None
         """Samples of full length that have as many tokens as a batch has on real lengths: what packed rows hold."""
         self.starts_over = True
-        """Whether a tight plan has to leave room for a step to be done again with nothing cached."""
+        """Whether a plan with a thin margin has to leave room for a step to be done again with nothing cached."""
         self.has_refused = False
         """Whether one was refused for that."""
         self._layers: int | None = None
@@ -204,16 +204,16 @@ class Bench:
         """What is reserved at most, wherever segments lie: two steps replayed."""
         key = (recipe, micro_batch)
         if key not in self._safe:
-            self._safe[key] = weigh(*self._two_steps(recipe, micro_batch), None).safe_reserved_bytes
+            self._safe[key] = weigh(*self.two_steps(recipe, micro_batch), None).safe_reserved_bytes
             self.num_predicted += 1
         return self._safe[key]
 
     def can_start_over(self, recipe: Recipe, micro_batch: int) -> bool:
         """Whether a step can be done again inside the budget when nothing is cached any more."""
-        return restart_bytes(*self._two_steps(recipe, micro_batch)) <= self.budget_bytes
+        return restart_bytes(*self.two_steps(recipe, micro_batch)) <= self.budget_bytes
 
-    def _two_steps(self, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
-        """What they ask for, and the options of the allocator."""
+    def two_steps(self, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
+        """What they ask for, and the options of the allocator; of two passes, the second is as small as it will be."""
         passes = self.passes(micro_batch)
         traced = self.traced(recipe, min(passes, PROBED_PASSES))
         whole = replace(traced, workload=self.workload(recipe, micro_batch)) if passes == PROBED_PASSES else traced

@@ -27,7 +27,7 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
     traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     passes = min(bench.passes(choice.micro_batch), PROBED_PASSES)
     recipe = replace(choice.recipe, graphs=False)  # recorded passes are let go of before
-    training = bench.traced(recipe, passes).stream(choice.micro_batch, num_steady=1)
+    training, _ = bench.two_steps(recipe, choice.micro_batch)
     if choice.recipe.graphs:
         training = after_recorded(training, traced.profile)
     limit_bytes -= bench.traced(recipe, passes).template(ANY_BATCH).gathered_peak_bytes

@@ -14,6 +14,8 @@ after 100 windows of varied lengths, replayed: up to 3 % beyond the one of full 
 30 % without, most of which the allocator gives back when it runs short, at the price of retries."""
 LEAST_FOR_LENGTHS = 48 * 2**20
 """At least: segments grow by 20 MiB, and runs inside 1 to 2 GiB on a GPU reserved 36 to 40 MiB beyond full windows."""
+LEAST_SHARE = 0.05
+"""But no larger a share of a small budget: runs inside 240 to 500 MiB on a GPU reserved 2 to 14 MiB beyond (3.5 %)."""
 WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
@@ -31,6 +33,8 @@ class Margin:
     reason: str
     is_tight: bool = False
     """Whether nothing of it is for batches of varied lengths."""
+    is_thin: bool = False
+    """Whether what is for them is less than was seen to be enough everywhere, or nothing."""
 
 
 def _why(basis: str, workload: Workload) -> str:
@@ -47,10 +51,18 @@ def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin
     num_bytes = int(BASIS_SHARE[basis] * budget_bytes)
     most = f"only {format_bytes(num_bytes)} stay free, since no settings of this kind leave more"
     why = f"{BASIS_SHARE[basis]:.0%} since {_why(basis, workload)}, and nothing for batches of varied lengths"
-    return Margin(num_bytes, f"{most}: {why}", is_tight=True)
+    return Margin(num_bytes, f"{most}: {why}", is_tight=True, is_thin=True)
 
 
-def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | int | None, *, varied: bool) -> Margin:
+def margin_of(
+    budget_bytes: int,
+    basis: str,
+    workload: Workload,
+    given: float | int | None,
+    *,
+    varied: bool,
+    records: bool = False,
+) -> Margin:
     """The margin of a budget.
 
     Args:
@@ -58,17 +70,20 @@ def margin_of(budget_bytes: int, basis: str, workload: Workload, given: float | 
         workload: whose allocator and mask count.
         given: a share or bytes, where the user says.
         varied: whether samples differ in length.
+        records: whether passes are recorded, of which small budgets were not measured.
     """
     if given is not None:
         num_bytes = int(given * budget_bytes) if given < 1 else int(given)
         return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
     basis_share = BASIS_SHARE[basis]
     num_bytes = int(basis_share * budget_bytes)
-    why = f"{basis_share:.0%} since {_why(basis, workload)}"
+    why, is_thin = f"{basis_share:.0%} since {_why(basis, workload)}", False
     if varied:
         share = LENGTHS_SHARE[workload.allocator]
-        for_lengths = max(int(share * budget_bytes), LEAST_FOR_LENGTHS)
+        least_bytes = LEAST_FOR_LENGTHS if records else min(LEAST_FOR_LENGTHS, int(LEAST_SHARE * budget_bytes))
+        for_lengths = max(int(share * budget_bytes), least_bytes)
         num_bytes += for_lengths
-        words = f"{share:.0%}" if for_lengths > LEAST_FOR_LENGTHS else format_bytes(LEAST_FOR_LENGTHS)
+        words = f"{share:.0%}" if for_lengths > least_bytes else format_bytes(least_bytes)
         why += f", {words} since batches of varied lengths fragment memory"
-    return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}")
+        is_thin = for_lengths < LEAST_FOR_LENGTHS
+    return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}", is_thin=is_thin)

@@ -35,6 +35,9 @@ machine, by a third between two that an H200 stood in."""
 SLOWER = 1.05
 """What recorded passes may be predicted to take more: rows that are filled up to a few sizes, for a host that is not
 waited for."""
+TIGHT_PRICE = 3.0
+"""How many times as fast a plan has to be that leaves nothing for batches of other lengths: on a GPU, such runs took up
+to 2.1 times as long as predicted, with passes that were recorded 12 times, and these are left out."""
 NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
@@ -132,23 +135,29 @@ def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request
     return replace(request, fixed={**fixed, "seq": cut.longest}), cut
 
 
-def _margins(bench: Bench, sampled: Lengths | None, *, packs: bool = False, compiles: bool = False) -> list[Margin]:
-    """The usual margin, and a tight one where the usual one is the planner's own."""
+def _margins(
+    bench: Bench, sampled: Lengths | None, *, packs: bool = False, compiles: bool = False, graphs: bool = False
+) -> list[Margin]:
+    """The usual margin, and a tight one where the usual one is the planner's own.
+
+    Passes that nobody wants recorded are not where memory is tight: every size of a row is a graph more.
+    """
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
     basis = bench.basis(packs=packs, compiles=compiles)
     attention = "packed" if packs else bench.base.attention
     workload = replace(bench.base, allocator=allocator, attention=attention, compile=compiles)
-    usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied)
+    usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied, records=graphs)
     tight = tight_margin_of(bench.budget_bytes, basis, workload)
-    return [usual] if bench.request.margin is not None or tight.num_bytes >= usual.num_bytes else [usual, tight]
+    has_one = bench.request.margin is not None or tight.num_bytes >= usual.num_bytes
+    return [usual] if has_one or (graphs and bench.request.graphs is None) else [usual, tight]
 
 
 def find(bench: Bench, sampled: Lengths | None) -> Found | None:
     """The fastest choice of the mildest training that fits, predicted in full.
 
     Something waits in host memory only where nothing fits without that, and weights are rounded only where it must be.
-    A tight plan that has no way back once its cache is gone is taken only where there is no other.
+    A plan with a thin margin that has no way back once its cache is gone is taken only where there is no other.
     """
     found = _find(bench, sampled)
     if found is None and bench.has_refused:
@@ -163,8 +172,7 @@ def _find(bench: Bench, sampled: Lengths | None) -> Found | None:
         for _, group in groupby(levels, key=lambda w: (w.offload is not None, w.in_16_bits)):
             found = [f for waiting in group if (f := _find_waiting(bench, training, waiting, sampled)) is not None]
             if found:
-                roomy = [f for f in found if not f.margin.is_tight]  # maybe slower, but safe with any lengths
-                return min(roomy or found, key=lambda f: _seconds(bench, f, sampled) * f.choice.recipe.price)
+                return min(found, key=lambda f: _cost(bench, f, sampled))
     return None
 
 
@@ -267,6 +275,12 @@ def _may_wait(bench: Bench, plain: Found, sampled: Lengths | None) -> bool:
     return bench.host_share(plain.choice.recipe, plain.choice.micro_batch) >= NEAR_HOST
 
 
+def _cost(bench: Bench, found: Found, sampled: Lengths | None) -> float:
+    """Seconds of a step, what changes the results times its price, and so what leaves no room for other lengths."""
+    price = found.choice.recipe.price * (TIGHT_PRICE if found.margin.is_tight else 1.0)
+    return _seconds(bench, found, sampled) * price
+
+
 def _seconds(bench: Bench, found: Found, sampled: Lengths | None) -> float:
     return found.choice.step_time_s if sampled is None else time_on_lengths(bench, found.choice, sampled)
 
@@ -300,10 +314,13 @@ def _find_with(
         compiled = compiled_like.compile
         alike = [r for r in made if replace(r, compile=compiled, graphs=False) == compiled_like]
         made = alike or made  # memory is not short: as it was
-    for margin in _margins(bench, sampled, packs=packs, compiles=compiles) if made else ():
-        found = _find_within(bench, made, training, margin, sampled)
-        if found is not None:
-            return found
+    found: list[Found] = []
+    for margin in _margins(bench, sampled, packs=packs, compiles=compiles, graphs=graphs) if made else ():
+        if not found or found[0].margin.is_thin:
+            fastest = _find_within(bench, made, training, margin, sampled)
+            found += [fastest] if fastest is not None else []
+    if found:
+        return min(found, key=lambda f: _cost(bench, f, sampled))
     if any(recipe.keywords()["fused"] for recipe in made):  # whose sums of gradients over rows take some MiB
         split: dict[str, Any] = {"packs": packs, "compiled_like": compiled_like, "graphs": graphs}
         return _find_with(bench, training, waiting, sampled, **split, fused=False)
@@ -325,7 +342,7 @@ def _find_within(
         estimate = bench.estimate(choice.recipe, choice.micro_batch)
         if estimate.safe_reserved_bytes > limit_bytes or estimate.num_retries or not estimate.fits:
             bench.correct(choice.recipe, choice.micro_batch, max(estimate.safe_reserved_bytes, limit_bytes + 1))
-        elif margin.is_tight and bench.starts_over and not bench.can_start_over(choice.recipe, choice.micro_batch):
+        elif margin.is_thin and bench.starts_over and not bench.can_start_over(choice.recipe, choice.micro_batch):
             bench.has_refused = True
             return None  # what stays and the largest gradient are the same in smaller passes
         else:

@@ -121,14 +121,17 @@ def test_times_are_said_of_a_gpu_that_is_named_only() -> None:
     assert unnamed.endswith("wait in host memory")
 
 
-def test_what_waits_leaves_room_for_lengths_where_anything_does() -> None:
-    keywords: dict[str, Any] = {"batch": 32, "lengths": [20, 30, 75, 25, 40] * 20, "gpu": "h200", "memory": "320MiB"}
-    tight = plan("bert-small", offload="optimizer", **keywords)
+def test_what_waits_leaves_room_for_lengths_unless_that_is_far_slower() -> None:
+    keywords: dict[str, Any] = {"batch": 32, "lengths": [128, 128, 20, 100] * 10, "gpu": "h200"}
+    tight, made = (plan("bert-small", memory="212MiB", **keywords, **o) for o in ({"offload": "optimizer"}, {}))
     assert tight.margin_reason.startswith("only")
-    made = plan("bert-small", **keywords)
     assert made.workload.offload == "weights"
     assert not made.margin_reason.startswith("only")
     assert made.step_time_s > tight.step_time_s
+    keywords["lengths"] = [20, 60, 128, 128, 40] * 8
+    roomy, made = (plan("bert-mini", memory="200MiB", **keywords, **o) for o in ({"margin": "10%"}, {}))
+    assert made.margin_reason.startswith("only")
+    assert roomy.step_time_s > 3 * made.step_time_s
 
 
 TIGHT: dict[str, Any] = {
@@ -145,14 +148,15 @@ TIGHT: dict[str, Any] = {
 """On a GPU, a plan of 260 MiB ran out here at its seventh step: 218 MiB stay, 46 are asked for, 262.67 are all."""
 
 
-def test_a_tight_plan_has_a_way_back_when_nothing_is_cached() -> None:
+def test_a_plan_with_little_room_has_a_way_back_when_nothing_is_cached() -> None:
     made = plan("all-minilm-l6-v2", **TIGHT)
     check(made)
     assert made.workload.offload == "weights"
-    assert made.margin_bytes > 48 * MIB
+    assert made.estimate.safe_reserved_bytes < 240 * MIB
+    assert not made.margin_reason.startswith("only")
 
 
 def test_one_without_is_taken_where_there_is_no_other() -> None:
-    made = plan("all-minilm-l6-v2", **TIGHT, offload="optimizer", precision="tf32")
+    made = plan("all-minilm-l6-v2", **TIGHT | {"memory": "252MiB"}, offload="optimizer", precision="tf32")
     check(made)
     assert "nothing for batches of varied lengths" in made.margin_reason

@@ -97,6 +97,18 @@ def test_the_margin_can_be_set_and_is_explained() -> None:
     small = plan("bert-tiny", gpu="h200", memory="1GiB", torch_version="2.11", **TINY)
     assert small.margin_bytes == int(0.01 * small.budget_bytes) + 48 * 2**20
     assert "48.00 MiB" in small.margin_reason
+    smallest = plan("bert-tiny", gpu="h200", memory="300MiB", torch_version="2.11", **TINY)
+    assert smallest.margin_bytes == int(0.01 * smallest.budget_bytes) + 15 * MIB
+    assert "15.00 MiB" in smallest.margin_reason
+
+
+def test_an_evaluation_comes_after_passes_as_large_as_they_are() -> None:
+    """Of two, the second is smaller, and so is what it leaves."""
+    job = {"batch": 32, "gpu": "h200", "lengths": [20, 60, 128, 128, 40] * 8}
+    made = plan("bert-mini", memory="340MiB", graphs=False, **job)
+    assert made.micro_batch == 22
+    assert made.evaluation.workload.batch == 64
+    assert made.evaluation.safe_reserved_bytes == made.estimate.safe_reserved_bytes
 
 
 @pytest.mark.parametrize(
