@@ -178,7 +178,8 @@ def predict(remedy: Remedy, dataset: str, options: Options, kept: Data) -> Data:
         }
         keywords |= shares
     memory = third or ROOM
-    keywords |= {"seq": data.longest, "lengths": list(data.train.lengths), "steps": num_steps(request, data)}
+    keywords |= {"seq": data.longest, "lengths": list(data.train.lengths), "group_by_length": True}
+    keywords["steps"] = num_steps(request, data)
     plan = vramfit.plan(options.model, **keywords, memory=memory)
     w = plan.workload
     shown = {"micro_batch": w.micro_batch, "precision": w.precision, "checkpointing": w.checkpointing}

@@ -84,6 +84,8 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             graphs: True to record packed passes as CUDA graphs, where that can be; False not to. Else they are recorded
                 where `steps` are given, the run is not short, and the host takes about as long as the device.
             pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
+            group_by_length: True where samples of like length meet in padded batches, as in `vramfit train`: step times
+                are of such batches.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 

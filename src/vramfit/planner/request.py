@@ -27,7 +27,7 @@ NOT_PLANNED = {
     "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
 }
 """Keyword → the one value it has in a plan, and why."""
-OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation")
+OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation", "group_by_length")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +46,8 @@ class Request:
     """Optimizer steps of the whole run, where they are known: what has to be compiled first must pay."""
     pads_evaluation: bool = False
     """Whether evaluations are padded where steps are packed: another loop runs them."""
+    group_by_length: bool = False
+    """Whether samples of like length meet in padded batches."""
     fused: bool | None = None
     """Whether layers are fused, where they can be; None has them so."""
     graphs: bool | None = None
@@ -84,7 +86,7 @@ class Request:
         margin = _margin(given.pop("margin", None), problems)
         exact = given.pop("exact", False) is True
         trust = bool(given.pop("trust_remote_code", False))
-        pads_evaluation = given.pop("pads_evaluation", False) is True
+        order = {name: given.pop(name, False) is True for name in ("pads_evaluation", "group_by_length")}
         steps = given.pop("steps", None)
         switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", None)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
@@ -107,7 +109,7 @@ class Request:
             margin=margin,
             trust_remote_code=trust,
             steps=steps,
-            pads_evaluation=pads_evaluation,
+            **order,
             **switches,
             offloads=offloads,
         )

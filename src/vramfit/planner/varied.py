@@ -11,7 +11,7 @@ from vramfit.planner.bench import PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
-from vramfit.techniques.padding import padded_width
+from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
 from vramfit.techniques.rows import row_tokens
 from vramfit.workload import Workload
 
@@ -114,14 +114,15 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     times, most = PassTimes(bench, choice.recipe), choice.micro_batch * bench.base.seq
     typical = max(round(sum(n * n for n in lengths.values) / sum(lengths.values)), MIN_TRACED)
     found = []
-    for batch in _batches(bench, lengths):
-        if choice.recipe.attention == "packed":
+    is_packed = choice.recipe.attention == "packed"
+    for batch in (_batches if is_packed else _padded_batches)(bench, lengths):
+        if is_packed:
             rows = fill(batch, most)
             if choice.recipe.graphs:
                 rows = [row_tokens(tokens, most) for tokens in rows]
             passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in rows)
         else:
-            passes_s = sum(times.seconds(num, tokens) for num, tokens in group(_as_padded(bench, batch), most))
+            passes_s = sum(times.seconds(num, tokens) for num, tokens in group(batch, most))
         found.append(times.rest(choice.micro_batch) + passes_s)
     return mean(found)
 
@@ -139,9 +140,9 @@ def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     is_known = choice.recipe.checkpointing is not None and bench.knows_work_by_length(plain)
     shorter = PassTimes(bench, plain) if is_known else None
     found = []
-    for batch in _batches(bench, lengths):
+    for batch in _padded_batches(bench, lengths):
         passes_s = 0.0
-        for num, tokens in group(_as_padded(bench, batch), choice.micro_batch * full):
+        for num, tokens in group(batch, choice.micro_batch * full):
             if tokens == full:
                 passes_s += times.seconds(num, tokens)
             elif shorter is not None:
@@ -166,9 +167,21 @@ def padding_share(bench: Bench, micro_batch: int, lengths: Lengths) -> float:
 
 
 def _batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
+    """As they come."""
     draw = Random(SEED)
     for _ in range(NUM_BATCHES):
         yield draw.choices(lengths.values, k=bench.share)
+
+
+def _padded_batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
+    """As they come, or a window of them in which like lengths meet, as `runtime.data.order` has it."""
+    share, num_whole = bench.share, min(len(lengths.values) // bench.share, WINDOW_BATCHES)
+    if bench.request.group_by_length and num_whole:
+        drawn = sorted(Random(SEED).sample(lengths.values, num_whole * share), reverse=True)
+        batches = (drawn[begin : begin + share] for begin in range(0, len(drawn), share))
+    else:
+        batches = _batches(bench, lengths)
+    yield from (_as_padded(bench, batch) for batch in batches)
 
 
 def _as_padded(bench: Bench, batch: list[int]) -> list[int]:

@@ -1,6 +1,9 @@
-"""Padding: how wide a batch is for its longest sample."""
+"""Padding: how wide a batch is for its longest sample, and which samples meet in one."""
 
 WIDTH_STEP = 8
+WINDOW_BATCHES = 50
+"""Samples are sorted by length inside windows of this many batches: like lengths meet, and a batch is still drawn from
+the whole data set."""
 
 
 def padded_width(length: int, widest: int) -> int:

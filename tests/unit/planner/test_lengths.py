@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from random import Random
+from statistics import mean
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from vramfit.planner.plan import plan
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice
 from vramfit.planner.space import recipes, trainings
-from vramfit.planner.varied import fill, group, least_on_lengths, time_on_lengths
+from vramfit.planner.varied import _padded_batches, fill, group, least_on_lengths, time_on_lengths
+from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.splitting import split
 
 WORDS = ("a", "few", "words", "of", "text", "to", "count")
@@ -133,6 +135,24 @@ def test_a_plan_is_certified_at_the_longest_and_timed_on_all() -> None:
     assert made.lengths.longest == 256
     assert made.step_time_s < full.step_time_s
     assert made.estimate.safe_reserved_bytes <= made.budget_bytes - made.margin_bytes
+
+
+def test_padded_batches_are_timed_in_the_order_of_training() -> None:
+    """In which samples of like length meet; rows without padding are as long in any order."""
+    draw = Random(3)
+    values = [max(2, min(128, int(draw.lognormvariate(3.2, 0.6)))) for _ in range(4000)]
+    job = {"batch": 32, "gpu": "t4", "precision": "fp32"}
+    drawn, grouped = (plan("bert-small", lengths=values, group_by_length=g, **job).step_time_s for g in (False, True))
+    assert grouped < 0.7 * drawn
+    bench = Bench("bert-small", Request.of(job | {"seq": 128, "group_by_length": True}))
+    seen = [max(batch) for batch in _padded_batches(bench, lengths_of(values))]
+    epoch = [max(values[i] for i in batch) for batch in BatchOrder(values, 32, seed=1).epoch(0)]
+    assert mean(seen) == pytest.approx(mean(epoch), rel=0.05)
+    packed = [
+        plan("bert-small", lengths=values, group_by_length=g, batch=32, gpu="h200", attention="packed").step_time_s
+        for g in (False, True)
+    ]
+    assert packed[0] == packed[1]
 
 
 def test_samples_beyond_the_model_are_cut_and_counted() -> None:

@@ -3,9 +3,7 @@
 import random
 from collections.abc import Sequence
 
-WINDOW_BATCHES = 50
-"""Samples are sorted by length inside windows of this many batches: like lengths meet, and a batch is still drawn from
-the whole data set."""
+from vramfit.techniques.padding import WINDOW_BATCHES
 
 
 class BatchOrder:

@@ -132,6 +132,7 @@ def make_plan(
         request.model,
         steps=num_steps(request, data),
         lengths=list(data.train.lengths),
+        group_by_length=True,
         num_labels=_num_labels(request, data),
         allow=request.allow,
         trust_remote_code=request.trust_remote_code,
