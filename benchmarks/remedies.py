@@ -1,6 +1,7 @@
 """Which remedies for memory are worth it? Each trained for real: memory, time and accuracy, predicted and measured.
 
     python benchmarks/remedies.py --data DATA --predict                 # on any machine: predictions, into results/
+    python benchmarks/remedies.py --data DATA --predict --model MPNET --only sst2   # of another model
     python benchmarks/remedies.py --data DATA --model MINILM --seeds 0 --processes 5 --timed     # on a GPU; 8 minutes
     python benchmarks/remedies.py --data DATA --model MINILM --seeds 1 2 --processes 12 --out others.jsonl
     python benchmarks/remedies.py --tables                              # from results/: docs/remedies.md
@@ -131,15 +132,19 @@ def _show(name: str, options: Options) -> Data:
 
 
 def predict_all(options: Options) -> int:
-    """Write what is predicted of every remedy on every data set."""
-    made: dict[str, Any] = {"question": "remedies", "gpu": GPU, "torch": TORCH, "model": "minilm", "cases": {}}
+    """Write what is predicted of every remedy on every data set, or of those asked for."""
+    name = Path(options.model).name if options.named else "minilm"
+    made: dict[str, Any] = {"question": "remedies", "gpu": GPU, "torch": TORCH, "model": name, "cases": {}}
     for dataset in DATASETS:
-        kept = made["cases"][dataset] = {}
+        kept: Data = {}
         for remedy in REMEDIES:
-            if dataset in remedy.datasets:
+            if dataset in remedy.datasets and any(part in f"{dataset} {remedy.name}" for part in options.only):
                 kept[remedy.name] = predict(remedy, dataset, options, kept)
                 print(dataset, remedy.name, kept[remedy.name], flush=True)
-    remedy_tables.PREDICTIONS.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        made["cases"] |= {dataset: kept} if kept else {}
+    path = remedy_tables.PREDICTIONS
+    path = path.with_stem(f"{path.stem}_{name}") if options.named else path
+    path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -206,6 +211,7 @@ def _parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--limit-s", type=float, default=540.0, help="no case is begun after this")
     parser.add_argument("--work", type=Path, help="folder of the models, deleted one after another; else a new one")
     options = parser.parse_args(arguments)
+    options.named = options.model is not None and options.model != os.environ.get("VRAMFIT_MINILM")
     options.timed = options.timed or options.processes == 1
     options.work = options.work or Path(tempfile.mkdtemp(prefix="vramfit_remedies_"))
     return fine_tuning.settle(options)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.cli.workload_options import WorkloadOptions, parse_names, takes_workload
 from vramfit.errors import NoPlanFits
 
 if TYPE_CHECKING:
+    from vramfit.planner.lengths import Lengths
     from vramfit.records.plan import InstanceFit, Plan
 
 EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
@@ -76,11 +77,18 @@ def run(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV, TSV or JSONL with the texts.", rich_help_panel=_LENGTHS),
+        typer.Option(
+            metavar="FILE", help="Data to learn from, read and timed as train does it.", rich_help_panel=_LENGTHS
+        ),
     ] = None,
     text_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Its column of texts; two for pairs (a,b).", rich_help_panel=_LENGTHS)
-    ] = "text",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Its column of texts, guessed unless given; two for pairs (a,b).",
+            rich_help_panel=_LENGTHS,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -115,12 +123,12 @@ def run(
         _show_instances(plan_instances(options.model, keywords), json=json)
         return
     with console(stderr=True).status(f"Planning {options.model} …"):
-        from vramfit.planner.lengths import lengths_from_data
         from vramfit.planner.plan import plan
 
         known: Any = lengths
         if data is not None:
-            known = lengths_from_data(data, text_column=text_column, tokenizer=tokenizer or options.model)
+            known = _lengths_of(data, options.model, keywords, parse_names(text_column), tokenizer)
+            keywords["group_by_length"] = True
         made: Plan | NoPlanFits
         try:
             made = plan(options.model, lengths=known, **keywords)
@@ -137,6 +145,26 @@ def run(
     from vramfit.report.plan import render_plan
 
     console().print(render_plan(made, saved_as=None if save is None else str(save)))
+
+
+def _lengths_of(
+    data: Path, model: str, keywords: dict[str, Any], text_columns: tuple[str, ...], tokenizer: str | None
+) -> "Lengths":
+    """Tokens of the samples of a data set."""
+    from vramfit.models.anatomy import max_positions
+    from vramfit.models.resolve import resolve
+    from vramfit.runtime.data.lengths import LONGEST, lengths_of_data
+
+    task = {"task": keywords["task"]} if "task" in keywords else {}
+    resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
+    limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
+    return lengths_of_data(
+        str(data),
+        task=resolved.task,
+        tokenizer=tokenizer or model,
+        max_length=min(n for n in limits if n),
+        text_columns=text_columns,
+    )
 
 
 def _show_failure(failure: NoPlanFits, *, json: bool) -> None:

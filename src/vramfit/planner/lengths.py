@@ -1,22 +1,13 @@
-"""`Lengths`: how long samples really are, from a list, a file of numbers, or texts and a tokenizer."""
+"""`Lengths`: how long samples really are, from a list or a file of numbers; of texts, `runtime.data` counts them."""
 
-import csv
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import mean, median_low
 from typing import Any
 
-from vramfit.errors import CheckpointError, VramfitError
-from vramfit.models.tokenizers import load_tokenizer
+from vramfit.errors import VramfitError
 from vramfit.records.plan import LengthSummary
-
-MAX_ROWS = 200_000
-"""Rows whose tokens are counted; beyond them, a sample as long as the model allows is expected."""
-CHUNK = 1024
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,61 +84,3 @@ def _checked(values: Iterable[Any], source: str) -> Lengths:
     if not counts:
         raise VramfitError(f"lengths, {source}: nothing in it", hint="one whole number from 1 for each sample")
     return Lengths(values=tuple(counts), source=source)
-
-
-def lengths_from_data(path: str | Path, *, text_column: str, tokenizer: str) -> Lengths:
-    """Lengths of the texts of a CSV, TSV or JSONL file, counted by a tokenizer, special tokens included.
-
-    Args:
-        text_column: its name; two with a comma between them make a pair of texts.
-        tokenizer: a folder with a tokenizer, or a hub id.
-
-    Raises:
-        VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
-    """
-    columns = [name.strip() for name in text_column.split(",")]
-    rows = _rows(Path(path), columns)
-    count = _counter(tokenizer)
-    values: list[int] = []
-    while len(values) < MAX_ROWS and (chunk := list(islice(rows, CHUNK))):
-        values += count(chunk)
-    if not values:
-        raise VramfitError(f"{path} has no rows", hint="a header line, then one sample a row")
-    complete = next(rows, None) is None
-    first = "" if complete else f"the first {len(values):,} rows of "
-    return Lengths(values=tuple(max(n, 1) for n in values), source=f"{first}{path}", complete=complete)
-
-
-def _rows(path: Path, columns: list[str]) -> Iterator[tuple[str, ...]]:
-    """The texts of each row."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix in (".jsonl", ".ndjson"):
-                records: Iterable[Any] = (json.loads(line) for line in file if line.strip())
-            elif path.suffix in SEPARATORS:
-                records = csv.DictReader(file, delimiter=SEPARATORS[path.suffix])
-            else:
-                raise VramfitError(f"{path} is not .csv, .tsv or .jsonl", hint="the ending says how it is read")
-            for record in records:
-                missing = [c for c in columns if not isinstance(record, dict) or c not in record]
-                if missing:
-                    known = ", ".join(map(str, list(record)[:8])) if isinstance(record, dict) else "no columns"
-                    raise VramfitError(f"{path} has no column {missing[0]!r}; it has {known}", hint="--text-column")
-                yield tuple(str(record[c] or "") for c in columns)
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        raise VramfitError(f"cannot read {path}: {error}", hint="CSV and TSV with a header line, or JSONL") from None
-
-
-def _counter(name: str) -> Any:
-    """A function from texts to token counts."""
-    try:
-        tokenizer = load_tokenizer(name)
-    except CheckpointError as error:
-        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
-
-    def count(chunk: list[tuple[str, ...]]) -> list[int]:
-        parts = [list(column) for column in zip(*chunk, strict=True)]
-        made = tokenizer(*parts, truncation=False, verbose=False)
-        return [len(ids) for ids in made["input_ids"]]
-
-    return count

@@ -1,7 +1,7 @@
 """Time on real lengths: effective batches are drawn, split as the `Stepper` splits them, and timed pass by pass."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -176,11 +176,10 @@ def _batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
 def _padded_batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
     """As they come, or a window of them in which like lengths meet, as `runtime.data.order` has it."""
     share, num_whole = bench.share, min(len(lengths.values) // bench.share, WINDOW_BATCHES)
+    batches: Iterable[list[int]] = _batches(bench, lengths)
     if bench.request.group_by_length and num_whole:
         drawn = sorted(Random(SEED).sample(lengths.values, num_whole * share), reverse=True)
         batches = (drawn[begin : begin + share] for begin in range(0, len(drawn), share))
-    else:
-        batches = _batches(bench, lengths)
     yield from (_as_padded(bench, batch) for batch in batches)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.encoding import Encoded, encode_questions, encode_texts, encode_words
+from vramfit.runtime.data.lengths import STRIDE
 from vramfit.runtime.data.predictions import merge_windows, predictions
 from vramfit.runtime.data.samples import Samples
-from vramfit.runtime.training.preparation import STRIDE
 from vramfit.serve.asking import Asked, read_body
 from vramfit.serve.ceiling import Ceiling
 from vramfit.serve.limits import MAX_REQUEST_TOKENS

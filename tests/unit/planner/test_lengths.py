@@ -1,6 +1,5 @@
 """Real lengths: read, cut, summed up; split as the `Stepper` splits; timed; certified at the longest."""
 
-import json
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -9,10 +8,8 @@ import pytest
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.models.hub import NotOnHubError
-from vramfit.planner import lengths as lengths_module
 from vramfit.planner.bench import Bench
-from vramfit.planner.lengths import lengths_from_data, lengths_of
+from vramfit.planner.lengths import lengths_of
 from vramfit.planner.plan import plan
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice
@@ -20,22 +17,6 @@ from vramfit.planner.space import recipes, trainings
 from vramfit.planner.varied import _padded_batches, fill, group, least_on_lengths, time_on_lengths
 from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.splitting import split
-
-WORDS = ("a", "few", "words", "of", "text", "to", "count")
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> str:
-    """A tokenizer of whole words, with [CLS] and [SEP]."""
-    from transformers import BertTokenizerFast
-
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(names) + "\n")
-    made = BertTokenizerFast(vocab={name: i for i, name in enumerate(names)})
-    made.save_pretrained(str(folder))
-    return str(folder)
 
 
 def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
@@ -51,57 +32,6 @@ def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
 def test_what_is_no_length_is_one_line(values: list[object]) -> None:
     with pytest.raises(VramfitError, match="lengths, a list"):
         lengths_of(values)
-
-
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
-def test_tokens_of_texts_are_counted_with_special_ones(tmp_path: Path, tokenizer: str, ending: str) -> None:
-    texts = ["a few words", "a", "text to count of words"]
-    file = tmp_path / f"train.{ending}"
-    if ending == "jsonl":
-        file.write_text("\n".join(json.dumps({"text": t, "label": 0}) for t in texts))
-    else:
-        separator = "," if ending == "csv" else "\t"
-        file.write_text("\n".join([f"text{separator}label", *(f"{t}{separator}0" for t in texts)]))
-    assert lengths_from_data(file, text_column="text", tokenizer=tokenizer).values == (5, 3, 7)
-    with pytest.raises(VramfitError, match=r"no column 'body'; it has text, label"):
-        lengths_from_data(file, text_column="body", tokenizer=tokenizer)
-
-
-def test_a_tokenizer_that_cannot_be_fetched_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(hub_id: str) -> bytes:
-        raise NotOnHubError("the hub could not be reached: ConnectError")
-
-    monkeypatch.setattr("vramfit.models.tokenizers.fetch_config", unreachable)
-    (tmp_path / "d.csv").write_text("text\na few words\n")
-    with pytest.raises(VramfitError, match="the hub could not be reached") as caught:
-        lengths_from_data(tmp_path / "d.csv", text_column="text", tokenizer="nobody/nothing")
-    assert "--tokenizer" in (caught.value.hint or "")
-
-
-def test_pairs_are_counted_together(tmp_path: Path, tokenizer: str) -> None:
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps({"question": "a few", "context": "words of text"}))
-    assert lengths_from_data(file, text_column="question,context", tokenizer=tokenizer).values == (8,)
-
-
-def test_where_not_all_rows_were_seen_the_longest_is_expected(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lengths_module, "MAX_ROWS", 4)
-    monkeypatch.setattr(lengths_module, "CHUNK", 2)
-    file = tmp_path / "train.csv"
-    file.write_text("text\n" + "a few words\n" * 9)
-    found = lengths_from_data(file, text_column="text", tokenizer=tokenizer)
-    assert not found.complete
-    assert "the first 4 rows" in found.source
-    assert found.cut(128).longest == 128
-
-
-@pytest.mark.parametrize("name", ["none.csv", "train.parquet"])
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, tokenizer: str, name: str) -> None:
-    (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises(VramfitError):
-        lengths_from_data(tmp_path / name, text_column="text", tokenizer=tokenizer)
 
 
 def test_passes_are_those_of_the_stepper() -> None:

@@ -18,6 +18,7 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.lengths import LONGEST, STRIDE
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.training.place import Place
@@ -29,10 +30,6 @@ from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
-LONGEST = 512
-"""Tokens of a sequence where neither the model nor the request says."""
-STRIDE = 128
-"""Tokens that two windows of a long context share, in question answering."""
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")

@@ -1,0 +1,55 @@
+"""How long the samples of a data set are, read as `vramfit train` reads them."""
+
+from typing import cast
+
+from vramfit.errors import CheckpointError, VramfitError
+from vramfit.models.tokenizers import load_tokenizer
+from vramfit.planner.lengths import Lengths
+from vramfit.runtime.data.samples import read_samples
+from vramfit.runtime.data.source import NUM_TEXT_COLUMNS, DataSource
+from vramfit.workload import Task
+
+MAX_ROWS = 200_000
+"""Rows whose tokens are counted; beyond them, a sample as long as the model allows is expected."""
+WHOLE = 2**20
+"""Tokens of a text at most: it is counted before it is cut. Questions are read in windows as they are trained."""
+LONGEST = 512
+"""Tokens of a sequence where neither the model nor the request says."""
+STRIDE = 128
+"""Tokens that two windows of a long context share, in question answering."""
+
+
+def lengths_of_data(
+    path: str, *, task: str, tokenizer: str, max_length: int, text_columns: tuple[str, ...] = ()
+) -> Lengths:
+    """Tokens of each sample, special ones included; rows that cannot be used are left out.
+
+    Args:
+        path: what `DataSource` takes.
+        task: of the model; one that no data set is read for has texts, or pairs of them.
+        tokenizer: a folder with a tokenizer, or a hub id.
+        max_length: of a window, where questions are asked.
+        text_columns: guessed from their names where empty.
+
+    Raises:
+        VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
+    """
+    read_for = cast(Task, task if task in NUM_TEXT_COLUMNS else "sequence-classification")
+    source = DataSource(
+        path=path,
+        task=read_for,
+        text_columns=text_columns,
+        needs_labels=False,
+        skip_bad_rows=True,
+        max_rows=MAX_ROWS + 1,
+    )
+    try:
+        counter = load_tokenizer(tokenizer)
+    except CheckpointError as error:
+        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
+    limit = max_length if read_for == "question-answering" else WHOLE
+    samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
+    found = tuple(max(n, 1) for n in samples.lengths)
+    is_whole = len(found) <= MAX_ROWS
+    first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
+    return Lengths(values=found[:MAX_ROWS], source=f"{first}{path}", complete=is_whole)
