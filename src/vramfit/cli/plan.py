@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.first_look import look_at_data
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, parse_names, takes_workload
 from vramfit.errors import NoPlanFits
@@ -78,7 +79,9 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Data to learn from, read and timed as train does it.", rich_help_panel=_LENGTHS
+            metavar="FILE",
+            help="Data to learn from, read and timed as train does it.",
+            rich_help_panel=_LENGTHS,
         ),
     ] = None,
     text_column: Annotated[
@@ -122,6 +125,10 @@ def run(
     if sagemaker:
         _show_instances(plan_instances(options.model, keywords), json=json)
         return
+    if data is not None:
+        from vramfit.runtime.data.source import without_labels
+
+        look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
     with console(stderr=True).status(f"Planning {options.model} …"):
         from vramfit.planner.plan import plan
 

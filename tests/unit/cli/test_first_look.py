@@ -37,6 +37,8 @@ finally:
         (("estimate", "bert-tiny", "--gpu", "t44"), "no GPU 't44'"),
         (("max-batch", "bert-tiny", "--seq", "100000", "--gpu", "t4"), "beyond the 512 positions of bert-tiny"),
         (("plan", "bert-tiny", "--seq", "100000", "--gpu", "t4"), "beyond the 512 positions of bert-tiny"),
+        (("plan", "bert-tiny", "--gpu", "t4", "--data", "nosuch.csv"), "cannot read nosuch.csv"),
+        (("plan", "bert-tiny", "--gpu", "t4", "--data", "DATA", "--text-column", "nope"), "no column 'nope'"),
     ],
 )
 def test_a_quick_no_imports_nothing_heavy(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """How long the samples of a data set are, read as `vramfit train` reads them."""
 
-from typing import cast
-
 from vramfit.errors import CheckpointError, VramfitError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.lengths import Lengths
 from vramfit.runtime.data.samples import read_samples
-from vramfit.runtime.data.source import NUM_TEXT_COLUMNS, DataSource
-from vramfit.workload import Task
+from vramfit.runtime.data.source import without_labels
 
 MAX_ROWS = 200_000
 """Rows whose tokens are counted; beyond them, a sample as long as the model allows is expected."""
@@ -26,7 +23,7 @@ def lengths_of_data(
 
     Args:
         path: what `DataSource` takes.
-        task: of the model; one that no data set is read for has texts, or pairs of them.
+        task: of the model.
         tokenizer: a folder with a tokenizer, or a hub id.
         max_length: of a window, where questions are asked.
         text_columns: guessed from their names where empty.
@@ -34,22 +31,14 @@ def lengths_of_data(
     Raises:
         VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
     """
-    read_for = cast(Task, task if task in NUM_TEXT_COLUMNS else "sequence-classification")
-    source = DataSource(
-        path=path,
-        task=read_for,
-        text_columns=text_columns,
-        needs_labels=False,
-        skip_bad_rows=True,
-        max_rows=MAX_ROWS + 1,
-    )
+    source = without_labels(path, task, text_columns, MAX_ROWS + 1)
     try:
         counter = load_tokenizer(tokenizer)
     except CheckpointError as error:
         raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
-    limit = max_length if read_for == "question-answering" else WHOLE
+    limit = max_length if source.task == "question-answering" else WHOLE
     samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
     found = tuple(max(n, 1) for n in samples.lengths)
     is_whole = len(found) <= MAX_ROWS
     first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
-    return Lengths(values=found[:MAX_ROWS], source=f"{first}{path}", complete=is_whole)
+    return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)

@@ -1,7 +1,7 @@
 """`DataSource`: which file is read, for which task, and which of its columns."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, cast, get_args
 
 from vramfit.errors import WorkloadError
 from vramfit.workload import Task
@@ -65,3 +65,14 @@ class DataSource:
     def name(self) -> str:
         """For messages."""
         return "standard input" if self.path == STANDARD_INPUT else self.path
+
+
+def without_labels(path: str, task: str, text_columns: tuple[str, ...] = (), max_rows: int | None = None) -> DataSource:
+    """A data set of which only the lengths are wanted; of a task that none is read for, texts or pairs of them.
+
+    >>> without_labels("train.csv", "multiple-choice").task
+    'sequence-classification'
+    """
+    read_for = cast(Task, task if task in NUM_TEXT_COLUMNS else "sequence-classification")
+    settings: dict[str, Any] = {"needs_labels": False, "skip_bad_rows": True, "max_rows": max_rows}
+    return DataSource(path=path, task=read_for, text_columns=text_columns, **settings)
