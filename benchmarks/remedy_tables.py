@@ -101,6 +101,7 @@ def summary(dataset: str, names: dict[str, str]) -> list[list[str]]:
 
 def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], models: list[str]) -> list[str]:
     heads = {(n["gpu"], n["torch"], n["transformers"], n["date"]) for n in lines if "torch" in n}
+    first = _runs([n for n in lines if n["model"] == models[0] and "remedy" in n])
     where = [f"Measured on an {gpu}, torch {t}, transformers {h}, {day}." for gpu, t, h, day in sorted(heads)]
     return [
         paragraph(
@@ -131,16 +132,16 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], models
         paragraph(
             "Times are those of a small model and of short runs, in which the GPU waits for the host in most rows, so",
             "that 16 bits have little to speed up. Autocast and plans come with packed rows and fused layers",
-            f"([packing](packing.md)); their steps took up to {_longest(lines):.1f} times what was predicted: the",
-            "host's part is estimated too low there. For a larger model, `vramfit plan` weighs both. A row that costs",
-            "points may cost fewer with a learning rate and a number of steps of its own, Adafactor and LoRA above",
-            "all.",
+            f"([packing](packing.md)). Steps took up to {_longest(predicted[models[0]], first):.1f} times what is",
+            "predicted: the host's part is estimated too low, and a run's first steps, which are slow, count here. For",
+            "a larger model, `vramfit plan` weighs both. A row that costs points may cost fewer with a learning rate",
+            "and a number of steps of its own, Adafactor and LoRA above all.",
         ),
         paragraph(
             "Data parallelism splits the batch among GPUs; weights, gradients and optimizer state stay whole on each,",
             "so it saves what a smaller batch saves. What each of two GPUs takes is predicted; it was not run.",
         ),
-        *_errors(predicted[models[0]], _runs([n for n in lines if n["model"] == models[0] and "remedy" in n])),
+        *_errors(predicted[models[0]], first),
         *[_larger(predicted[model], [n for n in lines if n["model"] == model], model) for model in models[1:]],
         paragraph(*where) if where else "Not measured yet: columns that need a GPU show –.",
         "Made by `benchmarks/remedies.py`.",
@@ -164,11 +165,11 @@ def _larger(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) 
     )
 
 
-def _longest(lines: list[dict[str, Any]]) -> float:
-    """The most times what was predicted that a packed step of a run took."""
-    timed = [line["run"] for line in lines if "remedy" in line and "run" in line and line["timed"]]
-    packed = [run for run in timed if run.get("settings", {}).get("attention") == "packed"]
-    return max((run["step_time_s"] / run["predicted_step_time_s"] for run in packed), default=1.0)
+def _longest(predicted: dict[str, Any], runs: Runs) -> float:
+    """The most times what was predicted that a step of a row took."""
+    rows = {remedy.name: remedy for remedy in REMEDIES}
+    made = {key: _promise(rows[key[1]], key[0], predicted.get(key[0], {}), runs) for key in runs}
+    return max((_step_s(runs[key]) / made[key]["step_s"] for key in runs if made[key]), default=1.0)
 
 
 def _bullet(*texts: str) -> str:

@@ -77,7 +77,7 @@ def test_lengths_of_data_as_training_reads_it(tmp_path: Path) -> None:
     rows = [{"sentence": "a few words " * n, "label": "ab"[n % 2]} for n in (1, 2, 9, 4) * 20]
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
-    folder = minilm.get_model_path()
+    folder = str(minilm.get_model_path())
     done = vramfit("plan", "bert-tiny", "--batch", "32", "--gpu", "t4", "--data", str(file), "--tokenizer", folder)
     assert done.code == 0, done.err
     assert f"Timed on 80 lengths ({file})" in " ".join(done.out.split())

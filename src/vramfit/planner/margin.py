@@ -61,7 +61,7 @@ def margin_of(
     given: float | int | None,
     *,
     varied: bool,
-    records: bool = False,
+    whole: bool = False,
 ) -> Margin:
     """The margin of a budget.
 
@@ -70,7 +70,7 @@ def margin_of(
         workload: whose allocator and mask count.
         given: a share or bytes, where the user says.
         varied: whether samples differ in length.
-        records: whether passes are recorded, of which small budgets were not measured.
+        whole: whether small budgets keep as much for lengths as others: what was not measured inside them.
     """
     if given is not None:
         num_bytes = int(given * budget_bytes) if given < 1 else int(given)
@@ -80,7 +80,7 @@ def margin_of(
     why, is_thin = f"{basis_share:.0%} since {_why(basis, workload)}", False
     if varied:
         share = LENGTHS_SHARE[workload.allocator]
-        least_bytes = LEAST_FOR_LENGTHS if records else min(LEAST_FOR_LENGTHS, int(LEAST_SHARE * budget_bytes))
+        least_bytes = LEAST_FOR_LENGTHS if whole else min(LEAST_FOR_LENGTHS, int(LEAST_SHARE * budget_bytes))
         for_lengths = max(int(share * budget_bytes), least_bytes)
         num_bytes += for_lengths
         words = f"{share:.0%}" if for_lengths > least_bytes else format_bytes(least_bytes)

@@ -142,14 +142,14 @@ def _margins(
 ) -> list[Margin]:
     """The usual margin, and a tight one where the usual one is the planner's own.
 
-    Passes that nobody wants recorded are not where memory is tight: every size of a row is a graph more.
+    Where memory is tight, passes are recorded only if that was asked for: every size of a row is a graph more.
     """
     allocator = bench.request.fixed.get("allocator", "expandable")
     varied = bench.base.mask == "padded" and (sampled is None or sampled.varies)
     basis = bench.basis(packs=packs, compiles=compiles)
     attention = "packed" if packs else bench.base.attention
     workload = replace(bench.base, allocator=allocator, attention=attention, compile=compiles)
-    usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied, records=graphs)
+    usual = margin_of(bench.budget_bytes, basis, workload, bench.request.margin, varied=varied, whole=graphs)
     tight = tight_margin_of(bench.budget_bytes, basis, workload)
     has_one = bench.request.margin is not None or tight.num_bytes >= usual.num_bytes
     return [usual] if has_one or (graphs and bench.request.graphs is None) else [usual, tight]
@@ -221,8 +221,7 @@ def _waits_for_host(estimate: Estimate) -> bool:
 def _quicker_of(bench: Bench, packed: Found | None, padded: Found | None, sampled: Lengths | None) -> Found | None:
     if packed is None or padded is None or sampled is None:
         return packed or padded
-    times = [time_on_lengths(bench, f.choice, sampled) * f.choice.recipe.price for f in (packed, padded)]
-    return packed if times[0] <= times[1] else padded
+    return min((packed, padded), key=lambda f: _cost(bench, f, sampled))
 
 
 def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:
