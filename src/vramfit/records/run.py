@@ -78,6 +78,8 @@ class RunRecord:
     measured_reserved_bytes: int | None = None
     """The reserved peak of training and evaluation; None where there is no allocator to ask."""
     measured_allocated_bytes: int | None = None
+    num_retries: int | None = None
+    """How often PyTorch gave back all that it had cached, to make room; None where there is no allocator to ask."""
     predicted_step_time_s: float | None = None
     step_time_s: float | None = None
     """Mean seconds of an optimizer step."""

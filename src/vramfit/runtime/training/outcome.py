@@ -19,6 +19,9 @@ from vramfit.workload import Workload
 
 SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "checkpointing", "freeze", "lora")
 
+MANY_RETRIES, LEAST_RETRIES = 0.5, 20
+"""Of a step, and in all: a run with seven a step took ten times as long as predicted."""
+
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
@@ -88,6 +91,7 @@ def make_record(
         predicted_reserved_bytes=_predicted_bytes(plan, evaluates=data.evaluation is not None),
         measured_reserved_bytes=place.reserved_bytes,
         measured_allocated_bytes=place.allocated_bytes,
+        num_retries=place.num_retries,
         predicted_step_time_s=plan.step_time_s if plan is not None and place.emulated is None else None,
         step_time_s=training_s / progress.step if progress.step else None,
         compile_s=progress.compile_s,
@@ -96,7 +100,12 @@ def make_record(
         tokens_per_s=progress.num_tokens / max(training_s + progress.compile_s, 1e-9),
         num_sessions=progress.num_sessions,
         environment=environment_of(place),
-        notes=(*data.train.notes, *(data.evaluation.notes if data.evaluation is not None else ()), *notes),
+        notes=(
+            *data.train.notes,
+            *(data.evaluation.notes if data.evaluation is not None else ()),
+            *notes,
+            *_short_of_memory(place.num_retries or 0, progress.step),
+        ),
     )
 
 
@@ -105,6 +114,20 @@ def _predicted_bytes(plan: Plan | None, *, evaluates: bool) -> int | None:
     if plan is None:
         return None
     return max(e.safe_reserved_bytes for e in ((plan.estimate, plan.evaluation) if evaluates else (plan.estimate,)))
+
+
+def _short_of_memory(num_retries: int, num_steps: int) -> list[str]:
+    """What to know of a run that PyTorch kept busy with making room.
+
+    >>> _short_of_memory(3, 10), len(_short_of_memory(700, 100))
+    ([], 1)
+    """
+    if num_retries < max(MANY_RETRIES * num_steps, LEAST_RETRIES):
+        return []
+    return [
+        f"memory was short: PyTorch gave back all that it had cached {num_retries:,} times in {num_steps:,} steps, and "
+        "each time takes as long as a part of one: more --memory or a smaller --micro-batch is faster"
+    ]
 
 
 def environment_of(place: Place) -> dict[str, str]:

@@ -67,6 +67,15 @@ class Place:
             return self.emulated.max_allocated_bytes
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
+    @property
+    def num_retries(self) -> int | None:
+        """How often all that was cached was given back to make room; None on the CPU."""
+        if self.emulated is not None:
+            return self.emulated.num_retries
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+
 
 def _cuda(name: str) -> torch.device:
     try:

@@ -147,6 +147,16 @@ def test_a_loss_that_is_read_late_is_told_all_the_same(
     assert len(progress[0]["losses"]) == progress[0]["step"]
 
 
+def test_a_run_that_was_short_of_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plenty = train(request_of(tmp_path, device="emulated", memory="1GiB", output=str(tmp_path / "plenty")))
+    assert plenty.num_retries == 0
+    assert not any("memory was short" in note for note in plenty.notes)
+    monkeypatch.setattr(Place, "num_retries", property(lambda self: 7000))
+    short = train(request_of(tmp_path, device="emulated", memory="1GiB", output=str(tmp_path / "short")))
+    assert short.num_retries == 7000
+    assert any("gave back all that it had cached 7,000 times" in note for note in short.notes)
+
+
 def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
     def on_event(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == step:
