@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +12,14 @@ import pytest
 from vramfit.cli import main, predict
 
 INTERRUPTED = 130
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Also where whoever runs the tests has Ctrl-C ignored, as `nohup` has."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt(*_: Any, **__: Any) -> NoReturn:
