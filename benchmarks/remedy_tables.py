@@ -45,9 +45,8 @@ def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
     Hosts differ, so a case has the step of *fp32* with it that was timed in the same call.
     """
-    kept = [
-        json.loads(path.read_text(encoding="utf-8")) for path in PREDICTIONS.parent.glob(f"{PREDICTIONS.stem}*.json")
-    ]
+    paths = sorted(PREDICTIONS.parent.glob(f"{PREDICTIONS.stem}*.json"))
+    kept = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     predicted = {made["model"]: made["cases"] for made in kept}
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(RESULTS.glob("remedies_*.jsonl")):
@@ -119,7 +118,7 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], models
                 ),
                 _bullet(
                     "**step**, **time**: a step of the first seed, which had the GPU to itself and 64 GiB of it, and",
-                    "its ratio to the step of *fp32* in the same call.",
+                    "its ratio to the step of *fp32* in the same call. A plan is the one that was made when it ran.",
                 ),
                 _bullet("**accuracy** (or F1): the mean, with the lowest, the highest and how many seeds there are."),
                 _bullet(
@@ -150,9 +149,8 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], models
 
 def _larger(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) -> str:
     """What is to be known of another model's rows."""
-    runs, rows = _runs([n for n in lines if "remedy" in n]), {remedy.name: remedy for remedy in REMEDIES}
-    made = {key: _promise(rows[key[1]], key[0], predicted[key[0]], runs) for key in runs}
-    found = {key: _reserved(runs[key]) / made[key]["reserved_bytes"] - 1 for key in runs}
+    runs = _runs([n for n in lines if "remedy" in n])
+    found = {key: _reserved(runs[key]) / made["reserved_bytes"] - 1 for key, made in _promises(predicted, runs).items()}
     highest, lowest = max(found, key=lambda key: found[key]), min(found, key=lambda key: found[key])
     share = {DATASETS[n["dataset"]]["lr"] / n["run"]["lr"] for n in lines if n.get("remedy") == "fp32"}
     (over,) = {round(number) for number in share}
@@ -167,9 +165,8 @@ def _larger(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) 
 
 def _longest(predicted: dict[str, Any], runs: Runs) -> float:
     """The most times what was predicted that a step of a row took."""
-    rows = {remedy.name: remedy for remedy in REMEDIES}
-    made = {key: _promise(rows[key[1]], key[0], predicted.get(key[0], {}), runs) for key in runs}
-    return max((_step_s(runs[key]) / made[key]["step_s"] for key in runs if made[key]), default=1.0)
+    made = _promises(predicted, runs)
+    return max((_step_s(runs[key]) / promise["step_s"] for key, promise in made.items()), default=1.0)
 
 
 def _bullet(*texts: str) -> str:
@@ -179,9 +176,7 @@ def _bullet(*texts: str) -> str:
 def _errors(predicted: dict[str, Any], runs: Runs) -> list[str]:
     """How far predictions were off, loops written by hand apart."""
     by_hand = {remedy.name for remedy in REMEDIES if remedy.plain is not None}
-    remedies = {remedy.name: remedy for remedy in REMEDIES}
-    promises = {key: _promise(remedies[key[1]], key[0], predicted.get(key[0], {}), runs) for key in runs}
-    found = {key: _reserved(runs[key]) / made["reserved_bytes"] - 1 for key, made in promises.items() if made}
+    found = {key: _reserved(runs[key]) / made["reserved_bytes"] - 1 for key, made in _promises(predicted, runs).items()}
     own = {key: error for key, error in found.items() if key[1] not in by_hand}
     plain = [error for key, error in found.items() if key[1] in by_hand]
     if not own or not plain:
@@ -222,6 +217,13 @@ def _table(dataset: str, predicted: dict[str, Any], runs: Runs, failures: dict[t
     score = METRICS.get(dataset, "accuracy")
     head = ["remedy", "class", "predicted MiB", "measured MiB", "step predicted", "step measured", "time", score]
     return table([*head, "verdict"], rows)
+
+
+def _promises(predicted: dict[str, Any], runs: Runs) -> dict[tuple[str, str], Any]:
+    """What was predicted of the rows that were run, where anything was."""
+    rows = {remedy.name: remedy for remedy in REMEDIES}
+    made = {key: _promise(rows[key[1]], key[0], predicted.get(key[0], {}), runs) for key in runs}
+    return {key: promise for key, promise in made.items() if promise}
 
 
 def _promise(remedy: Remedy, dataset: str, predicted: dict[str, Any], runs: Runs) -> Any:

@@ -37,7 +37,7 @@ SLOWER = 1.05
 waited for."""
 TIGHT_PRICE = 3.0
 """How many times as fast a plan has to be that leaves nothing for batches of other lengths: on a GPU, such runs took up
-to 2.1 times as long as predicted, with passes that were recorded 12 times, and these are left out."""
+to 2.1 times as long as predicted; recorded ones took 12 times as long, and are left out."""
 NOT_RECORDED = (
     "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that stay "
     "in memory fit"
@@ -245,8 +245,8 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     if found is None:
         return None
     found.search.before = plain.search
-    after_s = (request.steps or 0) * _seconds(bench, found, sampled) + COMPILE_S
-    return found if after_s < before_s else None
+    before, after = ((request.steps or 0) * _cost(bench, f, sampled) for f in (plain, found))
+    return found if after + COMPILE_S < before else None
 
 
 def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | None:

@@ -33,6 +33,7 @@ class Place:
         self.device = torch.device("cpu") if self.name in ("cpu", "emulated") else _cuda(self.name)
         if self.device.type == "cuda":
             self.name = str(self.device)
+        self._retries_before = self._count_retries()
 
     @property
     def has_budget(self) -> bool:
@@ -69,12 +70,15 @@ class Place:
 
     @property
     def num_retries(self) -> int | None:
-        """How often all that was cached was given back to make room; None on the CPU."""
+        """How often all that was cached was given back to make room since this was made; None on the CPU."""
+        return self._count_retries() - self._retries_before if self.has_budget else None
+
+    def _count_retries(self) -> int:
+        """In this process so far."""
         if self.emulated is not None:
             return self.emulated.num_retries
-        if self.device.type != "cuda":
-            return None
-        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+        on_gpu = self.device.type == "cuda"
+        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if on_gpu else 0
 
 
 def _cuda(name: str) -> torch.device:
