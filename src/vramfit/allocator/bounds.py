@@ -8,9 +8,11 @@ from vramfit.allocator.device import CapacityKind
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import (
     AlternatingPlacement,
+    AscendingPlacement,
     DescendingPlacement,
     FreshPlacement,
     Placement,
+    ShuffledPlacement,
     UsedProcessPlacement,
 )
 from vramfit.allocator.replay import Mark, ReplayResult, replay
@@ -19,6 +21,8 @@ MakePlacement = Callable[[], Placement]
 PLACEMENTS: tuple[MakePlacement, ...] = (FreshPlacement, UsedProcessPlacement, DescendingPlacement)
 """The most likely one first. Addresses that climb, or lie at random, were not seen on hardware and are left out; with
 them, one of 24 largest batches found on an H200 would be predicted two samples lower."""
+OTHER_PLACEMENTS: tuple[MakePlacement, ...] = (AscendingPlacement, *(partial(ShuffledPlacement, n) for n in range(2)))
+"""They show how much the order of addresses can matter for a stream; whether a job fits is not asked of them."""
 LOADING_PLACEMENTS: tuple[MakePlacement, ...] = tuple(partial(AlternatingPlacement, seed) for seed in range(12))
 """For weights that do not stay where they were loaded: in 36 runs of FSDP2 on an H200 no peak was above the highest of
 theirs."""

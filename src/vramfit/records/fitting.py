@@ -36,7 +36,7 @@ class Fitting:
     @property
     def most_bytes(self) -> int:
         """What training reserves at most, with what the Trainer itself keeps."""
-        return min(self.plan.estimate.safe_reserved_bytes + TRAINER_BYTES, self.plan.budget_bytes)
+        return min(self.plan.most_reserved_bytes + TRAINER_BYTES, self.plan.budget_bytes)
 
     def diff(self) -> str:
         """The changed arguments as a diff.

@@ -8,7 +8,16 @@ from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import Estimate, Kind
 from vramfit.records.saving import replace_file
+from vramfit.units import MIB
 from vramfit.workload import Workload
+
+FRAGMENT_SHARE = 0.25
+"""Of what full windows reserve: room for the pieces that batches of other lengths leave in PyTorch's cache. With 64 GiB
+to spare, runs on an H200 reserved up to 21 % more than full windows do (`benchmarks/results/remedies_h200_*`)."""
+FRAGMENT_BYTES = 64 * MIB
+"""Added to that share: segments grow by pages of 20 MiB, in a small pool and a large one."""
+PAGE_BYTES = 20 * MIB
+"""PyTorch passes its limit by less than this where segments grow (`ExpandableSegment`, kLargeBuffer)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +116,23 @@ class Plan:
         """Micro-batches a step."""
         assert self.workload.accumulate is not None
         return self.workload.accumulate
+
+    @property
+    def predicted_reserved_bytes(self) -> int:
+        """What windows of full length reserve, and evaluations beside them."""
+        return max(self.estimate.safe_reserved_bytes, self.evaluation.safe_reserved_bytes)
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """What a run reserves at most, whatever lengths its batches have: its allocator is held to `limit_bytes`."""
+        predicted_bytes = self.predicted_reserved_bytes
+        return min(self.budget_bytes, predicted_bytes + int(FRAGMENT_SHARE * predicted_bytes) + FRAGMENT_BYTES)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit that a run sets for PyTorch's allocator: the budget, or less where the plan needs much less."""
+        most_bytes = self.most_reserved_bytes
+        return most_bytes if most_bytes == self.budget_bytes else most_bytes - PAGE_BYTES
 
     @property
     def evaluation_batch(self) -> int:

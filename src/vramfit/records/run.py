@@ -74,7 +74,9 @@ class RunRecord:
     budget_bytes: int | None = None
     """What could be reserved; None without a budget."""
     predicted_reserved_bytes: int | None = None
-    """The plan's upper bound of the reserved peak."""
+    """Of batches of full length, and of evaluations where there are any."""
+    most_reserved_bytes: int | None = None
+    """The upper bound that the allocator was held to; what batches of other lengths leave in its cache is in it."""
     measured_reserved_bytes: int | None = None
     """The reserved peak of training and evaluation; None where there is no allocator to ask."""
     measured_allocated_bytes: int | None = None

@@ -8,7 +8,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, reserved_peak, target
+from vramfit.report.words import job, reserved_peak, reserved_words, target
 from vramfit.units import counted, format_bytes
 
 COLOURS: Mapping[str, str] = {
@@ -46,7 +46,7 @@ def plan_html(p: Plan) -> str:
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
         _answer(f"Fits: {split}, about {p.step_time_s:.3g} s a step", TONES["good"]),
-        _quiet(f"At most {format_bytes(p.estimate.safe_reserved_bytes)} of {format_bytes(p.budget_bytes)}."),
+        _quiet(f"{reserved_words(p)}."),
         estimate_bar(p.estimate),
         _rows([(r.setting, r.why) for r in p.reasons]),
     )

@@ -8,7 +8,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, target
+from vramfit.report.words import job, reserved_words, target
 from vramfit.units import counted, format_bytes
 
 MAX_NAMES = 4
@@ -46,8 +46,7 @@ def plan_repr(p: Plan) -> str:
         "Plan",
         f"{w.model}, batch {w.batch:,} × {w.seq:,} tokens; {target(p.estimate)}",
         f"{split}; {settings}",
-        f"at most {format_bytes(p.estimate.safe_reserved_bytes)} of {format_bytes(p.budget_bytes)}, "
-        f"about {p.step_time_s:.3g} s a step; {_count(p.alternatives, 'alternative')}",
+        f"{reserved_words(p)}; about {p.step_time_s:.3g} s a step; {_count(p.alternatives, 'alternative')}",
     )
 
 

@@ -1,6 +1,7 @@
 """How a person calls what the records name: phases, parts of a step, operators, module paths."""
 
 from vramfit.records.estimate import Estimate, PeakMoment, TensorGroup
+from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -196,9 +197,17 @@ def reserved_peak(r: RunRecord) -> str:
     if r.budget_bytes is not None:
         said.append(f"budget {format_bytes(r.budget_bytes)}")
     if r.predicted_reserved_bytes is not None:
-        predicted = f"predicted at most {format_bytes(r.predicted_reserved_bytes)}"
+        predicted = f"predicted {format_bytes(r.predicted_reserved_bytes)}"
         if is_emulated:
             said.append(f"{predicted} with a GPU's, which need other temporaries: the two are not to be compared")
         else:
             said.insert(1, predicted)
+            if r.most_reserved_bytes is not None:
+                said[1] += f", at most {format_bytes(r.most_reserved_bytes)}"
     return "; ".join(said)
+
+
+def reserved_words(p: Plan) -> str:
+    """What a run of a plan reserves: with batches of full length, and at most."""
+    predicted, most = (format_bytes(n) for n in (p.predicted_reserved_bytes, p.most_reserved_bytes))
+    return f"{predicted} with batches of full length, at most {most} of {format_bytes(p.budget_bytes)} with any lengths"

@@ -50,3 +50,20 @@ def temporaries(steps: list[tuple[str, int, int]]) -> list[int]:
 def left_over(steps: list[tuple[str, int, int]]) -> set[int]:
     """Temporaries that are never given back; a kernel must not have any."""
     return {i for kind, i, _ in steps if kind == "temp"} ^ {i for kind, i, _ in steps if kind == "free"}
+
+
+def most_requested(steps: list[tuple[str, int, int]], outputs: tuple[TensorSpec | None, ...]) -> int:
+    """The most that a kernel holds at once, its outputs included."""
+    sizes: dict[int, int] = {}
+    now = most = 0
+    for kind, index, size in steps:
+        if kind == "out":
+            output = outputs[index]
+            now += output.nbytes if output is not None else 0
+        elif kind == "temp":
+            sizes[index] = size
+            now += size
+        else:
+            now -= sizes.pop(index)
+        most = max(most, now)
+    return most

@@ -55,3 +55,20 @@ def test_a_running_sum_of_another_type_is_converted_after_the_output() -> None:
     mask, out = spec(8, 128, dtype="bool"), spec(8, 128, dtype="int64")
     assert script_of("cumsum", mask, 1, outputs=(out,)) == [("out", 0, 0), ("temp", 0, out.nbytes), ("free", 0, 0)]
     assert script_of("cumsum", out, 1, outputs=(out,)) == [("out", 0, 0)]
+
+
+def test_layer_norm_copies_what_is_not_contiguous_while_it_runs() -> None:
+    permuted, weight = spec(8, 128, 768, stride=(98304, 1, 128)), spec(768)
+    outputs = (spec(8, 128, 768), spec(8, 128, 1), spec(8, 128, 1))
+    steps = script_of("native_layer_norm", permuted, (768,), weight, weight, 1e-5, outputs=outputs)
+    assert steps == [("temp", 0, permuted.nbytes), ("out", 0, 0), ("out", 1, 0), ("out", 2, 0), ("free", 0, 0)]
+    gradients = (spec(8, 128, 768), weight, weight)
+    backward = script_of("native_layer_norm_backward", permuted, permuted, (768,), outputs=gradients)
+    assert temporaries(backward) == [permuted.nbytes, permuted.nbytes]
+    assert left_over(backward) == set()
+
+
+def test_layer_norm_of_contiguous_tensors_asks_for_its_outputs_alone() -> None:
+    x, weight = spec(8, 128, 768), spec(768)
+    steps = script_of("native_layer_norm", x, (768,), weight, weight, 1e-5, outputs=(x, spec(8, 128, 1), None))
+    assert steps == [("out", 0, 0), ("out", 1, 0)]

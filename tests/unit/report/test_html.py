@@ -57,6 +57,7 @@ def run_record(**changes: Any) -> RunRecord:
         "best_value": 0.9,
         "measured_reserved_bytes": 3 * GIB,
         "predicted_reserved_bytes": 3 * GIB + MIB,
+        "most_reserved_bytes": 7 * GIB // 2,
         "budget_bytes": 4 * GIB,
         "time_s": 12.0,
         "num_tokens": 1000,
@@ -148,7 +149,7 @@ def test_a_runs_folder_shows_its_course(tmp_path: Path) -> None:
     assert shown["scores"]["layout"]["yaxis"]["range"] == [0, 1.05]
     assert "range" not in shown["loss"]["layout"]["yaxis"]
     assert "NVIDIA H200" in html
-    assert "3.00 GiB; predicted at most 3.00 GiB; budget 4.00 GiB" in html
+    assert "3.00 GiB; predicted 3.00 GiB, at most 3.50 GiB; budget 4.00 GiB" in html
 
 
 def test_scores_out_of_a_hundred_and_few_steps_have_axes_that_suit_them() -> None:

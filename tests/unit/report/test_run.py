@@ -54,7 +54,7 @@ def test_a_run_shows_what_it_took_beside_what_was_predicted() -> None:
     text = shown(render_run(RECORD))
     for part in (
         "1,000 samples; 7 rows too long, and cut",
-        "256.00 MiB; predicted at most 512.00 MiB; budget 1.00 GiB",
+        "256.00 MiB; predicted 512.00 MiB; budget 1.00 GiB",
         "125 ms; predicted 100 ms",
         "2: memory ran out and nothing was lost",
         "loss scale 32768, 1 step skipped",
@@ -71,7 +71,7 @@ def test_an_emulated_peak_is_not_shown_as_one_that_contradicts_the_prediction() 
     run = replace(RECORD, device="emulated", measured_reserved_bytes=2**29, predicted_reserved_bytes=2**28)
     said = (
         "512.00 MiB with the CPU's kernels; budget 1.00 GiB; "
-        "predicted at most 256.00 MiB with a GPU's, which need other temporaries: the two are not to be compared"
+        "predicted 256.00 MiB with a GPU's, which need other temporaries: the two are not to be compared"
     )
     assert said in " ".join(shown(render_run(run)).split())
     assert said in unescape(run_html(run))

@@ -21,6 +21,17 @@ def native_dropout(call: KernelCall, script: Script) -> None:
     script.out(0)
 
 
+@kernel("native_layer_norm", "native_layer_norm_backward")
+def native_layer_norm(call: KernelCall, script: Script) -> None:
+    """layer_norm_kernel.cu (2.11): gradient and input are copied first where they are not contiguous."""
+    tensors = call.args[:2] if call.operator.endswith("backward") else call.args[:1]
+    copies = [script.temp(x.nbytes) for x in tensors if not x.is_contiguous]
+    for index, output in enumerate(call.outputs):
+        if output is not None:
+            script.out(index)
+    script.free(*reversed(copies))
+
+
 @kernel("embedding")
 def embedding(call: KernelCall, script: Script) -> None:
     """Embedding.cpp (2.11): indices that cannot be flattened as a view (expanded ones) are copied first."""

@@ -1,8 +1,8 @@
 """Every kernel description, found by operator name."""
 
-from vramfit.cuda.kernels import attention, elementwise, embedding_backward, reductions
+from vramfit.cuda.kernels import attention, convolution, elementwise, embedding_backward, reductions
 from vramfit.cuda.kernels.script import KERNELS
 
-FAMILIES = (attention, elementwise, embedding_backward, reductions)
+FAMILIES = (attention, convolution, elementwise, embedding_backward, reductions)
 
 __all__ = ["FAMILIES", "KERNELS"]

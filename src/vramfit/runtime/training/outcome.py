@@ -89,6 +89,7 @@ def make_record(
         best_step=progress.best_step,
         budget_bytes=plan.budget_bytes if plan is not None else None,
         predicted_reserved_bytes=_predicted_bytes(plan, evaluates=data.evaluation is not None),
+        most_reserved_bytes=plan.most_reserved_bytes if plan is not None and place.emulated is None else None,
         measured_reserved_bytes=place.reserved_bytes,
         measured_allocated_bytes=place.allocated_bytes,
         num_retries=place.num_retries,

@@ -62,8 +62,8 @@ class Session:
         self._on_event = on_event
         self._journal: Journal | None = None
         self.notes: list[str] = []
-        budget_bytes = _budget(request, place, plan)
-        model, report = load_model(request, data, workload, place, budget_bytes, self._loading)
+        limit_bytes = _limit(request, place, plan)
+        model, report = load_model(request, data, workload, place, limit_bytes, self._loading)
         self._fresh = report.fresh
         if place.emulated is not None and self._us.size > 1 and workload.parallel == "fsdp":
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
@@ -84,7 +84,7 @@ class Session:
             model=model,
             optimizer=optimizer,
             schedule=schedule,
-            stepper=self._stepper(model, optimizer, schedule, budget_bytes, ranks),
+            stepper=self._stepper(model, optimizer, schedule, limit_bytes, ranks),
             inference=Inference(
                 model,
                 place,
@@ -102,7 +102,7 @@ class Session:
                 "source": source_fingerprint(data.resolved),
             },
         )
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = plan.budget_bytes if plan is not None else limit_bytes
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
@@ -129,7 +129,7 @@ class Session:
         model: Any,
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
-        budget_bytes: int | None,
+        limit_bytes: int | None,
         ranks: Ranks | None,
     ) -> Stepper:
         w, smoothing = self._workload, self._request.label_smoothing
@@ -138,7 +138,7 @@ class Session:
             optimizer,
             micro_batch=w.micro_batch,
             seq=w.seq,
-            memory=budget_bytes,
+            memory=limit_bytes,
             max_grad_norm=self._request.max_grad_norm,
             scheduler=schedule,
             precision=w.precision,
@@ -254,9 +254,11 @@ class Session:
         return load
 
 
-def _budget(request: TrainRequest, place: Place, plan: Plan | None) -> int | None:
+def _limit(request: TrainRequest, place: Place, plan: Plan | None) -> int | None:
+    """What PyTorch may reserve: the plan's limit, and what this process held on the device before."""
     if plan is not None:
-        return plan.budget_bytes
+        held_bytes = torch.cuda.memory_allocated(place.device) if place.device.type == "cuda" else 0
+        return min(plan.budget_bytes, plan.limit_bytes + held_bytes)
     if place.has_budget and request.memory is not None:
         return parse_bytes(request.memory, name="memory")
     return None
