@@ -14,7 +14,7 @@ from vramfit.records.plan import Alternative, InstanceFit, Plan
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, duration, marked
 from vramfit.report.scatter import Point, Scatter
-from vramfit.report.words import NO_BREAK, model_name, percent, reserved_words, size, target
+from vramfit.report.words import NO_BREAK, model_name, percent, size, target
 from vramfit.workload import TRAINED_TASKS, Workload
 
 MAX_ALTERNATIVES = 6
@@ -74,7 +74,8 @@ def _answer(plan: Plan) -> Iterator[RenderableType]:
     yield grid
     if plan.estimate.host_bytes:
         yield Text(f"  {size(plan.estimate.host_bytes)} of host memory hold what waits for its turn.")
-    yield Padding(Text(f"Reserved: {reserved_words(plan)}; {plan.margin_reason}.", style="dim"), (0, 0, 0, 2))
+    held = f"At most {size(plan.most_reserved_bytes)} with any lengths: vramfit train holds PyTorch to it."
+    yield Padding(Text(f"{held}\n{plan.margin_reason}.", style="dim"), (0, 0, 0, 2))
     lengths = plan.lengths
     if lengths is not None:
         cut = f", {lengths.num_truncated:,} cut" if lengths.num_truncated else ""
