@@ -18,6 +18,7 @@ import pytest
 from tests.integration.command import vramfit
 from tests.unit.checkpoints.broken import load_script
 from tests.unit.serve.small_servers import write_head
+from tests.waiting import LIMIT_S, running
 
 ROOT = Path(__file__).parents[2]
 serving: Any = load_script(ROOT / "benchmarks" / "serving.py")
@@ -44,7 +45,7 @@ def post(server: Any, inputs: Any) -> tuple[int, Any]:
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=300) as reply:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -119,8 +120,8 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(model: str) -> N
 
 def test_a_polite_kill_while_loading_ends_it() -> None:
     command = [sys.executable, "-m", "vramfit", "serve", "no-such-model-anywhere", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    assert process.stderr is not None
-    assert "Loading" in process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) in (130, 2, -signal.SIGTERM)
+    with running(command, stderr=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as process:
+        assert process.stderr is not None
+        assert "Loading" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() in (130, 2, -signal.SIGTERM)

@@ -109,7 +109,7 @@ def test_what_is_no_message_is_none(text: str) -> None:
     assert found(text) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=400), st.sampled_from(MESSAGES), st.integers(0, 600), st.integers(0, 600), st.text(max_size=30))
 def test_no_damage_to_a_message_raises(noise: str, reported: Reported, start: int, end: int, hole: str) -> None:
     text = reported.text[:start] + hole + reported.text[end:] + noise
