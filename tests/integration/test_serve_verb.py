@@ -81,10 +81,10 @@ def _is_worker(pid: int) -> bool:
     return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_ten_seconds_of_faults(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_and_a_stop_in_the_middle_of_requests(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = Namespace(
-        part="faults", model=model, device="cpu", memory="200MiB", clients=32, processes=1, seconds=4.0, pool=400,
-        fail_every=12, stop_after_s=0.4, limit_s=300.0,
+        part="faults", model=model, device="cpu", memory="200MiB", clients=32, processes=1, seconds=0.0, rounds=3,
+        pool=400, fail_every=6, stop_after=40, timeout_s=280.0, limit_s=LIMIT_S,
     )  # fmt: skip
     result = serving.faults(options)
     assert result["held"], result
