@@ -84,12 +84,12 @@ def _is_worker(pid: int) -> bool:
 def test_faults_and_a_stop_in_the_middle_of_requests(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = Namespace(
         part="faults", model=model, device="cpu", memory="200MiB", clients=32, processes=1, seconds=0.0, rounds=3,
-        pool=400, fail_every=6, stop_after=40, timeout_s=280.0, limit_s=LIMIT_S,
+        pool=200, fail_every=12, stop_after=40, timeout_s=280.0, limit_s=LIMIT_S,
     )  # fmt: skip
     result = serving.faults(options)
     assert result["held"], result
-    assert result["num_recoveries"] >= 3
-    assert result["num_hung_up"] > 10
+    assert result["num_recoveries"] >= 2
+    assert result["num_hung_up"] >= 5
     assert result["turned_away_in_the_last_round"] > 0  # SIGTERM came in the middle
 
 
