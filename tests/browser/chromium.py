@@ -153,7 +153,8 @@ class Browser:
         """A new tab, which ends with the block."""
         import websocket
 
-        with urlopen(Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT"), timeout=LIMIT_S) as answer:
+        asked = Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")
+        with urlopen(asked, timeout=LIMIT_S) as answer:
             tab = json.load(answer)
         socket = websocket.create_connection(tab["webSocketDebuggerUrl"], timeout=LIMIT_S, suppress_origin=True)
         try:

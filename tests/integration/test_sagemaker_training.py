@@ -56,7 +56,8 @@ def script_mode(base: Path) -> Path:
 
 
 def run(command: list[str], base: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, env=environment(base, **more), capture_output=True, text=True, timeout=LIMIT_S, cwd=base)
+    env = environment(base, **more)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, cwd=base)
 
 
 def caught(name: str, log: str) -> list[float]:
