@@ -12,7 +12,7 @@ from vramfit.cli.main import VERBS
 
 HEAVY = ("torch", "transformers", "numpy", "huggingface_hub", "safetensors", "fastapi")
 MAX_MODULES = 500
-"""Of a quick command: a third more than it imports, most of them of Python, typer and rich. torch alone has 2,000."""
+"""Of a quick command: a third more than it imports, most of them of Python, typer and rich. torch alone has 1,000."""
 RUN = """import sys
 from vramfit.__main__ import main
 sys.argv = ["vramfit", *{arguments!r}]
