@@ -1,8 +1,8 @@
 """No test depends on how fast a machine is: none reads a clock, bounds a time that was measured, or waits for seconds.
 
-What should not take long is counted (`tests/counting.py`: calls, bytes read; `tests/unit/estimator/counting.py`: traces,
-streams), or measured by a script in `benchmarks/`. Waits go through `tests/waiting.py`, whose limits are minutes. Tests
-that need a GPU are run by hand, and may compare speeds.
+What should not take long is counted (`tests/counting.py`: calls, bytes read; `tests/unit/estimator/counting.py`:
+traces, streams), or measured by a script in `benchmarks/`. Waits go through `tests/waiting.py`, whose limits are minutes.
+Tests that need a GPU are run by hand, and may compare speeds.
 """
 
 import ast
@@ -19,7 +19,7 @@ CHECKED = [p for p in sorted(HERE.rglob("*.py")) if p not in EXEMPT and HERE / "
 
 CLOCKS = {"time", "timeit", "resource"}
 """Modules that are for nothing else here."""
-READINGS = re.compile(r"(?:.*\bloop(?:\(\))?\.time|(?:.*\.)?(?:datetime|date)\.(?:now|utcnow|today)|os\.times)")
+READINGS = re.compile(r"(?:.*loop(?:\(\))?\.time|(?:.*\.)?(?:datetime|date)\.(?:now|utcnow|today)|os\.times)")
 """What reads one elsewhere."""
 IN_A_PAGE = re.compile(r"performance\.now|Date\.now|\.duration\b|\.startTime\b")
 A_TIME = re.compile(r"(?:\w*_|\b)(?:s|ms|seconds|milliseconds|elapsed|duration|took|times)")
