@@ -1,8 +1,8 @@
 """No test depends on how fast a machine is: none reads a clock, bounds a time that was measured, or waits for seconds.
 
 What should not take long is counted (`tests/counting.py`: calls, bytes read; `tests/unit/estimator/counting.py`:
-traces, streams), or measured by a script in `benchmarks/`. Waits go through `tests/waiting.py`, whose limits are minutes.
-Tests that need a GPU are run by hand, and may compare speeds.
+traces, streams), or measured by a script in `benchmarks/`. Waits go through `tests/waiting.py`, whose limits are
+minutes. Tests that need a GPU are run by hand, and may compare speeds.
 """
 
 import ast
