@@ -36,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -57,12 +58,14 @@ BAD = (
     b'{"inputs": null}',
 )
 WARM_REQUESTS = 64
-ANSWER_S = 150
+ANSWER_S = 300
 """Longer than the server lets anybody wait: an answer that has not come by then is lost."""
 START_S = 300
-STOP_S = 60
-GATHER_S = 60
+STOP_S = 300
+GATHER_S = 300
 """Until all processes of clients are there."""
+LOOK_S = 0.05
+"""How often the server is looked at while clients ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ async def fetch(address: str, path: str) -> str:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
-    body = (await _answer(reader))[1]
+    body = (await asyncio.wait_for(_answer(reader), ANSWER_S))[1]
     writer.close()
     return body.decode()
 
@@ -342,8 +345,12 @@ def ask(
     *,
     hang_up: int | None = None,
     limit_s: float = 7200.0,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> "tuple[Heard, float, int]":
     """Let clients ask everything; what they heard, how long it took, and the most that the server held meanwhile.
+
+    Args:
+        meanwhile: called now and then, as long as they ask.
 
     Raises:
         TimeoutError: they did not come to an end.
@@ -365,10 +372,11 @@ def ask(
     until = time.monotonic() + limit_s
     heard, held = Heard(), 0
     while pipes:
-        for pipe in multiprocessing.connection.wait(pipes, timeout=0.25):
+        for pipe in multiprocessing.connection.wait(pipes, timeout=LOOK_S):
             heard.add(pipe.recv())  # type: ignore[union-attr]
             pipes.remove(pipe)
         held = max(held, resident_bytes(server.process.pid))
+        meanwhile()
         if pipes and time.monotonic() > until:
             raise TimeoutError(f"clients still wait for answers after {limit_s:.0f} s")
     for process in processes:
@@ -478,15 +486,16 @@ def faults(options: argparse.Namespace) -> dict[str, Any]:
     pool = questions(options.pool, 4, words, hard=True)
     expected, _ = one_at_a_time(options.model, "cpu", pool)
     arguments = (options.model, "--device", options.device, "--memory", options.memory)
+    arguments = (*arguments, "--timeout", str(options.timeout_s), "--fail-every", str(options.fail_every))
     rounds: list[tuple[Heard, float, int]] = []
-    with Server(*arguments, "--fail-every", str(options.fail_every)) as server:
+    with Server(*arguments) as server:
         before = resident_bytes(server.process.pid)
         until = time.monotonic() + options.seconds
-        while time.monotonic() < until:
+        while len(rounds) < options.rounds or time.monotonic() < until:
             rounds.append(_ask(server, pool, options, hang_up=len(rounds)))
         figures = metrics_of(server.address)
         accepted_before = int(figures["vramfit_accepted_total"])
-        last, stopped = _ask_and_stop(server, pool, options)
+        last, stopped = _ask_and_stop(server, pool, options, accepted_before)
     everything = [*rounds, last]
     compared = [differences(heard, pool, expected) for heard, _, _ in everything]
     code, stop_s, words_left = stopped
@@ -527,14 +536,19 @@ def faults(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _ask_and_stop(
-    server: Server, pool: list[Question], options: argparse.Namespace
+    server: Server, pool: list[Question], options: argparse.Namespace, accepted_before: int
 ) -> "tuple[tuple[Heard, float, int], tuple[int, float, str]]":
     """SIGTERM while everybody is asking."""
     stopped: list[tuple[int, float, str]] = []
-    thread = threading.Timer(options.stop_after_s, lambda: stopped.append(server.stop()))
-    thread.start()
-    last = _ask(server, pool, options)
-    thread.join()
+
+    def stop_in_the_middle() -> None:
+        if stopped:
+            return
+        accepted = metrics_of(server.address)["vramfit_accepted_total"] - accepted_before
+        if accepted >= options.stop_after:
+            stopped.append(server.stop())
+
+    last = _ask(server, pool, options, meanwhile=stop_in_the_middle)
     return last, stopped[0]
 
 
@@ -575,9 +589,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="that the clients are spread over")
     parser.add_argument("--beside", action="store_true", help="plain requests too, beside transformers one at a time")
     parser.add_argument("--seconds", type=float, default=600.0, help="of faults")
+    parser.add_argument("--rounds", type=int, default=1, help="of faults, at least; more while there is time")
+    parser.add_argument("--timeout-s", type=float, default=55.0, help="of the server with faults")
     parser.add_argument("--pool", type=int, default=500, help="different requests of a round of faults")
     parser.add_argument("--fail-every", type=int, default=100, help="batches")
-    parser.add_argument("--stop-after-s", type=float, default=2.0, help="in the last round of faults")
+    parser.add_argument("--stop-after", type=int, default=64, help="requests in the last round of faults")
     parser.add_argument("--limit-s", type=float, help="of each run of the clients; 60 on a GPU, 7,200 elsewhere")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

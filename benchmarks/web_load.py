@@ -47,13 +47,19 @@ def main() -> None:
 
 
 def address_of(server: "subprocess.Popen[str]") -> str:
-    """Where the server is, once it is ready."""
+    """Where the server is, once it is ready.
+
+    Raises:
+        RuntimeError: it has ended before.
+    """
     assert server.stdout is not None
     text = ""
     for line in server.stdout:
         text += line
         if line.startswith("}"):
             break
+    else:
+        raise RuntimeError(f"the server ended with exit code {server.wait()}, before it was ready")
     url: str = json.loads(text)["url"]
     return url
 
@@ -96,10 +102,11 @@ async def load(address: str, pid: int, num_clients: int, seconds: float) -> dict
 async def client(
     netloc: str, draw: random.Random, until: float, statuses: "Counter[str]", times_s: list[float]
 ) -> None:
-    """One reader: a connection, and question after question on it."""
+    """One reader: a connection, and question after question on it; one at least."""
     host, _, port = netloc.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    while time.monotonic() < until:
+    began = 0.0
+    while began < until:
         began = time.monotonic()
         writer.write(f"GET {question(draw)} HTTP/1.1\r\nHost: {netloc}\r\n\r\n".encode())
         await writer.drain()

@@ -4,8 +4,13 @@ import gc
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# how long an example takes says something of the machine, nothing of the code
+settings.register_profile("vramfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("vramfit")
 
 
 @pytest.fixture(scope="module", autouse=True)

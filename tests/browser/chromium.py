@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
+from tests.waiting import LIMIT_S, stop, wait_until
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = "no Chromium here: install it (Debian: apt-get install chromium) to test the page in a browser"
-TIMEOUT_S = 60.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -94,13 +94,12 @@ class Page:
             raise PageError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def wait(self, condition: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def wait(self, condition: str) -> None:
         """Until an expression of the page is true."""
-        until = time.monotonic() + timeout_s
-        while not self.evaluate(f"Boolean({condition})"):
-            if time.monotonic() > until:
-                raise PageError(f"not within {timeout_s:.0f} s: {condition}; {self.complaints}")
-            self.evaluate("new Promise(done => setTimeout(done, 20))")
+        try:
+            wait_until(lambda: self.evaluate(f"Boolean({condition})"), condition)
+        except TimeoutError as error:
+            raise PageError(f"{error}; {self.complaints}") from None
 
     def text(self, selector: str) -> str:
         """What an element says."""
@@ -140,8 +139,7 @@ def browser() -> Iterator["Browser"]:
         try:
             yield Browser(_port(Path(profile), process))
         finally:
-            process.terminate()
-            process.wait(20)
+            stop(process)
 
 
 class Browser:
@@ -155,22 +153,19 @@ class Browser:
         """A new tab, which ends with the block."""
         import websocket
 
-        with urlopen(Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")) as answer:
+        asked = Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")
+        with urlopen(asked, timeout=LIMIT_S) as answer:
             tab = json.load(answer)
-        socket = websocket.create_connection(tab["webSocketDebuggerUrl"], timeout=TIMEOUT_S, suppress_origin=True)
+        socket = websocket.create_connection(tab["webSocketDebuggerUrl"], timeout=LIMIT_S, suppress_origin=True)
         try:
             yield Page(socket)
         finally:
             socket.close()
-            urlopen(f"http://127.0.0.1:{self._port}/json/close/{tab['id']}").close()
+            urlopen(f"http://127.0.0.1:{self._port}/json/close/{tab['id']}", timeout=LIMIT_S).close()
 
 
 def _port(profile: Path, process: "subprocess.Popen[bytes]") -> int:
     """The port that Chromium chose, once it has written it down."""
-    until = time.monotonic() + TIMEOUT_S
     file = profile / "DevToolsActivePort"
-    while time.monotonic() < until and process.poll() is None:
-        if file.exists() and (text := file.read_text()).count("\n"):
-            return int(text.split("\n")[0])
-        time.sleep(0.05)
-    raise PageError("Chromium did not start")
+    wait_until(lambda: file.exists() and "\n" in file.read_text(), "Chromium starts", child=process)
+    return int(file.read_text().split("\n")[0])

@@ -1,13 +1,17 @@
 """The page's server and a browser, one of each for all tests here."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.browser.chromium import INSTALL, Browser, Page, browser, executable
+from tests.unit.checkpoints.broken import load_script
+from tests.waiting import ended_in_time, stop
+
+web_load = load_script(Path(__file__).parents[2] / "benchmarks" / "web_load.py")
 
 
 @pytest.fixture(scope="session")
@@ -16,16 +20,11 @@ def address() -> Iterator[str]:
     command = [sys.executable, "-m", "vramfit", "web", "--port", "0", "--json", "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        text = ""
-        for line in process.stdout:
-            text += line
-            if line.startswith("}"):
-                break
-        yield json.loads(text)["url"]
+        with ended_in_time(process):
+            url = web_load.address_of(process)
+        yield url
     finally:
-        process.terminate()
-        process.wait(20)
+        stop(process)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-TIMEOUT_S = 300
+from tests.waiting import LIMIT_S
+
 READ_WHEN_ASKED = frozenset(["COLUMNS", "OMP_NUM_THREADS"])
 """Variables that may be set after libraries were imported; threads are one there anyway."""
 LOOKS_AT_IMPORTS = "watch"
@@ -49,7 +50,7 @@ def _start(arguments: tuple[str, ...], stdin: str | None, env: dict[str, str]) -
         text=True,
         env=env,
         input=stdin,
-        timeout=TIMEOUT_S,
+        timeout=LIMIT_S,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -65,10 +66,11 @@ def _fork(arguments: tuple[str, ...], stdin: str | None, env: dict[str, str]) ->
         asked = {"arguments": arguments, "environment": env, "folder": os.getcwd(), "streams": list(map(str, streams))}
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.flush()
-        if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
-            raise subprocess.TimeoutExpired(["vramfit", *arguments], TIMEOUT_S)
-        code = int(process.stdout.readline())
-        return Done(code, *(stream.read_text(encoding="utf-8") for stream in streams[1:]))
+        if not select.select([process.stdout], [], [], LIMIT_S)[0]:
+            raise subprocess.TimeoutExpired(["vramfit", *arguments], LIMIT_S)
+        code = process.stdout.readline()
+        assert code, f"the process that is forked has ended with {process.wait(LIMIT_S)}"
+        return Done(int(code), *(stream.read_text(encoding="utf-8") for stream in streams[1:]))
 
 
 @cache

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tests.integration.command import vramfit
+from tests.waiting import running
 from vramfit.estimator.predict import estimate
 
 
@@ -110,11 +111,11 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 @pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--json"), ("estimate", "bert-tiny")])
 def test_a_reader_that_has_gone_is_what_shells_call_it(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "vramfit", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         assert process.wait() == 141
 
 

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from tests.unit.integrations.sagemaker.job_folders import write_job
 from tests.unit.runtime.training.small_runs import same_weights
+from tests.waiting import LIMIT_S, running
 from vramfit.integrations.sagemaker.hyperparameters import make_request
 from vramfit.integrations.sagemaker.job import read_job
 from vramfit.integrations.sagemaker.metrics import METRIC_DEFINITIONS
@@ -56,7 +56,8 @@ def script_mode(base: Path) -> Path:
 
 
 def run(command: list[str], base: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, env=environment(base, **more), capture_output=True, text=True, timeout=240, cwd=base)
+    env = environment(base, **more)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, cwd=base)
 
 
 def caught(name: str, log: str) -> list[float]:
@@ -140,18 +141,15 @@ def test_after_sigterm_the_next_job_goes_on_to_the_same_weights(tmp_path: Path) 
     whole = write_job(tmp_path / "whole", epochs="10")
     train(make_request(read_job(None, {"SAGEMAKER_BASE_DIR": str(whole)})))
     base = write_job(tmp_path / "ml", epochs="10")
-    process = subprocess.Popen(
-        [toolkit()], env=environment(base, **MODULE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "[metrics] step=" in line and "eval_" not in line:
-            break
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    log = process.stdout.read()
-    assert process.wait(60) == 143, log
-    assert time.monotonic() - asked < 30
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with running([toolkit()], env=environment(base, **MODULE), **streams) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "[metrics] step=" in line and "eval_" not in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        log = process.stdout.read()
+        assert process.wait() == 143, log
     assert "its checkpoint is saved" in log
     assert not (base / "output/failure").exists()
     assert not list((base / "model").iterdir())

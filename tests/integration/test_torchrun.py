@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.unit.runtime.training.small_runs import write_classes, write_model
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -15,7 +16,7 @@ def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        [*command, "-m", "vramfit", *arguments], capture_output=True, text=True, timeout=120, env=environment
+        [*command, "-m", "vramfit", *arguments], capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
 
 

@@ -7,9 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.integration.command import Done, vramfit
 from tests.unit.runtime.training.small_runs import same_weights, write_classes, write_model
+from tests.waiting import running, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -161,14 +162,12 @@ def test_a_model_without_a_head_for_the_task_is_refused_before_labels_are_compar
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained: Done) -> None:
     arguments = command(folder, "stopped", "--epochs", "6")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vramfit", *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    program = [sys.executable, "-m", "vramfit", *arguments]
     journal = folder / "stopped" / "metrics.jsonl"
-    while process.poll() is None and not (journal.exists() and journal.stat().st_size > 200):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with running(program, env=environment, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: journal.exists() and journal.stat().st_size > 200, "a step is journalled", child=process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
     assert process.returncode == 130, err
     assert "its checkpoint is saved" in err
     assert "go on with: vramfit train" in err
@@ -185,31 +184,36 @@ def early(folder: Path, data: Path) -> list[str]:
     return ["train", str(data), *paths, "--device", "emulated", "--memory", "64MiB", "--batch", "8", "--epochs", "1"]
 
 
-def begin(folder: Path, data: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "vramfit", *early(folder, data)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def importing(process: "subprocess.Popen[str]", pipe: Path) -> None:
     maps = Path(f"/proc/{process.pid}/maps")
-    while "libtorch" not in maps.read_text():
-        time.sleep(0.01)
+    wait_until(lambda: "libtorch" in maps.read_text(), "torch is being imported", child=process)
+
+
+def write_end(process: "subprocess.Popen[str]", pipe: Path) -> TextIO:
+    """Of a pipe, once the process reads from it."""
+
+    def opened() -> int | None:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            return None
+
+    number = wait_until(opened, f"{pipe.name} is read", child=process)
+    os.set_blocking(number, True)
+    return os.fdopen(number, "w")
 
 
 def reading_data(process: "subprocess.Popen[str]", pipe: Path) -> None:
-    with pipe.open("w") as file:  # opens when the other side does
+    with write_end(process, pipe) as file:
         file.write("text,label\n")
         file.flush()
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait()
 
 
 def planning(process: "subprocess.Popen[str]", pipe: Path) -> None:
-    pipe.write_text((pipe.parent / "train.csv").read_text())
+    with write_end(process, pipe) as file:
+        file.write((pipe.parent / "train.csv").read_text())
     assert process.stderr is not None
     assert process.stderr.readline().startswith("Planning")
 
@@ -221,11 +225,13 @@ def test_ctrl_c_before_the_first_step_ends_at_once_and_says_so(
 ) -> None:
     pipe = folder / "pipe.csv"
     os.mkfifo(pipe)
-    process = begin(folder, pipe)
-    moment(process, pipe)
-    if process.returncode is None:
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    program = [sys.executable, "-m", "vramfit", *early(folder, pipe)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with running(program, env=environment, stderr=subprocess.PIPE) as process:
+        moment(process, pipe)
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
     pipe.unlink()
     assert process.returncode == 130, err
     assert err == "Interrupted before the first step: nothing was trained yet.\n"
@@ -249,10 +255,11 @@ def test_what_does_not_fit_is_code_three(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_kills_at_random_moments_change_nothing() -> None:
     script = [str(ROOT / "scripts" / "kill_and_resume.py"), "--count", "5", "--steps", "40", "--fork"]
     rounds = ["--train=", "--train=--offload optimizer --precision bf16", "--train=--offload weights"]
-    done = subprocess.run([sys.executable, *script, *rounds], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, *script, *rounds], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"(\d+) kills in \d+ runs; (\d+) wrong", done.stdout)
     assert found == [("5", "0")] * len(rounds), done.stdout

@@ -6,12 +6,12 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.integration.command import vramfit
+from tests.waiting import running
 from vramfit.records.codec import from_data
 from vramfit.records.watch import WatchRecord
 
@@ -101,20 +101,15 @@ def heed_ctrl_c() -> None:
 
 def test_ctrl_c_ends_the_script_as_it_would(tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(
-        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')\n"
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(600)\nfinally:\n    print('cleaned up')\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-m", "vramfit", "watch", str(tmp_path / "wait.py")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1"},
-        preexec_fn=heed_ctrl_c,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    command = [sys.executable, "-m", "vramfit", "watch", str(tmp_path / "wait.py")]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with running(command, **streams, env={**os.environ, "NO_COLOR": "1"}, preexec_fn=heed_ctrl_c) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate()
     assert child.returncode == -signal.SIGINT
     assert out == "cleaned up\n"
     assert "KeyboardInterrupt" in err
@@ -129,25 +124,14 @@ def test_a_command_that_is_no_python_keeps_its_code_and_its_signal() -> None:
 
 
 def test_ctrl_c_reaches_a_command_that_is_no_python() -> None:
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "vramfit",
-            "watch",
-            "bash",
-            "-c",
-            "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    os.killpg(child.pid, signal.SIGINT)  # as a terminal does
-    out, _ = child.communicate(timeout=60)
+    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    command = [sys.executable, "-m", "vramfit", "watch", "bash", "-c", script]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with running(command, **streams, start_new_session=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+        out, _ = child.communicate()
     assert (out, child.returncode) == ("caught\n", 9)
 
 
@@ -172,12 +156,8 @@ def test_what_cannot_be_watched_is_said_in_two_lines(tmp_path: Path) -> None:
 def test_a_process_without_a_driver_is_told_kindly() -> None:
     from vramfit.devices.probe import probe
 
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3)"])
-    try:
-        done = vramfit("watch", str(sleeper.pid))
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+    with running([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
+        done = vramfit("watch", str(idle.pid))
     if probe():
         assert done.code == 0
         assert "NVML's view only" in done.err
@@ -188,8 +168,6 @@ def test_a_process_without_a_driver_is_told_kindly() -> None:
 
 
 def test_a_script_without_a_gpu_says_what_is_missing() -> None:
-    started = time.monotonic()
     done = vramfit("watch", "-c", "import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))")
     assert done.code == 0
     assert "No GPU is in use" in done.err
-    assert time.monotonic() - started < 60

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.integration.command import vramfit
 from tests.unit.checkpoints.broken import load_script
+from tests.waiting import LIMIT_S, ended_in_time, stop, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 fuzz = load_script(ROOT / "scripts" / "fuzz_api.py")
@@ -27,13 +27,13 @@ def server() -> Iterator["subprocess.Popen[str]"]:
     try:
         yield process
     finally:
-        process.terminate()
-        process.wait(20)
+        stop(process)
 
 
 @pytest.fixture(scope="module")
 def address(server: "subprocess.Popen[str]") -> str:
-    found: str = web_load.address_of(server)
+    with ended_in_time(server):
+        found: str = web_load.address_of(server)
     return found
 
 
@@ -72,10 +72,8 @@ def test_it_ends_with_a_signal_and_leaves_no_process(address: str, server: "subp
     inside = web_load.descendants(server.pid)
     assert len(inside) >= 4
     server.terminate()
-    assert server.wait(20) in (0, -signal.SIGTERM)
-    until = time.monotonic() + 20
-    while left := [pid for pid in inside if _is_running(pid)]:
-        assert time.monotonic() < until, left
+    assert server.wait(LIMIT_S) in (0, -signal.SIGTERM)
+    wait_until(lambda: not any(map(_is_running, inside)), f"the processes {inside} of the server end")
 
 
 def _is_running(pid: int) -> bool:

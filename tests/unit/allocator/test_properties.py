@@ -89,7 +89,7 @@ def check_pools(allocator: CachingAllocator) -> None:
     assert sorted(pooled) == sorted(free)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS, OPTIONS, CAPACITIES, KINDS, PLACEMENTS)
 def test_blocks_tile_their_segments_and_counters_add_up(steps, options, capacity_bytes, kind, placement) -> None:  # type: ignore[no-untyped-def]
     allocator = CachingAllocator(capacity_bytes, options, placement(), capacity_kind=kind)
@@ -103,7 +103,7 @@ def test_blocks_tile_their_segments_and_counters_add_up(steps, options, capacity
         assert allocator.peak_reserved_bytes <= capacity_bytes + page_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, OPTIONS, CAPACITIES, KINDS)
 def test_nothing_is_left_when_all_is_freed_and_the_cache_emptied(steps, options, capacity_bytes, kind) -> None:  # type: ignore[no-untyped-def]
     allocator = CachingAllocator(capacity_bytes, options, capacity_kind=kind)
@@ -115,7 +115,7 @@ def test_nothing_is_left_when_all_is_freed_and_the_cache_emptied(steps, options,
     assert (allocator.reserved_bytes, allocator.segments()) == (0, [])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, OPTIONS, CAPACITIES)
 def test_the_same_steps_give_the_same_segments(steps, options, capacity_bytes) -> None:  # type: ignore[no-untyped-def]
     first, second = (CachingAllocator(capacity_bytes, options) for _ in range(2))
@@ -125,7 +125,7 @@ def test_the_same_steps_give_the_same_segments(steps, options, capacity_bytes) -
     assert first.segments() == second.segments()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS)
 def test_requested_bytes_do_not_depend_on_options(steps) -> None:  # type: ignore[no-untyped-def]
     plain = CachingAllocator()

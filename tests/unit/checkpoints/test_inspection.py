@@ -1,15 +1,16 @@
 """Inspection of checkpoints that can be read: what fits, what is new, what is fatal."""
 
 import json
-import time
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.counting import num_bytes_read
 from tests.unit.checkpoints.broken import load_script
 
-from vramfit.checkpoints import Inspection, inspect_checkpoint, inspect_config
+from vramfit.checkpoints import Inspection, inspect_checkpoint, inspect_config, inspection
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import resolve
 from vramfit.records.finding import Finding
@@ -47,7 +48,8 @@ def test_names_that_lack_the_base_prefix_are_matched(real_folder: Path) -> None:
     assert "prefix 'bert'" in finding(found, "weights.base_prefix").what
 
 
-def test_bert_large_is_inspected_in_well_under_a_second(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_bert_large_is_inspected_by_its_header_alone(tmp_path: Path) -> None:
     from vramfit.models import build_meta, find_entry
 
     entry = find_entry("bert-large-uncased")
@@ -61,10 +63,8 @@ def test_bert_large_is_inspected_in_well_under_a_second(tmp_path: Path) -> None:
     script.write_raw(tmp_path / "model.safetensors", header, b"")
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.truncate(file.seek(0, 2) + position)  # 1.3 GB of nothing, which take no place on the disk
-    inspect_checkpoint(tmp_path)  # imports
-    began = time.process_time()
-    found = inspect_checkpoint(tmp_path)
-    assert time.process_time() - began < 0.6
+    found = inspect_checkpoint(tmp_path)  # with imports
+    assert num_bytes_read(lambda: inspect_checkpoint(tmp_path)) < 2**20
     assert len(found.targets) == 389
     assert found.num_bytes > 1.3e9
 
@@ -134,12 +134,13 @@ def test_several_missing_layers_are_counted_and_fatal(folder: Path) -> None:
         found.check()
 
 
-def test_hundreds_of_layers_that_are_not_there_are_refused_unbuilt(folder: Path) -> None:
+def test_hundreds_of_layers_that_are_not_there_are_refused_unbuilt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script.change_config(num_hidden_layers=1000)(folder)
-    began = time.process_time()
+    monkeypatch.setattr(inspection, "build_meta", lambda *_: pytest.fail("a model is built"))
     with pytest.raises(CheckpointError, match=r"num_hidden_layers 1,000, the checkpoint has 2 layers") as caught:
         inspect_checkpoint(folder)
-    assert time.process_time() - began < 0.5
     assert caught.value.file == str(folder / "config.json")
 
 

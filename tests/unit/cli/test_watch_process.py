@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import running
 
 from vramfit.cli import watch_process as nvml_view
 from vramfit.devices.probe import GPUProcess, PresentGPU
@@ -30,7 +31,6 @@ def gpu_with(pid: int) -> PresentGPU:
 
 
 def test_a_process_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     looks: list[int] = []
 
     def probe() -> tuple[PresentGPU, ...]:
@@ -41,7 +41,8 @@ def test_a_process_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, capsy
         return (gpu_with(child.pid),)
 
     monkeypatch.setattr(nvml_view, "_probe", probe)
-    assert nvml_view.watch_process(child.pid, interval_s=0.05, live=False, json=True) == 0
+    with running([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert nvml_view.watch_process(child.pid, interval_s=0.05, live=False, json=True) == 0
     out, err = capsys.readouterr()
     record = from_data(WatchRecord, json.loads(out))
     assert record.peak_process_bytes == 3 * GIB

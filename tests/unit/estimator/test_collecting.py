@@ -4,6 +4,7 @@ import gc
 from threading import Barrier, Thread
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.errors import VramfitError
 from vramfit.estimator.collecting import collection_paused
@@ -34,7 +35,7 @@ def test_who_has_switched_it_off_finds_it_off() -> None:
 
 
 def test_one_thread_does_not_end_the_pause_of_another() -> None:
-    both_in, one_out = Barrier(2, timeout=30), Barrier(2, timeout=30)
+    both_in, one_out = Barrier(2, timeout=LIMIT_S), Barrier(2, timeout=LIMIT_S)
     seen: list[bool] = []
 
     def stay() -> None:
@@ -48,7 +49,7 @@ def test_one_thread_does_not_end_the_pause_of_another() -> None:
         thread.start()
         both_in.wait()
     one_out.wait()
-    thread.join()
+    thread.join(LIMIT_S)
     assert seen == [False]
     assert gc.isenabled()
 

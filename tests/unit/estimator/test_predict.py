@@ -1,11 +1,11 @@
-"""`estimate`: figures that add up, for whatever names a model, and said in time."""
+"""`estimate`: figures that add up, for whatever names a model, and no work done twice."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.estimator.counting import count_work
 from transformers import BertConfig, BertForSequenceClassification
 
 from vramfit.devices.catalogue import find_gpu
@@ -364,11 +364,14 @@ def test_every_problem_is_told_at_once() -> None:
     ids=str,
 )
 def test_the_largest_batch_that_can_be_written_gets_an_answer_at_once(
-    keywords: dict[str, Any], fits: bool | None
+    keywords: dict[str, Any], fits: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = time.process_time()
+    work = count_work(monkeypatch)
+    estimate("bert-tiny", batch=64, **keywords)
     e = estimate("bert-tiny", batch=2**31 - 1, **keywords)
-    assert time.process_time() - begin < 5
+    assert len(work.depths) == 1
+    small, large = work.events
+    assert large < 1.2 * small
     assert e.fits is fits
     assert sum(e.breakdown.values()) == e.peak_allocated_bytes > 2**31
 
@@ -380,21 +383,26 @@ def test_blocks_are_used_again_however_large_the_batch() -> None:
 
 
 @pytest.mark.parametrize("keywords", [{"batch": 2**31}, {"memory": 2**63}, {"seq": 2**31 - 1}, {"num_labels": 10**9}])
-def test_numbers_beyond_all_bounds_are_typed_errors_at_once(keywords: dict[str, Any]) -> None:
-    begin = time.process_time()
+def test_numbers_beyond_all_bounds_are_typed_errors_at_once(
+    keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = count_work(monkeypatch)
     with pytest.raises(WorkloadError):
         estimate("bert-tiny", **keywords)
-    assert time.process_time() - begin < 5
+    assert work.depths == []
 
 
 # -- again and again ---------------------------------------------------------------------------------
 
 
-def test_another_batch_of_the_same_workload_is_quick_and_the_same_batch_identical() -> None:
+def test_another_batch_of_the_same_workload_is_not_traced_again_and_the_same_batch_identical(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = count_work(monkeypatch)
     first = tiny(seq=72)
-    begin = time.process_time()
     other, again = tiny(seq=72, batch=13), tiny(seq=72)
-    assert time.process_time() - begin < 0.5
+    assert len(work.depths) == 1
+    assert len(work.events) == 3
     assert again == first
     assert other != first
 

@@ -1,12 +1,14 @@
-"""Models on the meta device: the same tensors as the real ones, and quickly."""
+"""Models on the meta device: the same tensors as the real ones, and no number drawn."""
 
 import copy
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.counting import num_calls
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification, RobertaForMaskedLM
 
 from vramfit.errors import CheckpointError, WorkloadError
@@ -47,12 +49,30 @@ def test_a_meta_model_has_the_tensors_of_the_real_one() -> None:
     assert tensors(build_meta(resolve(config))) == tensors(BertForSequenceClassification(config))
 
 
-def test_bert_large_builds_in_well_under_300_ms() -> None:
-    resolved = resolve("bert-large-uncased")
-    build_meta(resolved)
-    start = time.process_time()
-    build_meta(resolved)
-    assert time.process_time() - start < 0.3
+class Operators(TorchDispatchMode):
+    """The names of all that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_building_bert_large_makes_its_tensors_and_nothing_else() -> None:
+    with Operators() as run:
+        model = build_meta(resolve("bert-large-uncased"))
+    num_tensors = len(tensors(model))
+    assert num_tensors > 390
+    assert len(run.names) < num_tensors + 20  # no parameter is drawn, filled or copied
+
+
+def test_twice_the_layers_are_twice_the_work() -> None:
+    few, many = (resolve(BertConfig(**SMALL | {"num_hidden_layers": n})) for n in (12, 24))
+    build_meta(few)
+    assert num_calls(lambda: build_meta(many)) < 2.2 * num_calls(lambda: build_meta(few))
 
 
 def test_building_leaves_the_resolved_configuration_alone() -> None:

@@ -80,8 +80,9 @@ def test_the_host_is_measured_by_the_operator() -> None:
 def test_a_real_clock_gives_positive_rates() -> None:
     real = Bench(CPU, lambda: None)
     forward_s, backward_s = operator_seconds(real, 50)
-    assert 0 < forward_s < 1
-    assert 0 <= backward_s < 1
+    assert forward_s > 0
+    assert backward_s >= 0
+    assert math.isfinite(forward_s + backward_s)
     rates = list(product_rates(real, ["float32", "bfloat16"], ((32, 32, 32),)))
     assert all(r.flops_per_s > 0 and math.isfinite(r.flops_per_s) for r in rates)
 

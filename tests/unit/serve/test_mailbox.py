@@ -3,6 +3,8 @@
 import asyncio
 import threading
 
+from tests.waiting import LIMIT_S
+
 from vramfit.serve.mailbox import Mailbox
 
 NUM_THREADS, NUM_LETTERS = 4, 500
@@ -21,7 +23,7 @@ def test_every_future_gets_its_own_result_whichever_thread_puts_it() -> None:
 
         for first in range(NUM_THREADS):
             threading.Thread(target=put, args=(first,)).start()
-        return await asyncio.wait_for(asyncio.gather(*futures), 60)
+        return await asyncio.wait_for(asyncio.gather(*futures), LIMIT_S)
 
     assert asyncio.run(gather()) == list(range(NUM_THREADS * NUM_LETTERS))
 

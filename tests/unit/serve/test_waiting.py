@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.serve import waiting as waiting_module
 from vramfit.serve.waiting import Full, Job, Waiting
@@ -71,5 +72,5 @@ def test_a_closed_line_gives_back_who_waits_and_lets_workers_go() -> None:
     taken: list[Any] = []
     thread = threading.Thread(target=lambda: taken.append(line.take(10, 10)))
     thread.start()
-    thread.join(5)
+    thread.join(LIMIT_S)
     assert taken == [None]

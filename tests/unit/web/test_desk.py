@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.web import desk as desk_module
 from vramfit.web import workers as workers_module
@@ -110,13 +111,13 @@ def test_places_beside_the_sliders_are_prepared(monkeypatch: pytest.MonkeyPatch)
         await desk.stop()
         return asked
 
-    asked = asyncio.run(asyncio.wait_for(scenario(), 20))
+    asked = asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
     assert {(q.batch, q.seq) for q in asked} >= {(15, 128), (20, 128), (16, 96), (16, 512)}
 
 
 def test_a_prediction_that_takes_too_long_is_ended_and_the_next_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1000.0)  # however busy this machine is
-    worker = Worker(worker_context(), limit_s=0.05, niceness=0, allow_local=False)
+    worker = Worker(worker_context(), limit_s=0.5, niceness=0, allow_local=False)
     worker.start()
     try:
         status, body = worker.ask(PlanQuery(model="bert-large-uncased", batch=64, seq=512))
@@ -134,7 +135,7 @@ def test_a_machine_that_is_too_busy_is_no_fault_of_the_query(monkeypatch: pytest
     worker = Worker(worker_context(), limit_s=20, niceness=0, allow_local=False)
     worker.start()
     try:
-        status, body = worker.ask(PlanQuery(model="bert-tiny"))
+        status, body = worker.ask(PlanQuery(model="bert-large-uncased", batch=64, seq=512))
         assert status == 503
         assert b"too busy" in body
     finally:

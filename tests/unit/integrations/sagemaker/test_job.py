@@ -208,7 +208,7 @@ def test_what_processes_said_last_is_the_error(capfd: pytest.CaptureFixture[str]
 
 
 def test_sigterm_is_passed_on_to_the_processes() -> None:
-    waits = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    waits = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     with pytest.raises(Terminated):
         run_command([sys.executable, "-c", waits])
 

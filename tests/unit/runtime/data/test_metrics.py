@@ -75,7 +75,7 @@ TASKS = ["sequence-classification", "token-classification", "question-answering"
 
 
 @pytest.mark.parametrize("task", TASKS)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_the_result_is_the_same_however_batches_are_split_and_shared_out(
     read: Any, write: Any, task: str, data: st.DataObject

@@ -3,14 +3,16 @@
 import multiprocessing
 import os
 import socket
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-TIMEOUT_S = 60.0
+from tests.waiting import LIMIT_S
+
+from vramfit.runtime.distributed.world import COLLECTIVE_TIMEOUT_S
+
 PRELOADED = [
     "torch.distributed.fsdp",
     "torchao",
@@ -28,18 +30,19 @@ class Ended:
     error: str = ""
     """The name of the error's class and its message."""
     trace: str = ""
-    after_s: float = 0.0
     exit_code: int | None = None
 
 
-def run_ranks(
-    function: Callable[..., Any], size: int, *arguments: Any, timeout_s: float = TIMEOUT_S, **keywords: Any
-) -> list[Ended]:
+def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, **keywords: Any) -> list[Ended]:
     """Call a function as every rank of a world; gives how each ended.
+
+    A collective that one rank does not come to lets the others wait for longer than the limit here: whoever ends with
+    a word has been told by a vote or by a connection that broke.
 
     Raises:
         TimeoutError: some rank hangs; all are ended.
     """
+    assert LIMIT_S < COLLECTIVE_TIMEOUT_S
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     port = free_port()
@@ -52,18 +55,18 @@ def run_ranks(
         pipes.append(ours)
         processes.append(process)
     try:
-        return _collect(pipes, processes, time.monotonic(), timeout_s)
+        return _collect(pipes, processes)
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _collect(pipes: list[Connection], processes: list[Any], start: float, timeout_s: float) -> list[Ended]:
+def _collect(pipes: list[Connection], processes: list[Any]) -> list[Ended]:
     ended: dict[int, Ended] = {}
     while len(ended) < len(pipes):
         open_pipes = [p for i, p in enumerate(pipes) if i not in ended]
-        ready = wait(open_pipes, timeout=max(start + timeout_s - time.monotonic(), 0))
+        ready = wait(open_pipes, timeout=LIMIT_S)
         if not ready:
             missing = [i for i in range(len(pipes)) if i not in ended]
             raise TimeoutError(f"ranks {missing} hang; the others: {ended}")
@@ -73,7 +76,7 @@ def _collect(pipes: list[Connection], processes: list[Any], start: float, timeou
                 found: Ended = pipe.recv()  # type: ignore[union-attr]
             except EOFError:
                 processes[rank].join()
-                found = Ended(exit_code=processes[rank].exitcode, after_s=time.monotonic() - start)
+                found = Ended(exit_code=processes[rank].exitcode)
             ended[rank] = found
     return [ended[rank] for rank in range(len(pipes))]
 
@@ -81,7 +84,6 @@ def _collect(pipes: list[Connection], processes: list[Any], start: float, timeou
 def _be(
     pipe: Connection, rank: int, size: int, port: int, function: Any, arguments: Any, keywords: dict[str, Any]
 ) -> None:
-    start = time.monotonic()
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -95,10 +97,10 @@ def _be(
     torch.set_num_threads(1)
     try:
         value = function(*arguments, **keywords)
-        ended = Ended(value=value, after_s=time.monotonic() - start)
+        ended = Ended(value=value)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
-        ended = Ended(error=text, trace=traceback.format_exc(), after_s=time.monotonic() - start)
+        ended = Ended(error=text, trace=traceback.format_exc())
     pipe.send(ended)
     pipe.close()
     os._exit(0)  # without waiting for anybody

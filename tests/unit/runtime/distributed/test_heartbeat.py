@@ -1,12 +1,34 @@
 """Signs of life: silence is noticed and told, a slow meeting point is not taken for a lost rank."""
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+from tests.waiting import LIMIT_S
+
+from vramfit.runtime.distributed import heartbeat as module
 from vramfit.runtime.distributed.heartbeat import Heartbeat
 
-BEAT_S, SILENCE_S, LIMIT_S = 0.01, 0.15, 10.0
+BEAT_S, SILENCE_S = 0.01, 0.15
+
+
+class Clock:
+    """Stands for the module `time`: moves on when it is told, whatever the threads have to wait for each other."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
 
 
 class Store:
@@ -26,10 +48,10 @@ class Store:
         return self._beats()
 
 
-def told_by(connect: Callable[[], Any], *, limit_s: float = LIMIT_S) -> str | None:
-    """What a heartbeat of rank 1 of 3 tells; None where it has nothing to tell in time."""
+def told_by(connect: Callable[[], Any], happened: threading.Event | None = None) -> str | None:
+    """What a heartbeat of rank 1 of 3 tells; None where something else happened first."""
     told: list[str] = []
-    happened = threading.Event()
+    happened = happened or threading.Event()
 
     def hear(what: str) -> None:
         told.append(what)
@@ -37,37 +59,51 @@ def told_by(connect: Callable[[], Any], *, limit_s: float = LIMIT_S) -> str | No
 
     heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, beat_s=BEAT_S, silence_s=SILENCE_S)
     heartbeat.start()
-    happened.wait(limit_s)
+    assert happened.wait(LIMIT_S)
     heartbeat.stop()
     return told[0] if told else None
 
 
-def test_a_rank_that_falls_silent_is_named() -> None:
-    told = told_by(lambda: Store(lambda: b"7"))
+def test_a_rank_that_falls_silent_is_named(clock: Clock) -> None:
+    def beat() -> bytes:
+        clock.now += BEAT_S
+        return b"7"
+
+    told = told_by(lambda: Store(beat))
     assert told is not None
-    assert told.startswith(
-        "rank 2 gives no sign of life for 0 s: the network is cut, or a machine is gone; rank 1 of 3"
+    assert re.match(
+        r"rank 2 gives no sign of life for \d+ s: the network is cut, or a machine is gone; rank 1 of 3", told
     )
 
 
-def test_a_meeting_point_that_never_answers_is_named() -> None:
+def test_a_meeting_point_that_never_answers_is_named(clock: Clock) -> None:
     waits = threading.Event()
-    told = told_by(lambda: Store(lambda: str(waits.wait(LIMIT_S)).encode()))
+
+    def beat() -> bytes:
+        clock.now += 2 * SILENCE_S
+        return str(waits.wait(LIMIT_S)).encode()
+
+    told = told_by(lambda: Store(beat))
     waits.set()
     assert told is not None
     assert told.startswith("the meeting point, on rank 0's machine, does not answer")
 
 
-def test_a_connection_that_breaks_is_made_again_and_life_goes_on() -> None:
+def test_a_connection_that_breaks_is_made_again_and_life_goes_on(clock: Clock) -> None:
     calls: list[int] = []
+    long_enough = threading.Event()
 
     def connect() -> Store:
         calls.append(1)
+        clock.now += BEAT_S
         if len(calls) == 2:
             raise RuntimeError("refused")
+        if clock.now > 4 * SILENCE_S:
+            long_enough.set()
         beats = iter(range(3))
 
         def beat() -> bytes:
+            clock.now += BEAT_S
             try:
                 return f"{len(calls)}.{next(beats)}".encode()
             except StopIteration:
@@ -75,5 +111,5 @@ def test_a_connection_that_breaks_is_made_again_and_life_goes_on() -> None:
 
         return Store(beat)
 
-    assert told_by(connect, limit_s=4 * SILENCE_S) is None
+    assert told_by(connect, long_enough) is None
     assert len(calls) > 3

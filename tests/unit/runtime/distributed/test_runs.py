@@ -11,7 +11,6 @@ from tests.unit.runtime.training.small_runs import write_classes, write_model
 from vramfit.runtime.training.output_folder import held
 
 MAX_DIFFERENCE = 1e-6
-MAX_WAIT_S = 30.0
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 
 
@@ -69,7 +68,6 @@ def test_a_run_whose_rank_was_killed_goes_on_with_one_rank_fewer(folder: Path, a
     assert ended[1].exit_code == -9
     for survivor in (ended[0], ended[2]):
         assert "RankFailed: rank 1 is lost" in survivor.error, survivor
-        assert survivor.after_s < MAX_WAIT_S
     gone_on = values(run_ranks(runs.run, 2, **asked(folder, "fewer", parallel="ddp", resume=True)))
     assert [found["steps"] for found in gone_on] == [6, 6]
     assert gone_on[0]["sessions"] == 2
@@ -88,4 +86,3 @@ def test_an_output_that_another_run_writes_into_stops_all_with_one_reason(folder
         first, second = run_ranks(runs.run, 2, **asked(folder, "busy"))
     assert "another process trains into" in first.error
     assert second.error.startswith("RankFailed: rank 0 has stopped:")
-    assert max(first.after_s, second.after_s) < MAX_WAIT_S

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.runtime.training.small_runs import request_of, run, same_weights, write_model
+from tests.waiting import LIMIT_S
 from transformers import AutoModelForSequenceClassification
 
 from vramfit.errors import NoPlanFits, VramfitError
@@ -58,7 +59,8 @@ def test_the_lock_of_a_killed_run_goes_with_it_and_its_file_is_no_obstacle(tmp_p
     request = request_of(tmp_path)  # the model is written here, once
     process = multiprocessing.get_context("spawn").Process(target=_killed_at_step_3, args=(tmp_path,))
     process.start()
-    process.join()
+    process.join(LIMIT_S)
+    process.kill()
     assert process.exitcode == -signal.SIGKILL
     assert (tmp_path / "out" / LOCK).exists()
     run(tmp_path, save_every=2, resume=True)
