@@ -110,9 +110,7 @@ async def attack(address: str, given: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"{given.hostile:,} connections could not be opened within {GATHER_S} s")
     ours.recv()
     until = time.monotonic() + given.seconds
-    await asyncio.gather(
-        *(ask(address, QUESTIONS[given.verb], until, statuses, times_s) for _ in range(given.clients))
-    )
+    await asyncio.gather(*(ask(address, QUESTIONS[given.verb], until, statuses, times_s) for _ in range(given.clients)))
     ours.send("enough")
     seen = ours.recv() if ours.poll(GATHER_S) else Counter()
     hostile.join(5)

@@ -1,8 +1,9 @@
 """`Connections`: all that are open, what each is waiting for, and which one is closed first when there are too many.
 
 A connection costs whoever opens it nothing, and the server a file handle. So their number is bounded below the
-process's limit of file handles, and a newcomer is let in at the cost of the one that has been the longest without a
-whole request: an honest client, whose request comes with its connection, is never that one.
+process's limit of file handles, and a newcomer is let in at the cost of a crowd: of the connections from one address
+that all wait for the rest of their headers, or of their bodies, the one that has waited longest. An honest client, whose
+request comes with its connection, is never that one.
 """
 
 import os
@@ -34,8 +35,10 @@ class Awaits(Enum):
     """Answered, and kept open for the next request."""
 
 
-CLOSED_FIRST = (Awaits.HEADERS, Awaits.NEXT, Awaits.BODY)
-"""Where there are too many; one that waits for its answer is never closed for another."""
+UNFINISHED = (Awaits.HEADERS, Awaits.BODY)
+"""Requests that have not come whole."""
+MANY = 4
+"""Unfinished requests are many where one address has more than this part of all connections."""
 LIMITS_S = {Awaits.HEADERS: HEADERS_S, Awaits.BODY: BODY_S}
 
 
@@ -53,6 +56,10 @@ class Connection(Protocol):
         """Close it at once."""
 
 
+Line = dict[Connection, float]
+"""Connections with the time since which they wait, the oldest first."""
+
+
 class Connections:
     """Connections by what they wait for and where they come from, in the order they began to wait.
 
@@ -65,7 +72,7 @@ class Connections:
         self.most_unfinished = max(3 * most // 4, 1)
         """Of one address, without a whole request; what waits for an answer, or for its next request, is not counted:
         behind a load balancer, all clients have one address."""
-        self._lines: dict[Awaits, dict[str, dict[Connection, float]]] = {awaits: {} for awaits in Awaits}
+        self._lines: dict[Awaits, dict[str, Line]] = {awaits: {} for awaits in Awaits}
         self._places: dict[Connection, Awaits] = {}
         self._unsent: dict[Connection, tuple[int, float]] = {}
 
@@ -74,9 +81,9 @@ class Connections:
 
     def admit(self, new: Connection) -> bool:
         """Take a new connection, and drop another where there are too many; False where none may be dropped for it."""
-        if self._num_unfinished(new.address) >= self.most_unfinished:
-            self._drop_oldest((Awaits.HEADERS, Awaits.BODY), new.address)
-        if len(self) >= self.most and not self._drop_oldest(CLOSED_FIRST):
+        if sum(map(len, self._unfinished(new.address))) >= self.most_unfinished:
+            self._drop_first(max(self._unfinished(new.address), key=len))
+        if len(self) >= self.most and not self._drop_first(self._crowd()):
             return False
         self._add(new, Awaits.HEADERS)
         return True
@@ -113,17 +120,22 @@ class Connections:
         self._places[one] = awaits
         self._lines[awaits].setdefault(one.address, {})[one] = monotonic()
 
-    def _num_unfinished(self, address: str) -> int:
-        return sum(len(self._lines[awaits].get(address, ())) for awaits in (Awaits.HEADERS, Awaits.BODY))
+    def _unfinished(self, address: str) -> list[Line]:
+        return [self._lines[awaits].get(address, {}) for awaits in UNFINISHED]
 
-    def _drop_oldest(self, order: tuple[Awaits, ...], address: str | None = None) -> bool:
-        """Drop the oldest of one address, or of the one that has most; says whether there was one."""
-        for awaits in order:
-            by_address = self._lines[awaits]
-            line = max(by_address.values(), key=len, default={}) if address is None else by_address.get(address, {})
-            if line:
-                self._drop(next(iter(line)))
-                return True
+    def _crowd(self) -> Line:
+        """Which connections make room, oldest first: unfinished ones where they are many, else idle ones.
+
+        One that waits for its answer is never dropped for another.
+        """
+        unfinished = max((line for a in UNFINISHED for line in self._lines[a].values()), key=len, default={})
+        idle = max(self._lines[Awaits.NEXT].values(), key=len, default={})
+        return unfinished if len(unfinished) > self.most // MANY or not idle else idle
+
+    def _drop_first(self, line: Line) -> bool:
+        for one in line:
+            self._drop(one)
+            return True
         return False
 
     def _drop(self, one: Connection) -> None:

@@ -8,6 +8,8 @@ MAX_WAITING = 1024
 """Requests that wait for a worker; the next one is told to come again."""
 MAX_WAITING_BYTES = 256 * 2**20
 """What their bodies may take together."""
+MAX_COMING_BYTES = 256 * 2**20
+"""The same of requests that have not come whole yet."""
 TIMEOUT_S = 55.0
 """Until an answer; SageMaker gives up after 60."""
 BODY_S = 20.0

@@ -4,9 +4,10 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from vramfit.listening.connections import most_connections
 from vramfit.listening.server import Server
 from vramfit.listening.sockets import listen, url_of
 from vramfit.serve.app import App
@@ -57,7 +58,8 @@ def serve(
     bound = listen(host, port)
     on_listening()
     metrics = Metrics()
-    pool = Pool(settings, metrics)
+    max_waiting = min(settings.max_waiting, most_connections() // 2)  # /ping needs a connection, too
+    pool = Pool(replace(settings, max_waiting=max_waiting), metrics)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         workers = pool.start()
