@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES
+from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
 from vramfit.serve.mailbox import Mailbox
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool
@@ -33,6 +33,8 @@ class App:
     def __init__(self, pool: Pool, metrics: Metrics, timeout_s: float) -> None:
         self._pool, self._metrics, self._timeout_s = pool, metrics, timeout_s
         self._mailbox: Mailbox[Reply] = Mailbox()
+        self._num_coming_bytes = 0
+        """Of requests that have not come whole."""
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +56,7 @@ class App:
     async def _invoke(self, scope: dict[str, Any], receive: Receive) -> Reply:
         try:
             async with asyncio.timeout(BODY_S):
-                body = await _read(scope, receive)
+                body = await self._read(scope, receive)
         except TimeoutError:
             return problem(408, f"the request did not come whole within {BODY_S:.0f} s")
         except Refused as refusal:
@@ -74,6 +76,34 @@ class App:
         reply = await self._wait(future, receive)
         self._metrics.answered(time.monotonic() - began)
         return reply
+
+    async def _read(self, scope: dict[str, Any], receive: Receive) -> bytes:
+        """The whole body.
+
+        Raises:
+            Refused: not JSON by its header, too large, too much with all others that come in, or the client went away.
+        """
+        _check_headers(scope)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(GONE, "the client has gone")
+                part = message.get("body", b"")
+                size += len(part)
+                self._num_coming_bytes += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                if self._num_coming_bytes > MAX_COMING_BYTES:
+                    text = f"requests of {MAX_COMING_BYTES:,} bytes in all are being sent already"
+                    raise Refused(429, text, "come again later")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self._num_coming_bytes -= size
 
     async def _wait(self, future: "asyncio.Future[Reply]", receive: Receive) -> Reply:
         """The answer to a request in line; or why nobody waits for it any more."""
@@ -111,33 +141,16 @@ class App:
         return self._metrics.text(gauges)
 
 
-async def _read(scope: dict[str, Any], receive: Receive) -> bytes:
-    """The whole body.
-
-    Raises:
-        Refused: not JSON by its header, too large, or the client went away.
-    """
+def _check_headers(scope: dict[str, Any]) -> None:
+    """Raises Refused for a request that is not JSON, or too large, by its headers."""
     headers = dict(scope["headers"])
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":
         shown = kind.decode("latin-1")[:60] or "none"
         raise Refused(415, f"content type {shown} is not application/json", "send JSON, and say so: Content-Type")
-    parts: list[bytes] = []
-    size = 0
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refused(GONE, "the client has gone")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 def _too_large() -> Refused:

@@ -8,7 +8,7 @@ from vramfit.runtime.data.bad_rows import BadValue, shown
 from vramfit.runtime.data.columns import Columns
 from vramfit.runtime.data.examples import Reference, read_example
 from vramfit.runtime.data.rows import Row
-from vramfit.serve.limits import MAX_REQUEST_TOKENS
+from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.serve.replies import Refused
 from vramfit.workload import Task
 
@@ -21,6 +21,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "features": ('"a text"',),
 }
 """What one input of each task looks like."""
+READ_WHOLE = ("token-classification", "question-answering")
+"""Tasks that answer for every word of a text; of the others, a text is cut where the model's length ends."""
 FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sequence-classification": (("text", "text_pair"), ("text",)),
     "token-classification": (("tokens",), ("text",)),
@@ -67,6 +69,10 @@ def read_body(body: bytes, task: Task) -> Asked:
     if len(inputs) > MAX_REQUEST_TOKENS:
         many = f"{len(inputs):,} inputs have more than the {MAX_REQUEST_TOKENS:,} tokens of one request"
         raise Refused(413, many, "send them in several requests")
+    size = sum(map(_num_characters, inputs)) if task in READ_WHOLE else 0
+    if size > MAX_REQUEST_CHARACTERS:
+        many = f"{size:,} characters are more than the {MAX_REQUEST_CHARACTERS:,} of one request"
+        raise Refused(413, many, "send them in several requests")
     made = []
     for number, one in enumerate(inputs):
         try:
@@ -75,6 +81,13 @@ def read_body(body: bytes, task: Task) -> Asked:
             where = f"{key}[{number}]: " if is_list else ""
             raise Refused(400, f"{where}{error}", _hint(task)) from None
     return Asked(made, key, is_list)
+
+
+def _num_characters(given: Any) -> int:
+    """Of the texts in an input."""
+    values = given.values() if isinstance(given, dict) else (given,)
+    parts = (part for value in values for part in (value if isinstance(value, list) else (value,)))
+    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _reference(given: Any, task: Task) -> Reference:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramfit.errors import RecoveryExhausted
-from vramfit.runtime.data.encoding import Encoded, encode_questions, encode_texts, encode_words
+from vramfit.runtime.data.encoding import Encoded, encode_questions, encode_texts, encode_words, texts_of
 from vramfit.runtime.data.lengths import STRIDE
 from vramfit.runtime.data.predictions import merge_windows, predictions
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.asking import Asked, read_body
 from vramfit.serve.ceiling import Ceiling
-from vramfit.serve.limits import MAX_REQUEST_TOKENS
+from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.serve.loading import Loaded
 from vramfit.serve.long_texts import beginning, has_more
 from vramfit.serve.replies import Refused, Reply, answer, problem
@@ -99,12 +99,12 @@ class Engine:
         for key, body in requests:
             try:
                 asked = read_body(body, self.task)
-                self._check_length(asked)
+                cut = self._cut(asked)
             except Refused as refusal:
                 made.refused.append((key, refusal.reply))
                 continue
             made.parts[key] = Part(asked)
-            for place, reference in enumerate(asked.references):
+            for place, reference in enumerate(cut):
                 references.append({**reference, "row": len(references)})
                 owners.append((key, place))
         pieces: dict[Hashable, list[Encoded]] = {key: [] for key in made.parts}
@@ -138,30 +138,45 @@ class Engine:
         self.run(self.prepare([(0, body)]), found.extend)
         return found[0][1]
 
-    def _check_length(self, asked: Asked) -> None:
-        """Raises Refused for a context of which every token is read, before all of it is tokenized."""
-        for context in (r["context"] for r in asked.references if "context" in r):
-            if has_more(context, self._trained.tokenizer, MAX_REQUEST_TOKENS):
+    def _cut(self, asked: Asked) -> list[Row]:
+        """The inputs of a request, without what lies beyond what is read of them.
+
+        Raises:
+            Refused: too much to tokenize; known before all of it is.
+        """
+        made, size = [], 0
+        for reference in asked.references:
+            one = self._cut_one(reference)
+            made.append(one)
+            size += sum(map(len, texts_of(one)))
+            if size > MAX_REQUEST_CHARACTERS:
+                what = f"the texts have more than the {MAX_REQUEST_CHARACTERS:,} characters of one request"
+                raise Refused(413, what, SEVERAL)
+            if "context" in one and has_more(one["context"], self._trained.tokenizer, MAX_REQUEST_TOKENS):
                 raise Refused(413, f"a context has more than {MAX_REQUEST_TOKENS:,} tokens", SEVERAL)
+        return made
+
+    def _cut_one(self, reference: Row) -> Row:
+        def cut(text: str) -> str:
+            return beginning(text, self._trained.tokenizer, self.max_length)
+
+        if "question" in reference:
+            return {**reference, "question": cut(reference["question"])}
+        if "text" in reference:
+            return {**reference, "text": cut(reference["text"]), "whole": reference["text"]}
+        return {**reference, "texts": tuple(map(cut, reference["texts"]))}
 
     def _encode(self, references: Sequence[Row]) -> Iterator[Encoded]:
         tokenizer, length = self._trained.tokenizer, self.max_length
-
-        def cut(text: str) -> str:
-            return beginning(text, tokenizer, length)
-
         if self.task == "question-answering":
-            asked = [{**r, "question": cut(r["question"])} for r in references]
-            yield from encode_questions(asked, tokenizer, length, min(STRIDE, length // 4))
+            yield from encode_questions(references, tokenizer, length, min(STRIDE, length // 4))
             return
         if self.task == "token-classification":
-            tagged = [{**r, "text": cut(r["text"])} for r in references]
-            whole = {r["row"]: r["text"] for r in references}
-            for sample in encode_words(tagged, tokenizer, length, self._trained.label_names):
-                yield sample._replace(reference={**sample.reference, "text": whole[sample.reference["row"]]})
+            for sample in encode_words(references, tokenizer, length, self._trained.label_names):
+                yield sample._replace(reference={**sample.reference, "text": sample.reference["whole"]})
             return
         for num_texts in (1, 2):
-            alike = [{**r, "texts": tuple(map(cut, r["texts"]))} for r in references if len(r["texts"]) == num_texts]
+            alike = [r for r in references if len(r["texts"]) == num_texts]
             yield from encode_texts(alike, tokenizer, length, ())
 
     def _run_alone(self, work: Round, number: int, left: dict[int, None], send: OnReplies) -> None:

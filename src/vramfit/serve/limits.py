@@ -4,10 +4,14 @@ MAX_BODY_BYTES = 8 * 2**20
 """Of one request; SageMaker passes 6 MB on to a real-time endpoint."""
 MAX_REQUEST_TOKENS = 65_536
 """Of all texts of one request, as cut; a long context counts every window."""
+MAX_REQUEST_CHARACTERS = 16 * MAX_REQUEST_TOKENS
+"""Of its texts, each as far as it is tokenized."""
 MAX_WAITING = 1024
 """Requests that wait for a worker; the next one is told to come again."""
 MAX_WAITING_BYTES = 256 * 2**20
 """What their bodies may take together."""
+MAX_COMING_BYTES = 256 * 2**20
+"""The same of requests that have not come whole yet."""
 TIMEOUT_S = 55.0
 """Until an answer; SageMaker gives up after 60."""
 BODY_S = 20.0

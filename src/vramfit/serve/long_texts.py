@@ -2,8 +2,12 @@
 
 from typing import Any
 
+from vramfit.serve.replies import Refused
+
 CHARACTERS_A_TOKEN = 16
 """Texts of so many for each token that is read are looked at; shorter ones are tokenized whole."""
+MOST_CHARACTERS_A_TOKEN = 1024
+"""A text that has more, as a word of a million letters has, is refused: it would cost far more than is read of it."""
 MORE_TOKENS = 64
 """Beyond the length, so that what is cut lies out of sight."""
 GROWTH = 4
@@ -15,9 +19,16 @@ def beginning(text: str, tokenizer: Any, max_length: int) -> str:
 
     It ends between two words: those do not change the words before them. A text without spaces, as Chinese is
     written, is cut anywhere, where a cut further on gives the same tokens.
+
+    Raises:
+        Refused: a text so long with so few tokens that the end of what is read is not found.
     """
     size, before = CHARACTERS_A_TOKEN * max_length, None
+    most = MOST_CHARACTERS_A_TOKEN * max_length
     while len(text) > size:
+        if size > most:
+            what = f"the first {most:,} of a text's {len(text):,} characters do not settle its {max_length:,} tokens"
+            raise Refused(413, what, f"send texts of at most {most:,} characters, or with spaces between words")
         part = text[:size].rstrip()
         cut = max(part.rfind(" "), part.rfind("\n"))
         part = part[:cut].rstrip() if cut > 0 else part

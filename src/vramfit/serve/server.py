@@ -1,14 +1,15 @@
 """The server: workers, a socket, and the application on it until it is told to stop."""
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import uvicorn
-
-from vramfit.listening import listen, url_of
+from vramfit.listening.connections import most_connections
+from vramfit.listening.server import Server
+from vramfit.listening.sockets import listen, url_of
 from vramfit.serve.app import App
 from vramfit.serve.limits import STOP_S
 from vramfit.serve.metrics import Metrics
@@ -18,7 +19,9 @@ from vramfit.serve.worker import Ready
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
-LAST_ANSWERS_S = 8
+LAST_CALLS_S = 1
+"""After a polite kill: clients that keep connections open hear of the end with an answer."""
+LAST_ANSWERS_S = 7
 """Beyond the time after which nothing waits any more: for what is being computed."""
 
 
@@ -55,22 +58,14 @@ def serve(
     bound = listen(host, port)
     on_listening()
     metrics = Metrics()
-    pool = Pool(settings, metrics)
+    max_waiting = min(settings.max_waiting, most_connections() // 2)  # /ping needs a connection, too
+    pool = Pool(replace(settings, max_waiting=max_waiting), metrics)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         workers = pool.start()
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it once more when it has stopped
         on_ready(url_of(host, bound), workers)
-        config = uvicorn.Config(
-            App(pool, metrics, settings.timeout_s),
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(STOP_S + LAST_ANSWERS_S),
-        )
-        _Server(config, pool).run(sockets=[bound])
+        _Server(pool, App(pool, metrics, settings.timeout_s)).run(sockets=[bound])
     finally:
         pool.stop()
         bound.close()
@@ -78,16 +73,20 @@ def serve(
     return Served(metrics.num_accepted, metrics.num_answered, metrics.num_restarts)
 
 
-class _Server(uvicorn.Server):
-    """Stops as uvicorn does; what still waits after a while is told to come again."""
+class _Server(Server):
+    """Stops as any; what still waits after a while is told to come again."""
 
-    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
-        super().__init__(config)
+    def __init__(self, pool: Pool, app: App) -> None:
+        super().__init__(
+            app,
+            keep_alive_s=KEEP_ALIVE_S,
+            stop_s=STOP_S + LAST_ANSWERS_S,
+            last_calls_s=LAST_CALLS_S,
+            lifespan="off",
+        )
         self._pool = pool
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        import asyncio
-
         timer = asyncio.get_running_loop().call_later(STOP_S, self._pool.give_up)
         try:
             await super().shutdown(sockets)

@@ -1,13 +1,15 @@
 """`Guard`: what every request passes: no foreign hosts, no other sites, and headers that keep the page to itself."""
 
 import json
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
 """Names under which this server is asked on its own machine; a name that only leads here is another."""
+OURS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE | re.ASCII)
+"""The same in a request's Host, with a port or without."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,21 +55,14 @@ def refusal_of(headers: Headers) -> tuple[int, str] | None:
     first are known by their origin, the second by the host they ask for.
     """
     host = headers.get("host", "")
-    if _name_of(f"//{host}") not in HOSTS:
+    if not OURS.fullmatch(host):
         return 421, f"this server answers for {', '.join(HOSTS)} only, not for {host[:80]!r}"
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin.partition("://")[2] != host:
         return 403, f"this server does not answer pages of another origin ({origin[:80]!r})"
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         return 403, "this server does not answer pages of another site"
     return None
-
-
-def _name_of(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

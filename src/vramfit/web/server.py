@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable
 
-import uvicorn
-
 from vramfit.errors import VramfitError
-from vramfit.listening import listen, url_of
+from vramfit.listening.server import Server
+from vramfit.listening.sockets import listen, url_of
 from vramfit.web.app import create_app
 
 MAX_WORKERS = 4
+KEEP_ALIVE_S = 5
+STOP_S = 2
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -45,7 +46,4 @@ def serve(
     url = url_of(host, bound)
     workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
     app = create_app(num_workers=workers, allow_local=allow_local, on_ready=lambda: on_ready(url))
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
-    )
-    uvicorn.Server(config).run(sockets=[bound])
+    Server(app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S).run(sockets=[bound])

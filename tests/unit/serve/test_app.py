@@ -14,6 +14,7 @@ from vramfit.serve.replies import Reply, problem
 from vramfit.serve.waiting import Waiting
 
 JSON = ((b"content-type", b"application/json; charset=utf-8"),)
+SCOPE = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
 
 
 class Pool:
@@ -133,11 +134,38 @@ def test_what_is_no_invocation_is_refused_in_words(monkeypatch: Any) -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
-        return (await app._invoke(scope, receive)).status
+        return (await app._invoke(SCOPE, receive)).status
 
     assert run(slowly()) == 408
     assert metrics.num_accepted == 0
+
+
+def test_requests_that_stay_unfinished_take_bounded_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(app_module, "MAX_COMING_BYTES", 1000)
+    app, _, _ = make(timeout_s=0.01)
+
+    async def go() -> None:
+        stalled = [asyncio.ensure_future(app._invoke(SCOPE, stalling(400))) for _ in range(2)]
+        await asyncio.sleep(0)
+        status, body, headers = await call(app, "POST", "/invocations", b"x" * 400)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert "1,000 bytes in all" in body["error"]
+        for one in stalled:
+            one.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        assert (await invoke(app))[0] == 503  # taken again, and no worker is there
+
+    def stalling(size: int) -> Any:
+        parts = [{"type": "http.request", "body": b"x" * size, "more_body": True}]
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                await asyncio.Event().wait()
+            return parts.pop()
+
+        return receive
+
+    asyncio.run(go())
 
 
 def test_ping_says_whether_anybody_can_answer() -> None:

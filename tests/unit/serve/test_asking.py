@@ -82,3 +82,12 @@ def test_any_json_is_understood_or_refused(value: Any, task: Any) -> None:
 def test_any_bytes_are_understood_or_refused(body: bytes) -> None:
     with pytest.raises(Refused):
         read_body(body, "features")
+
+
+@pytest.mark.parametrize("task", ["features", "question-answering"])
+def test_every_depth_of_nesting_is_refused_in_words(task: Any) -> None:
+    for depth in (*range(1, 900, 50), *range(900, 1_100)):  # some that JSON is read at, and Python cannot show
+        for opened, closed in (("[", "]"), ('{"text":', "}")):
+            body = f'{{"inputs": {opened * depth}1{closed * depth}}}'
+            if body != '{"inputs": {"text":1}}':
+                refused(body.encode(), task)

@@ -15,6 +15,7 @@ from vramfit.errors import CheckpointError, NoPlanFits
 from vramfit.serve import engine as engine_module
 from vramfit.serve import limits
 from vramfit.serve import loading as loading_module
+from vramfit.serve import long_texts
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
 Heads = dict[str, Path]
@@ -207,6 +208,42 @@ def test_questions_are_cut_and_contexts_too_long_are_refused_before_they_are_tok
     monkeypatch.setattr(engine_module, "encode_questions", lambda *given: iter(()))
     told = ask(engine, {"question": "where", "context": "." * 500_000}, status=413)
     assert told["error"] == "a context has more than 65,536 tokens"
+
+
+def test_hardly_any_of_a_text_without_spaces_is_tokenized_however_long(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(heads["features"])
+    seen: list[int] = []
+    usual = long_texts._ids
+
+    def counted(text: str, tokenizer: Any) -> list[int]:
+        seen.append(len(text))
+        return usual(text, tokenizer)
+
+    monkeypatch.setattr(long_texts, "_ids", counted)
+    told = ask(engine, ["anna", "a" * 8_000_000], status=413)
+    most = long_texts.MOST_CHARACTERS_A_TOKEN * engine.max_length
+    assert told["error"] == f"the first {most:,} of a text's 8,000,000 characters do not settle its 48 tokens"
+    assert sum(seen) < 2 * most
+    assert ask(engine, "anna")["embedding"]
+
+
+def test_many_texts_of_one_request_are_not_tokenized_beyond_its_limit(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(heads["features"])
+    monkeypatch.setattr(engine_module, "encode_texts", lambda *given: iter(()))
+    told = ask(engine, ["a" * 700] * 1_500, status=413)
+    assert told["error"] == "the texts have more than the 1,048,576 characters of one request"
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering"])
+def test_where_every_word_is_answered_for_a_long_text_is_refused_at_once(heads: Heads, task: str) -> None:
+    text = "." * 3_000_000
+    asked = text if task == "token-classification" else {"question": "where", "context": text}
+    told = ask(engine_of(heads[task]), asked, status=413)
+    assert told["error"].endswith("characters are more than the 1,048,576 of one request")
 
 
 def test_more_inputs_than_tokens_allowed_are_refused_at_once(heads: Heads) -> None:

@@ -107,7 +107,13 @@ def test_folders_can_be_allowed(tmp_path: Path) -> None:
     assert answer(query, allow_local=True)[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "[::2]", "["])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "[::2]", "[", "127.0.0.1@localhost"),
+        *("127.0.0.1:port", "127.0.0.1/elsewhere", "localhost:80:80", "localhost#"),
+    ],
+)
 def test_names_that_only_lead_here_are_refused(client: TestClient, host: str) -> None:
     response = client.get("/api/catalogue", headers={"Host": host})
     assert response.status_code == 421
@@ -124,6 +130,20 @@ def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
     cross = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
     assert client.get("/api/catalogue", headers=cross).status_code == 403
     assert client.get("/api/catalogue", headers={"Origin": "http://127.0.0.1:8765"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://[::1", "http://]", "null", "", "127.0.0.1:8765", "://", "http://[v]"]
+)
+def test_an_origin_that_is_no_address_is_refused_like_any_other(client: TestClient, origin: str) -> None:
+    response = client.get("/api/catalogue", headers={"Origin": origin, "Referer": origin})
+    assert response.status_code == 403
+    assert "another origin" in response.json()["error"]
+
+
+@pytest.mark.parametrize("referer", ["http://[", "", "http://evil.example/"])
+def test_a_referer_is_of_no_consequence(client: TestClient, referer: str) -> None:
+    assert client.get("/api/catalogue", headers={"Referer": referer}).status_code == 200
 
 
 def test_every_answer_keeps_the_page_to_itself(client: TestClient) -> None:

@@ -34,7 +34,10 @@ class BadValue(ValueError):
 
 def shown(value: object) -> str:
     """A value for a message: quoted, and not too long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 

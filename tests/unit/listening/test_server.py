@@ -1,0 +1,146 @@
+"""A server with a small application, as both servers run it: crowds of hostile connections, and an orderly stop."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vramfit.listening.server import CLOSE, Server
+from vramfit.listening.sockets import listen
+
+WAIT_S = 60
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+FEW_HANDLES = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from vramfit.listening.server import Server
+from vramfit.listening.sockets import listen
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+bound = listen("127.0.0.1", 0)
+print(bound.getsockname()[1], flush=True)
+Server(app, keep_alive_s=60, stop_s=1, lifespan="off").run(sockets=[bound])
+"""
+
+
+class Application:
+    """Answers at once; what asks for /slow when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            self.asked.set()
+            await asyncio.to_thread(self.go_on.wait, WAIT_S)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@contextmanager
+def running(app: Any, **options: Any) -> Iterator[tuple[Server, int]]:
+    server = Server(app, keep_alive_s=60, stop_s=5, lifespan="off", **options)
+    bound = listen("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    try:
+        yield server, port
+    finally:
+        server.should_exit = True
+        thread.join(WAIT_S)
+        bound.close()
+        assert not thread.is_alive()
+
+
+def connect(port: int, data: bytes = b"") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    made.sendall(data)
+    return made
+
+
+def heard(one: socket.socket) -> bytes:
+    """One answer; what came of it where the connection ended."""
+    data = b""
+    while not data.endswith(b"{}"):
+        part = one.recv(4096)
+        if not part:
+            break
+        data += part
+    return data
+
+
+def hostile(port: int, number: int, data: bytes) -> list[socket.socket]:
+    return [connect(port, data) for _ in range(number)]
+
+
+def test_clients_are_answered_beside_more_silent_connections_than_there_are_file_handles() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FEW_HANDLES], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    held: list[socket.socket] = []
+    try:
+        held += hostile(port, 300, b"GET / HTTP/1.1\r\nX-Slow: ")
+        held += hostile(port, 300, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+        for _ in range(16):
+            with connect(port, REQUEST) as honest:
+                assert heard(honest).startswith(b"HTTP/1.1 200")
+                held += hostile(port, 4, b"GET")
+                honest.sendall(REQUEST)  # and the connection has been kept
+                assert heard(honest).startswith(b"HTTP/1.1 200")
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=WAIT_S)
+        for one in held:
+            one.close()
+    assert "Traceback" not in log
+    assert len(log) < 10_000
+
+
+def test_a_flood_of_requests_that_are_no_http_leaves_a_short_log(capfd: Any) -> None:
+    with running(Application()) as (_, port):
+        for _ in range(100):
+            with connect(port, b"\x16\x03\x01 no http\r\n\r\n") as one:
+                one.recv(1000)
+    assert capfd.readouterr().err.count("Invalid HTTP request") <= 10
+
+
+def is_said(server: Server) -> bool:
+    """Whether answers say that connections end, after a while."""
+    for _ in range(WAIT_S * 100):
+        if CLOSE in server.server_state.default_headers:
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def test_a_server_that_stops_answers_everybody_says_so_and_resets_nobody() -> None:
+    app = Application()
+    with running(app, last_calls_s=1.0) as (server, port):
+        idle, talking, slow = (connect(port, REQUEST) for _ in range(3))
+        for one in (idle, talking, slow):
+            assert b"connection: close" not in heard(one).lower()
+        slow.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert app.asked.wait(WAIT_S)
+        server.should_exit = True
+        assert is_said(server)
+        talking.sendall(REQUEST)
+        assert b"connection: close" in heard(talking).lower()
+        assert talking.recv(10) == b""
+        assert idle.recv(10) == b""  # an end, where a reset would raise
+        idle.sendall(b"G")  # late, and still no reset
+        app.go_on.set()
+        last = heard(slow)
+        assert last.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in last.lower()
+        for one in (idle, talking, slow):
+            one.close()
