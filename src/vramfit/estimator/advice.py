@@ -6,7 +6,7 @@ from typing import Any
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.records.estimate import Advice, Estimate
-from vramfit.techniques.catalogue import BF16_CAPABILITY, find
+from vramfit.techniques.catalogue import find, usual_precision
 
 MIN_SAVED_SHARE = 0.005
 """Changes that save less than this share of the peak are not worth a line."""
@@ -56,8 +56,6 @@ def _candidates(now: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
     if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
         yield "accumulate", {"accumulate": 2 * (w.accumulate or 1), "micro_batch": None}
     if w.precision in ("fp32", "tf32"):
-        bf16 = now.compute_capability >= BF16_CAPABILITY
-        lower = ("amp-bf16" if bf16 else "amp-fp16") if w.mode != "infer" else ("bf16" if bf16 else "fp16")
-        yield "precision", {"precision": lower}
+        yield "precision", {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
     if w.trains and w.freeze is None and w.lora is None:
         yield "freeze", {"freeze": "embeddings"}

@@ -354,7 +354,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     choice, search, estimate = found.choice, found.search, found.estimate
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
-    others = alternatives_of(bench, search, choice)
+    others = alternatives_of(bench, search, choice, sampled)
     seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
     notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:

@@ -179,6 +179,14 @@ class MaxBatch:
     """What stops the next batch: the phase and part that would run out, in words."""
     not_fitting: tuple[int, ...] = ()
     """Smaller batches that do not fit although this one does: fragmentation decides."""
+    margin_batch: int | None = None
+    """The largest that leaves the margin that plans keep; 0 when none does, None where it was not looked for."""
+    margin_bytes: int = 0
+    margin_reason: str = ""
+    usual_precision: str | None = None
+    """The lower precision that is usual on the GPU, where fp32 was only the default and this can be instead."""
+    usual_batch: int | None = None
+    """The largest batch in it that leaves the same margin."""
 
     def __repr__(self) -> str:
         """How a prompt shows it."""
