@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from vramfit.estimator.predict import estimate
-    from vramfit.estimator.search import max_batch
     from vramfit.loader.load import load
+    from vramfit.planner.largest import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
@@ -58,7 +58,7 @@ _HOME = {
     "WorkloadError": "vramfit.errors",
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
-    "max_batch": "vramfit.estimator.search",
+    "max_batch": "vramfit.planner.largest",
     "plan": "vramfit.planner.plan",
     "watch": "vramfit.runtime.watching",
 }

@@ -98,7 +98,7 @@ def _opened(log: str) -> Iterator[IO[str]]:
 
 
 def _show(explanation: "Explanation") -> None:
-    from vramfit.report.explanation import render_explanation
+    from vramfit.report.explanation import gpu_of_plan, render_explanation
 
     out = console()
     out.print(render_explanation(explanation))
@@ -106,6 +106,8 @@ def _show(explanation: "Explanation") -> None:
         from vramfit.report.plan import render_plan
 
         out.print("\n[bold]What fits[/bold]")
+        if (said := gpu_of_plan(explanation)) is not None:
+            out.print(said, style="yellow")
         out.print(render_plan(explanation.plan))
     elif explanation.no_plan is None and explanation.message.kind in ("allocator", "driver", "library"):
         out.print("\nWith --model, --batch and --seq, the settings that fit are found too.", style="dim")

@@ -19,7 +19,7 @@ def run(options: WorkloadOptions, json: Json = False) -> None:
 
     keywords = options.keywords()
     with console(stderr=True).status(f"Searching the largest batch of {options.model} …"):
-        from vramfit.estimator.search import max_batch
+        from vramfit.planner.largest import max_batch
 
         found = max_batch(options.model, **keywords)
     if json:

@@ -12,6 +12,8 @@ from vramfit.records.plan import Plan
 
 SAME_CAPACITY_BYTES = int(0.006 * 2**30)
 """Messages round to 0.01 GiB."""
+NEAR = 0.03
+"""What drivers differ by in what they leave of the same GPU, as a share."""
 NOTHING_FOUND = (
     "give the lines around the error: a Python traceback, or what the scheduler or the container said at the end"
 )
@@ -37,12 +39,13 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
     message, count = most_telling(find_messages(log.splitlines() if isinstance(log, str) else log))
     if message is None:
         raise VramfitError("no out-of-memory message was found", hint=NOTHING_FOUND)
-    gpu = find_gpu(keywords["gpu"]).name if keywords.get("gpu") else _gpu_of(message)
+    named = keywords.get("gpu")
+    gpu, *alike = [find_gpu(named).name] if named else _gpus_of(message) or [None]
     cause, headline, holdings, findings = blame(message)
     plan, no_plan = None, None
     budget_bytes = _budget(message)
     if model is not None and model != "":
-        plan, no_plan = _plan(model, gpu, budget_bytes, keywords)
+        plan, no_plan = _plan(model, gpu or _nearest(message), budget_bytes, keywords)
     return Explanation(
         message=message,
         num_messages=count,
@@ -52,18 +55,32 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
         findings=findings,
         budget_bytes=budget_bytes,
         gpu=gpu,
+        gpus_alike=tuple(name for name in alike if name is not None),
         plan=plan,
         no_plan=no_plan,
     )
 
 
-def _gpu_of(message: OutOfMemoryMessage) -> str | None:
-    """The one GPU of the catalogue that has this capacity, to the digits of the message."""
+def _gpus_of(message: OutOfMemoryMessage) -> list[str]:
+    """The GPUs of the catalogue that have this capacity, to the digits of the message; the one that can least first.
+
+    Settings for that one run on the others too, and no slower.
+    """
+    if message.total_bytes is None:
+        return []
+    total_bytes = message.total_bytes
+    near = [g for g in all_gpus() if abs(g.total_memory_bytes - total_bytes) <= SAME_CAPACITY_BYTES]
+    return [g.name for g in sorted(near, key=lambda g: (g.compute_capability, g.num_multiprocessors))]
+
+
+def _nearest(message: OutOfMemoryMessage) -> str | None:
+    """The GPU of the catalogue whose capacity is nearest, where one is near: by another driver it may be this one."""
     if message.total_bytes is None:
         return None
     total_bytes = message.total_bytes
-    near = [g.name for g in all_gpus() if abs(g.total_memory_bytes - total_bytes) <= SAME_CAPACITY_BYTES]
-    return near[0] if len(near) == 1 else None
+    near = [g for g in all_gpus() if abs(g.total_memory_bytes - total_bytes) <= NEAR * total_bytes]
+    nearest = min(near, key=lambda g: (abs(g.total_memory_bytes - total_bytes), g.compute_capability), default=None)
+    return nearest.name if nearest is not None else None
 
 
 def _budget(message: OutOfMemoryMessage) -> int | None:

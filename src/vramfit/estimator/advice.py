@@ -6,10 +6,12 @@ from typing import Any
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.records.estimate import Advice, Estimate
-from vramfit.techniques.catalogue import BF16_CAPABILITY, find
+from vramfit.techniques.catalogue import KINDS, find, usual_precision
 
 MIN_SAVED_SHARE = 0.005
 """Changes that save less than this share of the peak are not worth a line."""
+SAID = ("attention", "optimizer", "checkpointing", "accumulate", "precision", "freeze")
+"""Keywords that name a change; others only make it possible."""
 
 
 def advise(model: Any, **keywords: Any) -> list[Advice]:
@@ -24,8 +26,8 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
     now = estimate(model, **keywords)
     found = []
     for keyword, changed in _candidates(now):
-        technique = find(keyword, changed[keyword])
-        assert technique is not None, f"{keyword} {changed[keyword]} is not in the catalogue"
+        techniques = [find(name, value) for name, value in changed.items()]
+        assert techniques[0] is not None, f"{keyword} {changed[keyword]} is not in the catalogue"
         try:
             then = estimate(model, **(keywords | changed))
         except VramfitError:
@@ -34,8 +36,8 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
         if saved >= MIN_SAVED_SHARE * now.peak_allocated_bytes:
             found.append(
                 Advice(
-                    change=f"{keyword} {changed[keyword]}",
-                    kind=technique.kind,
+                    change=", ".join(f"{name} {changed[name]}" for name in changed if name in SAID),
+                    kind=max((t.kind for t in techniques if t is not None), key=KINDS.index),
                     saved_bytes=saved,
                     peak_allocated_bytes=then.peak_allocated_bytes,
                     fits=then.fits,
@@ -45,8 +47,12 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
 
 
 def _candidates(now: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keywords to change, the technique first; a second one follows from it."""
+    """Keywords to change, the technique first; others follow from it."""
     w = now.workload
+    if w.attention != "packed" and now.has_large_mask:
+        lower = {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
+        needed = lower if w.precision in ("fp32", "tf32") else {}  # its kernel computes in 16 bits
+        yield "attention", {"attention": "packed", **needed, **({"loop": "stepper"} if w.trains else {})}
     if w.attention == "eager":
         yield "attention", {"attention": "sdpa"}
     if w.trains and w.optimizer == "adamw":
@@ -56,8 +62,6 @@ def _candidates(now: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
     if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
         yield "accumulate", {"accumulate": 2 * (w.accumulate or 1), "micro_batch": None}
     if w.precision in ("fp32", "tf32"):
-        bf16 = now.compute_capability >= BF16_CAPABILITY
-        lower = ("amp-bf16" if bf16 else "amp-fp16") if w.mode != "infer" else ("bf16" if bf16 else "fp16")
-        yield "precision", {"precision": lower}
+        yield "precision", {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
     if w.trains and w.freeze is None and w.lora is None:
         yield "freeze", {"freeze": "embeddings"}

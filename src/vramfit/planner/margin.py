@@ -85,5 +85,7 @@ def margin_of(
         num_bytes += for_lengths
         words = f"{share:.0%}" if for_lengths > least_bytes else format_bytes(least_bytes)
         why += f", {words} since batches of varied lengths fragment memory"
+        if share > LENGTHS_SHARE["expandable"]:
+            why += f" ({LENGTHS_SHARE['expandable']:.0%} with allocator expandable)"
         is_thin = for_lengths < LEAST_FOR_LENGTHS
     return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}", is_thin=is_thin)

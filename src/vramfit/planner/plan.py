@@ -12,7 +12,7 @@ from vramfit.planner.bench import Bench
 from vramfit.planner.evaluation import choose_evaluation
 from vramfit.planner.lengths import Lengths, lengths_of
 from vramfit.planner.margin import Margin, margin_of, tight_margin_of
-from vramfit.planner.reasons import reasons_of
+from vramfit.planner.reasons import reasons_of, why_not_packed
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
@@ -183,7 +183,11 @@ def _find_waiting(bench: Bench, training: Training, waiting: Waiting, sampled: L
     packed = _find_packed(bench, training, waiting, sampled)
     if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(bench, packed, sampled):
         return packed
-    return _quicker_of(bench, packed, _find_with(bench, training, waiting, sampled, packs=False), sampled)
+    padded = _find_with(bench, training, waiting, sampled, packs=False)
+    if packed is None and padded is not None and padded.estimate.has_large_mask:
+        if why_not_packed(bench, padded.choice.recipe, sampled) is None:  # packed attention has no mask
+            packed = _find_with(bench, training, waiting, sampled, packs=True)
+    return _quicker_of(bench, packed, padded, sampled)
 
 
 def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
@@ -354,7 +358,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     choice, search, estimate = found.choice, found.search, found.estimate
     limit_bytes = bench.budget_bytes - found.margin.num_bytes
     evaluation = choose_evaluation(bench, choice, limit_bytes)
-    others = alternatives_of(bench, search, choice)
+    others = alternatives_of(bench, search, choice, sampled)
     seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
     notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:

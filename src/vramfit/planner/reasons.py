@@ -12,7 +12,7 @@ from vramfit.planner.space import Recipe, Training
 from vramfit.planner.varied import WORTH_PACKING, padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
-from vramfit.techniques.catalogue import Technique, find
+from vramfit.techniques.catalogue import BF16_CAPABILITY, Technique, find
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -40,6 +40,10 @@ def reasons_of(
     whys = dict(_whys(bench, search, chosen, training))
     if chosen.recipe.attention == "packed":
         whys["attention"] = _why_packed(bench, chosen, lengths)
+    elif estimate.has_large_mask:
+        why = why_not_packed(bench, chosen.recipe, lengths) or "packed passes are no faster on these lengths"
+        mask = f"packed attention has no mask, which takes {format_bytes(estimate.mask_bytes)} here"
+        whys["attention"] += f"; {mask}, but {why}"
     if chosen.recipe.offload is not None:
         whys["offload"] = _why_offload(bench, chosen, estimate)
     made = [_split_reason(bench, search, chosen, lengths)]
@@ -65,13 +69,30 @@ def _why_packed(bench: Bench, chosen: Choice, lengths: Lengths | None) -> str:
         return "sequences lie end to end, so that padding takes nothing"
     share = padding_share(bench, chosen.micro_batch, lengths)
     why = "sequences lie end to end"
-    if share >= WORTH_PACKING or not chosen.recipe.keywords()["fused"]:
+    if share >= WORTH_PACKING:
         why += f"; {share:.0%} of padded passes would be padding"
     else:
-        why += ", as fused layers take them; of padded passes hardly anything would be padding"
+        how = "as fused layers take them" if chosen.recipe.keywords()["fused"] else "and need no mask"
+        why += f", {how}; of padded passes hardly anything would be padding"
     if bench.base.task == "question-answering":
         why += "; an answer is sought among a text's own tokens, and no more among its padding"
     return why
+
+
+def why_not_packed(bench: Bench, recipe: Recipe, lengths: Lengths | None) -> str | None:
+    """What keeps a plan that is padded from being packed; None where nothing does."""
+    is_16_bits = recipe.precision not in ("fp32", "tf32")
+    why_not = {
+        "that is not for several GPUs": bench.base.num_gpus > 1,
+        "this model has no such attention": not bench.can_pack,
+        "its kernel needs a GPU of sm_80 or newer": bench.target.profile.compute_capability < BF16_CAPABILITY,
+        f"its kernel computes in 16 bits, not in {recipe.precision}": not is_16_bits,
+        "that is not planned beside what waits in host memory": recipe.offload is not None,
+        "that is planned where lengths are known (--lengths, --data) or where it is asked for (--attention packed)": (
+            lengths is None
+        ),
+    }
+    return next((why for why, is_so in why_not.items() if is_so), None)
 
 
 def _cost_in_bf16(recipe: Recipe) -> str:

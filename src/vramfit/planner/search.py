@@ -208,6 +208,10 @@ class Search:
         """This search, and the one before it."""
         return (self,) if self.before is None else (self, self.before)
 
+    def fitting(self) -> list[Choice]:
+        """What was predicted so far and fits."""
+        return [c for c in self.tried if c.safe_reserved_bytes <= self.limit_bytes]
+
     def largest(self) -> Iterator[Choice]:
         """For each recipe that was traced, none or all layers checkpointed, the fastest split that fits.
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from vramfit.errors import WorkloadError
 from vramfit.planner.request import Request
 from vramfit.records.estimate import Kind
-from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by
+from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by, usual_precision
 from vramfit.workload import Workload
 
 LORA_RANK = 16
@@ -15,6 +15,13 @@ LORA_RANK = 16
 PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.15, "amp": 0.02, "weights": 0.25}
 """What a change must bring in time to be taken: near ties go to the simpler settings, and moments are not rounded for
 a few percent. Steps whose layers wait in host memory took 1.2 to 1.5 times what was predicted, on an H200."""
+PRICED = {
+    "checkpointing": "layers that are computed twice",
+    "adamw-8bit": "moments in 8 bits",
+    "amp": "autocast",
+    "weights": "layers that wait in host memory",
+}
+"""The same changes in words."""
 MANY_SIZES, LEAST_STEP = 64, 0.05
 """Of more sizes than this, those beyond it are tried at steps of a share: a batch of a million has two thousand."""
 KEPT = ("checkpointing", "freeze", "lora", "quantize", "allocator", "casts")
@@ -50,11 +57,18 @@ class Recipe:
     @property
     def price(self) -> float:
         """What its time counts for beside simpler settings."""
-        price = 1.0
-        price += PRICES["checkpointing"] * (self.checkpointing is not None)
-        price += PRICES["adamw-8bit"] * (self.optimizer == "adamw-8bit")
-        price += PRICES["weights"] * (self.offload == "weights")
-        return price + PRICES["amp"] * self.precision.startswith("amp")
+        return sum((PRICES[name] for name in self.priced), 1.0)
+
+    @property
+    def priced(self) -> list[str]:
+        """What of it has a price."""
+        has = {
+            "checkpointing": self.checkpointing is not None,
+            "adamw-8bit": self.optimizer == "adamw-8bit",
+            "weights": self.offload == "weights",
+            "amp": self.precision.startswith("amp"),
+        }
+        return [name for name, is_there in has.items() if is_there]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,10 +171,9 @@ def recipes(
 
 
 def _precisions(request: Request, capability: tuple[int, int]) -> list[str]:
-    modern = capability >= BF16_CAPABILITY
     if request.exact:
         return ["fp32"]
-    return ["amp-bf16", "tf32"] if modern else ["amp-fp16", "fp32"]
+    return [usual_precision(capability, infers=False), "tf32" if capability >= BF16_CAPABILITY else "fp32"]
 
 
 def _optimizers(request: Request, offload: str | None) -> list[str]:

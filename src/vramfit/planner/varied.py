@@ -193,20 +193,27 @@ def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> C
     if (
         len(search.families) == 1 and choice.recipe.compile and not bench.base.compile
     ):  # chosen before, as it is without
-        return _grown(bench, search, choice)
+        return _grown(bench, search, choice, lengths)
     others = sorted(search.largest(), key=lambda c: c.step_time_s * c.recipe.price)
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]
-    best, best_s = compared[0], time_on_lengths(bench, compared[0], lengths) * compared[0].recipe.price
-    for other in compared[1:]:
+    best = _quickest(bench, compared, lengths)
+    faster = [c for c in search.fitting() if c.step_time_s < best.step_time_s and c not in compared]
+    return _grown(bench, search, _quickest(bench, [best, *faster], lengths), lengths)
+
+
+def _quickest(bench: Bench, choices: Sequence[Choice], lengths: Lengths) -> Choice:
+    best, *others = choices
+    best_s = time_on_lengths(bench, best, lengths) * best.recipe.price if others else 0.0
+    for other in others:
         price = other.recipe.price
         if least_on_lengths(bench, other, lengths) * price < best_s:
             other_s = time_on_lengths(bench, other, lengths) * price
             best, best_s = (other, other_s) if other_s < best_s else (best, best_s)
-    return _grown(bench, search, best)
+    return best
 
 
-def _grown(bench: Bench, search: Search, choice: Choice) -> Choice:
-    """The largest micro-batch with as many passes at full length: short samples then need fewer."""
+def _grown(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
+    """The largest micro-batch with as many passes at full length, unless it takes longer: short samples need fewer."""
     if {"micro_batch", "accumulate"} & bench.request.asked:
         return choice
     size, batch = choice.micro_batch, bench.timed_batch(choice.recipe)
@@ -217,5 +224,5 @@ def _grown(bench: Bench, search: Search, choice: Choice) -> Choice:
             continue
         found = search.predict(choice.recipe, grown)
         if found.safe_reserved_bytes <= search.limit_bytes:
-            return found
+            return min(found, choice, key=lambda c: time_on_lengths(bench, c, lengths))
     return choice

@@ -30,6 +30,11 @@ COPIES, HOST, HOST_STEP = "transfers", "host", "step from host memory"
 """In `Estimate.time_breakdown`: copies between host and device; the host's time, which goes beside the device's; what
 an offloaded optimizer computes."""
 
+ATTENTION_MODULES = ("self", "attn", "attention")
+"""Last parts of the paths of modules in which scores are computed."""
+MUCH_MASK = 0.1
+"""Of the peak: where attention masks take so much, attention without them is worth a thought."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseEstimate:
@@ -142,6 +147,17 @@ class Estimate:
         """What the capacity leaves above `safe_reserved_bytes`; negative when it does not fit."""
         return None if self.capacity_bytes is None else self.capacity_bytes - self.safe_reserved_bytes
 
+    @property
+    def mask_bytes(self) -> int:
+        """Of the blocks at the peak: the masks that layers of attention made for themselves."""
+        masks = [g for g in self.groups if g.operator == "where" and g.module.rpartition(".")[2] in ATTENTION_MODULES]
+        return sum(g.allocated_bytes for g in masks)
+
+    @property
+    def has_large_mask(self) -> bool:
+        """Whether masks are a large part of the peak."""
+        return self.mask_bytes >= MUCH_MASK * self.peak_allocated_bytes
+
     def save_snapshot(self, path: str | Path) -> None:
         """Write the predicted stream as PyTorch's memory visualiser (memory_viz) reads it.
 
@@ -179,6 +195,14 @@ class MaxBatch:
     """What stops the next batch: the phase and part that would run out, in words."""
     not_fitting: tuple[int, ...] = ()
     """Smaller batches that do not fit although this one does: fragmentation decides."""
+    margin_batch: int | None = None
+    """The largest that leaves the margin that plans keep; 0 when none does, None where it was not looked for."""
+    margin_bytes: int = 0
+    margin_reason: str = ""
+    usual_precision: str | None = None
+    """The lower precision that is usual on the GPU, where fp32 was only the default and this can be instead."""
+    usual_batch: int | None = None
+    """The largest batch in it that leaves the same margin."""
 
     def __repr__(self) -> str:
         """How a prompt shows it."""

@@ -100,7 +100,9 @@ class Explanation:
     budget_bytes: int | None = None
     """What PyTorch could have reserved then: the budget that the plan is made for."""
     gpu: str | None = None
-    """The catalogue's name of the GPU, where it was given or the capacity tells."""
+    """The catalogue's name of the GPU, where it was given or the capacity tells; of several, the one that can least."""
+    gpus_alike: tuple[str, ...] = ()
+    """Others of the catalogue with the same capacity."""
     plan: Plan | None = None
     """Settings that fit, where the model was given."""
     no_plan: str | None = None

@@ -47,6 +47,8 @@ class Alternative:
     fits: bool
     allowed: bool = True
     """Whether the request allows it; others show what allowing more would bring."""
+    why_not: str = ""
+    """Why it was not taken, where it fits and is faster at full length than the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

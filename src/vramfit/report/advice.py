@@ -36,6 +36,9 @@ def render_advice(advice: Sequence[Advice], estimate: Estimate) -> RenderableTyp
             lines.append(
                 Text.assemble((name, "bold" if change is best else ""), saved, left, _verdict(change, estimate))
             )
+    if any(a.change.startswith("attention packed") for a in saving):
+        steps = "; training with it is for --loop stepper" if estimate.workload.trains else ""
+        lines.append(Text(f"Packed attention has no mask, which takes {size(estimate.mask_bytes)} here{steps}."))
     return Group(*lines)
 
 

@@ -47,12 +47,27 @@ def render_explanation(explanation: Explanation) -> RenderableType:
     return Group(*parts)
 
 
+def gpu_of_plan(explanation: Explanation) -> str | None:
+    """Which GPU the plan is for, where the message did not leave just one."""
+    total_bytes, alike = explanation.message.total_bytes, explanation.gpus_alike
+    if alike:
+        others = " and ".join(alike)
+        has = "have" if len(alike) > 1 else "has"
+        return f"The plan is for {explanation.gpu}; {others} {has} as much memory: --gpu says which it was."
+    if explanation.gpu is None and total_bytes is not None and explanation.plan is not None:
+        near = explanation.plan.workload.gpu
+        what = f"{near}, whose memory is nearest" if near else "the memory alone"
+        return f"No GPU of the catalogue has {size(total_bytes)}: the plan is for {what}; --gpu says which it was."
+    return None
+
+
 def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
     holdings = explanation.holdings
     if not holdings:
         return
     total = explanation.message.total_bytes or sum(h.num_bytes for h in holdings) or 1
-    gpu = f" (as a {explanation.gpu} has)" if explanation.gpu else ""
+    names = [explanation.gpu, *explanation.gpus_alike] if explanation.gpu else []
+    gpu = f" (as a {' or a '.join(names)} has)" if names else ""
     yield Text(f"Where {size(total)}{gpu} were", style="bold")
     yield _Shares(holdings, total)
     yield Text()

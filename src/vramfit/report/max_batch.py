@@ -24,8 +24,13 @@ def _answer(found: MaxBatch) -> Iterator[RenderableType]:
     if not found.batch:
         yield render_verdict(found.estimate, "Not even one sample fits")
     else:
-        yield Text(f"Largest batch: {found.batch:,}", style="bold green")
+        yield Text(f"Largest batch: {found.batch:,}{with_margin(found)}", style="bold green")
         yield render_verdict(found.estimate, says_cold=False)
+    if found.margin_reason:
+        yield marked("·", f"The margin of plans: {found.margin_reason}.", "dim")
+    if found.usual_batch is not None:
+        lower = f"fp32 is only the default: --precision {found.usual_precision}, the usual one here,"
+        yield marked("→", f"{lower} allows {found.usual_batch:,} with the same margin.", "cyan")
     if found.cold_batch < found.batch:
         yield marked(
             "!",
@@ -41,6 +46,14 @@ def _answer(found: MaxBatch) -> Iterator[RenderableType]:
             f"Not {name_batches(found.not_fitting)}, although {found.batch:,} fits: memory is more fragmented there.",
             "yellow",
         )
+
+
+def with_margin(found: MaxBatch) -> str:
+    """Behind the largest batch that fits: the largest that leaves the margin that plans keep."""
+    if found.margin_batch is None:
+        return ""
+    batch = f"{found.margin_batch:,}" if found.margin_batch else "not even one"
+    return f", or {batch} with the margin that plans keep"
 
 
 def name_batches(batches: Sequence[int]) -> str:

@@ -138,6 +138,10 @@ def _others(plan: Plan) -> Iterator[RenderableType]:
     yield legend.append("┄ ", "yellow").append("budget", "dim")
     yield Text()
     yield _table(plan, shown)
+    faster = "faster" if plan.lengths is None else "faster at full length"
+    for other in (a for a in shown if a.why_not):
+        split = f"{other.settings}, {other.micro_batch} × {other.accumulate}"
+        yield marked("·", f"Not {split}, although it is {faster}: {other.why_not}.", "dim")
     yield Text()
 
 

@@ -30,6 +30,7 @@ def max_batch_repr(m: MaxBatch) -> str:
     """The batch, and what limits it."""
     e, w = m.estimate, m.estimate.workload
     found = f"batch {m.batch:,}" if m.batch else "not even one sample fits"
+    found += f", {m.margin_batch:,} with the margin that plans keep" if m.margin_batch is not None else ""
     return _shown(
         "MaxBatch",
         f"{found}: {', '.join([w.model, w.mode, *job(w, batch=False)])}; {target(e)}",

@@ -1,6 +1,6 @@
 """How a person calls what the records name: phases, parts of a step, operators, module paths."""
 
-from vramfit.records.estimate import Estimate, PeakMoment, TensorGroup
+from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.units import format_bytes
@@ -55,8 +55,6 @@ _OPERATORS = {
     "sum": "sums over tokens",
     "tanh": "tanh outputs",
 }
-_ATTENTION = ("self", "attn", "attention")
-"""Last parts of the paths of modules in which scores are computed."""
 _IN_ATTENTION = {
     "add": "attention scores with the mask",
     "bmm": "attention scores, context",
@@ -158,7 +156,7 @@ def operator_name(operator: str, module: str) -> str:
     """What an operator makes, in words; the operator itself where no words are better."""
     if operator.startswith("_scaled_dot_product"):
         return "gradients of attention" if operator.endswith("_backward") else "attention outputs"
-    special = _IN_ATTENTION if module.rpartition(".")[2] in _ATTENTION else _OUTSIDE_ATTENTION
+    special = _IN_ATTENTION if module.rpartition(".")[2] in ATTENTION_MODULES else _OUTSIDE_ATTENTION
     return special.get(operator) or _OPERATORS.get(operator) or operator.lstrip("_").replace("_", " ")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from vramfit.records.estimate import Kind
-from vramfit.workload import Workload
+from vramfit.workload import Precision, Workload
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """The mildest first."""
@@ -17,6 +17,13 @@ BF16_CAPABILITY = (8, 0)
 """The first with bfloat16 and TF32 arithmetic, and the first that torch's int4 product is built for."""
 TRITON_CAPABILITY = (7, 0)
 """The first that Triton compiles for."""
+
+
+def usual_precision(capability: tuple[int, int], *, infers: bool) -> Precision:
+    """The lower precision that is usual on a GPU: autocast, or weights in 16 bits where nothing is learned."""
+    if capability >= BF16_CAPABILITY:
+        return "bf16" if infers else "amp-bf16"
+    return "fp16" if infers else "amp-fp16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

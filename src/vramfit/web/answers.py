@@ -89,6 +89,8 @@ class MaxBatchAnswer(Answer):
     title: str
     batch: int = Field(description="0 where not even one sample fits.")
     cold_batch: int
+    margin_batch: int = Field(description="The largest that leaves the margin that plans keep; 0 where none does.")
+    margin_reason: str
     limited_by: str
     capacity_bytes: int
     safe_reserved_bytes: int
@@ -115,6 +117,7 @@ class AlternativeAnswer(Answer):
     safe_reserved_bytes: int
     fits: bool
     allowed: bool
+    why_not: str = Field(description="Why it was not taken, where it fits and is faster; else empty.")
 
 
 class Commands(Answer):

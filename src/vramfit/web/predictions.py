@@ -114,7 +114,7 @@ def describe_estimate(e: Estimate, query: JobQuery) -> answers.EstimateAnswer:
 
 def largest(query: MaxBatchQuery, allow_local: bool) -> answers.MaxBatchAnswer:
     """The largest batch that fits."""
-    from vramfit.estimator.search import max_batch
+    from vramfit.planner.largest import max_batch
 
     found = max_batch(model_of(query, allow_local), **keywords_of(query))
     e = found.estimate
@@ -124,6 +124,8 @@ def largest(query: MaxBatchQuery, allow_local: bool) -> answers.MaxBatchAnswer:
         title=find_gpu(e.gpu).title if e.gpu is not None else str(query.memory),
         batch=found.batch,
         cold_batch=found.cold_batch,
+        margin_batch=found.margin_batch or 0,
+        margin_reason=found.margin_reason,
         limited_by=found.limited_by,
         capacity_bytes=e.capacity_bytes,
         safe_reserved_bytes=e.safe_reserved_bytes,

@@ -7,6 +7,7 @@ from vramfit.doctor.explain import explain
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.explanation import Explanation
+from vramfit.report.explanation import gpu_of_plan
 from vramfit.units import format_bytes
 
 GIB = 2**30
@@ -53,6 +54,33 @@ def test_with_a_model_the_plan_keeps_the_batch_and_fits() -> None:
     assert said.plan.workload.batch == 4096
     assert said.plan.workload.gpu == "t4"
     assert said.plan.estimate.safe_reserved_bytes <= said.budget_bytes
+
+
+def test_of_several_gpus_with_this_capacity_the_plan_is_for_the_one_that_can_least() -> None:
+    log = T4.replace("14.56 GiB", "11.63 GiB").replace("14.46 GiB", "11.52 GiB").replace("14.00 GiB", "11.00 GiB")
+    said = explain(log, model="bert-tiny", batch=64, seq=128)
+    assert (said.gpu, said.gpus_alike) == ("rtx-3060", ("rtx-3080-ti",))
+    assert said.plan is not None
+    assert said.plan.workload.gpu == "rtx-3060"
+    assert "The plan is for rtx-3060; rtx-3080-ti has as much memory: --gpu" in (gpu_of_plan(said) or "")
+    named = explain(log, model="bert-tiny", batch=64, seq=128, gpu="rtx-3080-ti")
+    assert (named.gpu, named.gpus_alike, gpu_of_plan(named)) == ("rtx-3080-ti", (), None)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "gpu", "words"),
+    [("14.76 GiB", "t4", "the plan is for t4, whose memory is nearest"), ("17.00 GiB", None, "for the memory alone")],
+)
+def test_a_capacity_that_no_gpu_has_is_planned_for_on_the_nearest_or_as_memory(
+    capacity: str, gpu: str | None, words: str
+) -> None:
+    said = explain(T4.replace("14.56 GiB", capacity), model="bert-tiny", batch=64, seq=128)
+    assert said.gpu is None
+    assert said.plan is not None
+    assert (said.plan.workload.gpu, said.plan.budget_bytes) == (gpu, said.budget_bytes)
+    line = (gpu_of_plan(said) or "").replace("\xa0", " ")
+    assert f"No GPU of the catalogue has {capacity}" in line
+    assert words in line
 
 
 def test_where_nothing_fits_the_reason_is_given() -> None:

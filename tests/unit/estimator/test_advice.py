@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from tests.unit.report.samples import drawn
+from transformers import ModernBertConfig
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.advice import MIN_SAVED_SHARE, advise
 from vramfit.estimator.predict import estimate
 from vramfit.models import resolve
 from vramfit.records.estimate import Advice
+from vramfit.report.advice import render_advice
 
 WORKLOAD: dict[str, Any] = {"batch": 128, "seq": 128, "attention": "eager", "gpu": "t4"}
 
@@ -33,6 +36,20 @@ def test_what_a_change_saves_is_the_difference_of_two_estimates(keywords: dict[s
         assert advice.peak_allocated_bytes == then.peak_allocated_bytes
         assert advice.fits is then.fits
         assert advice.saved_bytes >= MIN_SAVED_SHARE * now.peak_allocated_bytes
+
+
+def test_packed_attention_is_advised_where_masks_take_much() -> None:
+    config = ModernBertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+    job: dict[str, Any] = {"batch": 2, "seq": 4096, "gpu": "a10g"}
+    now = estimate(config, **job)
+    assert now.has_large_mask
+    packed = next(a for a in advise(config, **job) if a.change == "attention packed, precision amp-bf16")
+    then = estimate(config, **job, attention="packed", precision="amp-bf16", loop="stepper")
+    assert (packed.kind, packed.peak_allocated_bytes, then.mask_bytes) == ("numeric", then.peak_allocated_bytes, 0)
+    shown = drawn(render_advice([packed], now))
+    assert "Packed attention has no mask, which takes" in shown
+    assert not any("packed" in change for change in changes(attention="sdpa"))  # masks of 128 tokens are small
+    assert not any("packed" in a.change for a in advise(config, **(job | {"gpu": "t4"})))  # it has no such kernel
 
 
 def test_the_largest_saving_comes_first() -> None:

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DebertaV2Config
+from transformers import DebertaV2Config, ModernBertConfig
 
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
 from vramfit.planner.plan import plan
 from vramfit.planner.varied import fill
+from vramfit.records.plan import Plan
 from vramfit.techniques import packing
 from vramfit.trace.run import order_of
+from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 VARIED = Random(3).choices([24, 40, 64, 128, 256], k=400)
@@ -50,6 +52,34 @@ def test_varied_lengths_are_packed_and_it_is_said_why() -> None:
 )
 def test_where_nothing_is_gained_or_no_kernel_is_there_batches_stay_padded(model: Any, changes: dict[str, Any]) -> None:
     assert plan(model, **(JOB | changes)).workload.attention != "packed"
+
+
+def masked(**changes: Any) -> Plan:
+    """A plan for long texts of a model whose layers each make a mask of their own."""
+    config = ModernBertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=192)
+    return plan(config, **({"batch": 16, "seq": 4096, "gpu": "a10g", "memory": "1500MiB"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "planned where lengths are known (--lengths, --data)"),
+        ({"gpu": "t4"}, "its kernel needs a GPU of sm_80 or newer"),
+        ({"exact": True}, "its kernel computes in 16 bits, not in fp32"),
+    ],
+)
+def test_where_masks_take_much_a_padded_plan_says_why_it_is_not_packed(changes: dict[str, Any], why: str) -> None:
+    made = masked(**changes)
+    (said,) = [r.why for r in made.reasons if r.setting == "attention sdpa"]
+    assert f"packed attention has no mask, which takes {format_bytes(made.estimate.mask_bytes)} here, but" in said
+    assert why in said
+
+
+def test_where_masks_take_much_full_lengths_are_packed_if_that_is_faster() -> None:
+    made = masked(lengths=[4096] * 64)
+    assert made.workload.attention == "packed"
+    assert "need no mask" in next(r.why for r in made.reasons if r.setting == "attention packed")
+    assert made.step_time_s <= masked(lengths=[4096] * 64, attention="sdpa").step_time_s
 
 
 def test_where_the_host_is_too_slow_fewer_tokens_are_no_reason() -> None:

@@ -226,4 +226,5 @@ def test_records_show_themselves_in_notebooks() -> None:
     assert "2.00 GiB may be reserved" in estimate(gpu=None, memory="2GiB")._repr_html_()
     assert 'class="budget"' not in estimate(gpu=None)._repr_html_()
     assert "Largest batch: 14" in max_batch()._repr_html_()
+    assert "11 with the margin" in max_batch(margin_batch=11, margin_reason="3% since …")._repr_html_()
     assert "20 steps, completed" in run_record()._repr_html_()

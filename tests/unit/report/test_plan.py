@@ -80,6 +80,14 @@ def test_lengths_are_told() -> None:
     assert "Timed on 100 lengths (train.csv)" in drawn(render_plan(sample(lengths=summary)), 120)
 
 
+def test_what_is_faster_and_was_not_taken_says_why() -> None:
+    others = sample().alternatives
+    other = replace(others[0], why_not="moments in 8 bits must save 11% of the time to be taken, and save 7%")
+    text = " ".join(drawn(render_plan(sample(alternatives=(other, *others[1:]))), 100).split())
+    assert f"Not {other.settings}, {other.micro_batch} × {other.accumulate}, although it is faster: moments" in text
+    assert "although" not in drawn(render_plan(sample()), 100)
+
+
 def test_the_command_has_every_setting() -> None:
     command = estimate_command(sample().workload)
     for part in ("--batch 32", "--micro-batch 4", "--precision amp-fp16", "--allocator expandable", "--loop stepper"):

@@ -47,7 +47,8 @@ def test_the_parts_of_every_moment_add_up(client: TestClient) -> None:
 
 def test_a_largest_batch_and_a_plan_are_those_of_the_library(client: TestClient) -> None:
     found = client.get("/api/max-batch", params={"model": "bert-tiny", "seq": 128, "memory": "300MiB"}).json()
-    assert found["batch"] == vramfit.max_batch("bert-tiny", seq=128, memory="300MiB", gpu="t4").batch
+    largest = vramfit.max_batch("bert-tiny", seq=128, memory="300MiB", gpu="t4", precision="fp32")
+    assert (found["batch"], found["margin_batch"]) == (largest.batch, largest.margin_batch)
     planned = client.get("/api/plan", params={"model": "bert-mini", "batch": 64, "seq": 128, "gpu": "t4"}).json()
     expected = vramfit.plan("bert-mini", batch=64, seq=128, gpu="t4")
     assert planned["missing"] is None

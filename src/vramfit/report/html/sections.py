@@ -220,7 +220,7 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
                 f"{a.micro_batch} × {a.accumulate}",
                 f"{a.step_time_s:.3g} s",
                 format_bytes(a.safe_reserved_bytes),
-                "fits" if a.fits else "does not fit",
+                f"fits{f'; not taken: {a.why_not}' if a.why_not else ''}" if a.fits else "does not fit",
             )
             for a in plan.alternatives
         ]

@@ -167,7 +167,7 @@ export function drawScatter(place, plan) {
     const [fill, r, stroke] = looks[a.mark];
     const dot = svgElement("circle", { cx: x(a.step_time_s), cy: y(a.safe_reserved_bytes), r, fill, stroke, "stroke-width": 2.5 });
     const title = svgElement("title", {});
-    title.textContent = `${a.settings}: ${bytes(a.safe_reserved_bytes)}, ${seconds(a.step_time_s)}`;
+    title.textContent = `${a.settings}: ${bytes(a.safe_reserved_bytes)}, ${seconds(a.step_time_s)}${a.why_not ? `; not taken: ${a.why_not}` : ""}`;
     dot.append(title);
     svg.append(dot);
   }

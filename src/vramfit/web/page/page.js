@@ -82,7 +82,8 @@ async function askRow(parameters, signal) {
       cells[i].button.setAttribute("aria-label", ok
         ? `${cells[i].gpu.title}: largest batch ${body.batch}` : `${cells[i].gpu.title}: ${body.error}`);
       if (!ok) cells[i].note.replaceChildren(element("span", { class: "why", text: shorten(body.error) }));
-      else cells[i].button.title = body.batch ? `What limits it: ${body.limited_by}` : "Not even one sample fits";
+      else cells[i].button.title = body.batch
+        ? `${body.margin_batch} with the margin that plans keep: ${body.margin_reason}. What limits it: ${body.limited_by}` : "Not even one sample fits";
       found[i] = ok ? body.batch : 0;
       const most = Math.max(...found, 1);
       cells.forEach((c, k) => { c.level.style.width = `${(100 * found[k]) / most}%`; });
