@@ -13,8 +13,10 @@ from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
+from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
+from vramfit.stages import tell
 from vramfit.step.commit import secure_state, take_step
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
@@ -30,6 +32,7 @@ from vramfit.trace.ranks import RankOnPaper, rank_on_paper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import Notice, StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer
+from vramfit.units import counted
 from vramfit.workload import Workload
 
 TRACED_MICRO_BATCHES = 2
@@ -72,7 +75,10 @@ def trace(
         TraceError: the model's forward depends on data.
         WorkloadError: a technique that the model does not have.
     """
+    tell("building the model without weights")
     model = prepare(resolved, workload, num_resident)
+    num_layers = num_layer_applications(model)
+    tell(f"tracing {counted(num_layers, 'layer')}" if num_layers else "tracing the model")
     if workload.lengths is not None:
         batch = len(workload.lengths)
     with (
