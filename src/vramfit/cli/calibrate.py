@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vramfit.cli.first_look import look_at_driver
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json, table
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def run(
 
 
 def _calibrate() -> "Calibration":
-    with console(stderr=True).status("Measuring this machine's GPU, about a minute …"):
+    with working("Measuring this machine's GPU, about a minute"):
         from vramfit.devices.catalogue import all_gpus
         from vramfit.estimator.timing import reference_work
         from vramfit.runtime.calibration import calibrate

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.workload import CHOICES
 
@@ -47,14 +48,15 @@ def run(
     from vramfit.report.findings import render_findings, summarize
 
     findings: list[Finding]
-    if model is not None:
-        from vramfit.doctor.model import check_model
+    with working(f"Checking {model or 'this machine'}"):
+        if model is not None:
+            from vramfit.doctor.model import check_model
 
-        findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
-    else:
-        from vramfit.doctor.checkup import check_environment
+            findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
+        else:
+            from vramfit.doctor.checkup import check_environment
 
-        findings = check_environment()
+            findings = check_environment()
     if json:
         print_json(findings)
     else:

@@ -1,12 +1,15 @@
 """`vramfit estimate`: what a job will take on a GPU, and whether it fits."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.stages import within
 
 if TYPE_CHECKING:
     from vramfit.records.estimate import Advice, Estimate
@@ -61,17 +64,15 @@ def _predict(
     model: str, cells: list[dict[str, Any]], wants_advice: bool
 ) -> tuple[list["Estimate"], "list[Advice] | None"]:
     """One estimate a cell, and advice for a single one."""
-    with console(stderr=True).status(f"Predicting {model} …") as status:
+    with working(f"Predicting {model}"):
         from vramfit.estimator.advice import advise
         from vramfit.estimator.predict import estimate
 
-        estimates = []
-        for done, keywords in enumerate(cells):
-            if len(cells) > 1:
-                status.update(f"Predicting {model}: {done} of {len(cells)} …")
-            estimates.append(estimate(model, **keywords))
-        status.update("Predicting what changes would save …")
-        return estimates, advise(model, **cells[0]) if wants_advice else None
+        estimates: list[Estimate] = []
+        with within(lambda: f"{len(estimates)} of {len(cells)} done") if len(cells) > 1 else nullcontext():
+            estimates.extend(estimate(model, **keywords) for keywords in cells)
+        with within(lambda: "what changes would save"):
+            return estimates, advise(model, **cells[0]) if wants_advice else None
 
 
 def _print(estimates: list["Estimate"], advice: "list[Advice] | None", show: str) -> None:

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
+from vramfit.stages import tell
 from vramfit.units import counted
 from vramfit.workload import CHOICES
 
@@ -61,7 +63,7 @@ def run(
     look_at_gpu(gpu)
     look_at_model(model)
     look_at_file(data)
-    with console(stderr=True).status("Reading …"):
+    with working("Reading"):
         from vramfit.runtime.data.metrics import make_metrics
         from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
@@ -82,14 +84,14 @@ def run(
         metrics = make_metrics(samples)
         place = Place(device, memory=memory)
     say_what_was_cut(samples)
-    with console(stderr=True).status("Evaluating …") as status:
+    with working("Evaluating"):
         kind: Any = precision
         chosen = trained.attention(place, precision, attention, gpu)
         inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
         inference.run(
             samples,
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
-            lambda done, total: status.update(f"Evaluating … {done:,} of {total:,}"),
+            lambda done, total: tell(f"{done:,} of {total:,} done"),
         )
     read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
     result = {**read, **metrics.result(), "notes": trained.notes_on(samples)}

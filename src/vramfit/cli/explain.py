@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from vramfit.cli.first_look import is_path
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import VramfitError
@@ -77,7 +78,7 @@ def _explain(stream: IO[str], model: str | None, keywords: dict[str, object]) ->
 
     if model is None:
         return explain(read_lines(stream))
-    with console(stderr=True).status(f"Reading, and planning {model} …"):
+    with working(f"Reading, and planning {model}"):
         return explain(read_lines(stream), model=model, **keywords)
 
 

@@ -1,19 +1,18 @@
 """`vramfit load`: a checkpoint inspected and loaded, and what that took."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import NoPlanFits
+from vramfit.stages import tell
 from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramfit.loader.load import Progress
     from vramfit.loader.request import LoadRequest
     from vramfit.records.estimate import Estimate
 
@@ -95,7 +94,7 @@ def run(
         seed=seed,
         **keywords,
     )
-    with _progress(options.model) as progress:
+    with working(f"Loading {options.model}"):
         from vramfit.loader.checked import load_and_compare
         from vramfit.loader.load import load_request
 
@@ -105,9 +104,9 @@ def run(
             weights_bytes = predicted.breakdown["weights"]
             request = replace(request, workload=replace(request.workload, memory=weights_bytes))
         if check:
-            report = load_and_compare(request, progress=progress, scan=scan)
+            report = load_and_compare(request, progress=_tell_bytes, scan=scan)
         else:
-            _, report = load_request(request, progress=progress, scan=scan)
+            _, report = load_request(request, progress=_tell_bytes, scan=scan)
     if json:
         print_json(report)
         return
@@ -162,16 +161,6 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@contextmanager
-def _progress(model: str) -> Iterator["Progress | None"]:
-    """A bar with bytes on a terminal, and nothing elsewhere."""
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(True), TransferSpeedColumn()
-    with Progress(*columns, console=err, transient=True) as bars:
-        task = bars.add_task(f"Loading {model}", total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+def _tell_bytes(done: int, total: int) -> None:
+    if total:  # of weights that are drawn, nothing is read
+        tell(f"{format_bytes(done)} of {format_bytes(total)}")

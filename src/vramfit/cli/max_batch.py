@@ -2,6 +2,7 @@
 
 import typer
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 
@@ -18,7 +19,7 @@ def run(options: WorkloadOptions, json: Json = False) -> None:
     from vramfit.report.max_batch import render_max_batch
 
     keywords = options.keywords()
-    with console(stderr=True).status(f"Searching the largest batch of {options.model} …"):
+    with working(f"Searching the largest batch of {options.model}"):
         from vramfit.planner.largest import max_batch
 
         found = max_batch(options.model, **keywords)

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import is_path, look_at_driver
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.models.catalogue import find_entry
+from vramfit.units import counted
 
 if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate
@@ -57,7 +59,7 @@ def _measure(model: str, keywords: dict[str, Any], steps: int) -> "Measurement":
     from vramfit.workload import Workload
 
     workload = Workload.from_keywords(model=model, **keywords)
-    with console(stderr=True).status(f"Running {model} for {steps} steps …"):
+    with working(f"Running {model} for {counted(steps, 'step')}"):
         from vramfit.models.resolve import resolve
         from vramfit.runtime.measurement import measure
 
@@ -77,7 +79,7 @@ def _predict(model: str, keywords: dict[str, Any], measurement: "Measurement") -
             f"the GPU of this machine, {measurement.gpu}, is not in the catalogue",
             hint="name the one that is nearest with --gpu; `vramfit gpus` lists them",
         )
-    with console(stderr=True).status(f"Predicting {model} …"):
+    with working(f"Predicting {model}"):
         from vramfit.estimator.predict import estimate
 
         return estimate(model, **{**keywords, "gpu": name})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_aligned, print_json
 from vramfit.errors import MissingExtra, WorkloadError, nearest_names
 from vramfit.units import format_bytes
@@ -61,15 +62,16 @@ def _list(json: bool) -> None:
 
 
 def _show(name: str, task: str, trust_remote_code: bool, json: bool) -> None:
-    from vramfit.models.card import model_card
-    from vramfit.models.resolve import resolve
-
     if task not in CHOICES["task"]:
         near = nearest_names(task, CHOICES["task"], 1)[0]
         raise WorkloadError([f"task {task!r} is not one of {', '.join(CHOICES['task'])} (nearest: {near})"])
-    resolved = resolve(name, task=task, trust_remote_code=trust_remote_code)
-    card = model_card(resolved)
-    card = replace(card, weight_bytes={**card.weight_bytes, **_int8_bytes(resolved)})
+    with working(f"Building {name} without weights"):
+        from vramfit.models.card import model_card
+        from vramfit.models.resolve import resolve
+
+        resolved = resolve(name, task=task, trust_remote_code=trust_remote_code)
+        card = model_card(resolved)
+        card = replace(card, weight_bytes={**card.weight_bytes, **_int8_bytes(resolved)})
     if json:
         print_json([card])
     else:

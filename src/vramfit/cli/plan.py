@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_data
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, parse_names, takes_workload
 from vramfit.errors import NoPlanFits
+from vramfit.stages import within
 
 if TYPE_CHECKING:
     from vramfit.planner.lengths import Lengths
@@ -129,7 +131,7 @@ def run(
         from vramfit.runtime.data.source import without_labels
 
         look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
-    with console(stderr=True).status(f"Planning {options.model} …"):
+    with working(f"Planning {options.model}"):
         from vramfit.planner.plan import plan
 
         known: Any = lengths
@@ -185,11 +187,14 @@ def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
 
 def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
     """A plan for every SageMaker instance, while a line says how far it is."""
-    with console(stderr=True).status(f"Planning {model} …") as status:
-        from vramfit.planner.instances import fit_instances
+    at = ""
 
-        def show(name: str, done: int, total: int) -> None:
-            status.update(f"Planning {model} on {name}: {done} of {total} GPUs done …")
+    def show(name: str, done: int, total: int) -> None:
+        nonlocal at
+        at = f"{name}, {done} of {total} GPUs done"
+
+    with working(f"Planning {model}"), within(lambda: at):
+        from vramfit.planner.instances import fit_instances
 
         return fit_instances(model, on_gpu=show, **keywords)
 

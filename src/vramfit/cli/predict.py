@@ -27,9 +27,11 @@ from vramfit.cli.evaluate import (
     say_what_was_cut,
 )
 from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import console
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
+from vramfit.stages import tell
 
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
@@ -65,7 +67,7 @@ def run(
     look_at_file(data)
     if output is not None:
         _check_output(Path(output), data)
-    with _unwritten(output), console(stderr=True).status("Reading …"):
+    with _unwritten(output), working("Reading"):
         from vramfit.runtime.data.predictions import merge_windows, predictions
         from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
@@ -87,7 +89,7 @@ def run(
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []
-    with _unwritten(output), console(stderr=True).status("Predicting …") as status:
+    with _unwritten(output), working("Predicting"):
         kind: Any = precision
 
         def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
@@ -103,7 +105,7 @@ def run(
 
         whole = None if chosen == "packed" else first
         inference = trained.load(place, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
-        inference.run_parts(pass_on(), take, lambda done: status.update(f"Predicting … {done:,} done"))
+        inference.run_parts(pass_on(), take, lambda done: tell(f"{done:,} done"))
     for note in trained.notes_on(first):
         console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
     say_what_was_cut(*read)

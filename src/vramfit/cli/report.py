@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.errors import VramfitError
+from vramfit.stages import tell
 from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,12 +70,12 @@ def _predicted(subject: "Subject") -> "Subject":
     workload = subject.workload
     if workload is None:
         return subject
-    with console(stderr=True).status("Predicting …") as status:
+    with working("Predicting"):
         from vramfit.estimator.grid import fit_grid
         from vramfit.estimator.predict import estimate
 
         def show(done: int, total: int) -> None:
-            status.update(f"Predicting batches and lengths: {done} of {total} …")
+            tell(f"batches and lengths, {done} of {total} done")
 
         try:
             if subject.estimate is None:

@@ -3,12 +3,13 @@
 import os
 import shlex
 import sys
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramfit.cli.first_look import look_at_data, look_at_gpu, look_at_model
+from vramfit.cli.progress import working
 from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
@@ -164,11 +165,11 @@ def _train(given: dict[str, Any], *, text_column: str | None, json: bool) -> Non
     _look(request)
     display = Display()
     try:
-        with stop_request(resumes=resume) as stop, loading():
-            from vramfit.runtime.training.train import train
-
-            stop.check()
         with display:
+            with stop_request(resumes=resume) as stop:
+                from vramfit.runtime.training.train import train
+
+                stop.check()
             record = train(request, on_event=display.show)
     except Interrupted as stopped:
         err = console(stderr=True)
@@ -204,13 +205,8 @@ def _resume_command() -> str:
     return shlex.join([*command, "vramfit", *arguments, "--resume"]).replace("'…'", "…")
 
 
-def loading() -> AbstractContextManager[Any]:
-    """A sign of life while torch is imported."""
-    return console(stderr=True).status("Loading …") if speaks() else nullcontext()
-
-
 class Display:
-    """Shows a run: a bar with loss, tokens/s and memory on a terminal, plain lines elsewhere; on stderr."""
+    """Shows a run on stderr: on a terminal stages, then a bar with loss, tokens/s and memory; elsewhere plain lines."""
 
     def __init__(self) -> None:
         self._console = console(stderr=True)
@@ -221,17 +217,7 @@ class Display:
         self._last_line_s = 0.0
 
     def __enter__(self) -> "Display":
-        if self._console.is_terminal:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[figures]}", markup=False),
-            )
-            self._bars = self._stack.enter_context(Progress(*columns, console=self._console, transient=True))
+        self._stack.enter_context(working("Preparing the run", self._console))
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -264,7 +250,7 @@ class Display:
         import time
 
         figures = self._figures(event)
-        if self._bars is not None:
+        if self._console.is_terminal:
             self._bar("Training", event.step, event.num_steps, figures)
             return
         now = time.monotonic()
@@ -284,11 +270,25 @@ class Display:
         return "  ".join(parts)
 
     def _bar(self, name: str, done: int, total: int, figures: str) -> None:
-        if self._bars is None:
+        if not self._console.is_terminal:
             return
-        if self._task is None:
+        if self._bars is None:
+            self._bars = self._begin_bars()
             self._task = self._bars.add_task(name, figures="")
         self._bars.update(self._task, description=name, completed=done, total=max(total, 1), figures=figures)
+
+    def _begin_bars(self) -> Any:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}", markup=False),
+        )
+        self._stack.close()  # the bars take the place of the stages
+        return self._stack.enter_context(Progress(*columns, console=self._console, transient=True))
 
     def _line(self, text: str, style: str = "") -> None:
         # a terminal would break long lines inside words

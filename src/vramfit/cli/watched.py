@@ -5,12 +5,14 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 from rich.live import Live
 
+from vramfit.cli.progress import working
 from vramfit.cli.terminal import console, print_json
 from vramfit.errors import VramfitError
 from vramfit.records.watch import WatchRecord
@@ -26,8 +28,8 @@ def main() -> None:
         os.dup2(2, 1)  # the script's own output makes way
     sys.excepthook = _trimmed(sys.excepthook)
     try:
-        from vramfit.runtime.watching import watch
-
+        with working("Beginning to watch") if view is not None else nullcontext():
+            from vramfit.runtime.watching import watch
         watching = watch(**options, on_sample=view.show if view is not None else None, show_findings=False)
         watching.__enter__()
     except VramfitError as error:

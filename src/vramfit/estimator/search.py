@@ -14,6 +14,7 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import fails
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream
+from vramfit.stages import tell
 from vramfit.units import counted, format_bytes
 from vramfit.workload import MAX_COUNT, SIZE_HINT
 
@@ -83,6 +84,7 @@ class _Search:
         """Whether it runs inside the capacity under every placement."""
         if micro_batch > self._most:
             return False
+        tell(f"trying {counted(micro_batch, 'sample')} a forward pass")
         stream = self._traced.stream(micro_batch)
         stream = warm_stream(stream) if warm else stream
         failure = fails(stream, self._traced.options, self._capacity_bytes)

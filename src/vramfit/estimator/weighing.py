@@ -16,6 +16,7 @@ from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, repla
 from vramfit.allocator.rules import round_request, segment_bytes_for
 from vramfit.estimator.states import marks_of, warm_stream
 from vramfit.records.stream import Stream
+from vramfit.stages import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Outcome:
 
 def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> Outcome:
     """Replay freely, cold and warm, and inside the capacity where that would be passed."""
+    tell("replaying the allocator")
     warm = warm_stream(cold)
     free = _bounds(cold, options, None)
     warm_free = replay(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest, make_request
 from vramfit.records.load_report import LoadReport
+from vramfit.stages import tell
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +110,7 @@ def load_request(
     started = time.perf_counter()  # to import torch and the model's code takes longer than most checkpoints
     origin = find_origin(request, resolved, scan=scan)
     gauge = Gauge(device)
+    tell("making the model")
     try:
         loaded = make_model(request, origin, device, progress=progress or _nobody, sample=gauge.sample)
     except torch.OutOfMemoryError as error:

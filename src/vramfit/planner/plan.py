@@ -20,7 +20,9 @@ from vramfit.planner.space import NOTHING, Recipe, Training, Waiting, recipes, t
 from vramfit.planner.varied import WORTH_PACKING, full_samples, padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
+from vramfit.stages import within
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
+from vramfit.units import counted
 
 COMPILE_S = 30.0
 """What compiling is taken to take before the first step, training and evaluation together: for training, BERT-base took
@@ -113,14 +115,19 @@ def plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan:
         bench = Bench(model, request)
         if sampled is not None:
             bench.full_samples = full_samples(bench, sampled)
-        found = find(bench, sampled)
-        if found is None:
-            raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
-        recorded = _recorded(bench, found, sampled)
-        if recorded is None or not recorded.estimate.workload.fused:  # which is as fast as compiled, and at once
-            found = _compiled(bench, found, sampled) or found
-            recorded = _recorded(bench, found, sampled) if found.choice.recipe.compile else recorded
-        return _make(bench, recorded or found, sampled)
+        with within(lambda: f"{counted(bench.num_predicted, 'setting')} tried"):
+            return _plan(bench, sampled)
+
+
+def _plan(bench: Bench, sampled: Lengths | None) -> Plan:
+    found = find(bench, sampled)
+    if found is None:
+        raise no_plan_fits(bench, _margins(bench, sampled)[-1].num_bytes)
+    recorded = _recorded(bench, found, sampled)
+    if recorded is None or not recorded.estimate.workload.fused:  # which is as fast as compiled, and at once
+        found = _compiled(bench, found, sampled) or found
+        recorded = _recorded(bench, found, sampled) if found.choice.recipe.compile else recorded
+    return _make(bench, recorded or found, sampled)
 
 
 def _at_longest(model: Any, request: Request, sampled: Lengths) -> tuple[Request, Lengths]:

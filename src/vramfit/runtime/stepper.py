@@ -27,11 +27,12 @@ from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split, width_of
+from vramfit.runtime.splitting import split, take_rows, width_of
 from vramfit.step.commit import secure_state, take_host_step, take_step
-from vramfit.step.heads import HeadLoss, head_loss
+from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.window import accumulate
 from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
 from vramfit.techniques import precision as precisions
@@ -52,7 +53,7 @@ class Stepper:
     """Trains by effective batches.
 
     Args:
-        model: any module that takes a batch's tensors as keywords and gives logits.
+        model: any module that takes a batch's tensors as keywords and gives logits or a loss (docs/stepper.md).
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
         plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
             attention packed, the model is made to take packed batches; where it says casts together, its layers cast
@@ -160,7 +161,11 @@ class Stepper:
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
         self._scaler = scaler or needed
-        self._loss = HeadLoss.custom(loss_fn, count_fn) if loss_fn and count_fn else None
+        self._loss: HeadLoss | None = None
+        """Of the user's; None where the labels of each batch decide."""
+        if loss_fn and count_fn:
+            self._loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
+        self._reads_model = self._loss is None and not self._packs and is_own(model)
         self._loss_to_check = loss_fn
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
@@ -334,13 +339,16 @@ class Stepper:
         self._seq = self._seq or width_of(batch)
         if self._packs:
             batch = packing.without_padding(batch)
-        loss = self._loss or head_loss(self.model, batch)
+        loss = self._loss_for(batch)
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        max_tokens = self.micro_batch * self._seq
+        max_tokens = self.micro_batch * (self._seq if "input_ids" in batch else width_of(batch))
         recorder = self._recording.recorder_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
         parts, num_own = self._parts(batch, loss, max_tokens, evenly=recorder is not None)
+        if not loss.splits and len(parts) * self.ranks.size > 1:
+            problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"
+            raise WorkloadError([problem], hint=OWN_HINT)
         if recorder is not None:
             return recorder.accumulate(parts, loss, totals[0])
         if self.host is not None:
@@ -362,6 +370,17 @@ class Stepper:
         )
         self._recording.saw(self._with_gradients)
         return mean
+
+    def _loss_for(self, batch: Batch) -> HeadLoss:
+        """The user's, a module's own, or what the labels of a batch call for."""
+        if self._reads_model:
+            rows = telling_rows(batch)
+            start = RandomState.now()
+            found = own_loss(self.model, self._bring(take_rows(batch, rows, width_of(batch))), autocast=self._autocast)
+            start.restore()
+            self._loss = found if found.takes_labels else None
+            self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
+        return self._loss or head_loss(self.model, batch)
 
     def _parts(self, batch: Batch, loss: HeadLoss, max_tokens: int, *, evenly: bool) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
 from vramfit.step.inputs import SENTENCE_LABELS, Batch
+from vramfit.step.outputs import field, first_tensor, logits_of, loss_of, parameters_of
 from vramfit.techniques.packing import IGNORED, attended
 
 LABELS = frozenset({"labels", "start_positions", "end_positions", *SENTENCE_LABELS})
@@ -33,16 +34,55 @@ class HeadLoss:
     """Batch → how many things each term adds up."""
     leaves_out: bool = False
     """Whether what is labelled as ignored adds nothing, so that there may be any number of it."""
+    takes_labels: bool = False
+    """Whether the model is given its labels, to compute the loss itself."""
+    splits: bool = True
+    """Whether the losses of parts of a batch add up to the loss of the whole."""
 
     @staticmethod
-    def custom(loss_fn: Callable[[Any, Batch], torch.Tensor], count_fn: Callable[[Batch], int]) -> "HeadLoss":
+    def custom(
+        loss_fn: Callable[[Any, Batch], torch.Tensor], count_fn: Callable[[Batch], int], *, takes_labels: bool = False
+    ) -> "HeadLoss":
         """A head of the user's: `loss_fn` gives a sum, `count_fn` what to divide it by."""
-        return HeadLoss(lambda output, batch: [loss_fn(output, batch)], lambda batch: [count_fn(batch)])
+        return HeadLoss(
+            lambda output, batch: [loss_fn(output, batch)],
+            lambda batch: [count_fn(batch)],
+            takes_labels=takes_labels,
+        )
+
+    def inputs(self, batch: Batch) -> Batch:
+        """What of a batch the model is given."""
+        return batch if self.takes_labels else model_inputs(batch)
 
 
 def model_inputs(batch: Batch) -> Batch:
     """A batch without its labels: the head is asked for logits, and the loss is summed here."""
     return {name: value for name, value in batch.items() if name not in LABELS}
+
+
+def needs_labels(model: torch.nn.Module) -> bool:
+    """Whether forward cannot be called without labels."""
+    parameters = parameters_of(model) or {}
+    return any(parameters[name].default is parameters[name].empty for name in LABELS & set(parameters))
+
+
+def mean_of(loss: HeadLoss, output: Any, batch: Batch) -> torch.Tensor:
+    """The mean loss of a batch that is not split."""
+    terms = [s / n for s, n in zip(loss.sums(output, batch), loss.counts(batch), strict=True) if n]
+    return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
+
+
+def loss_to_learn_from(model: torch.nn.Module, output: Any, batch: Batch) -> torch.Tensor:
+    """The loss of a plain loop: the model's own, or what the labels call for; of an encoder alone, a mean.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    own = loss_of(output)
+    if own is not None:
+        return own
+    features = None if LABELS & set(batch) else first_tensor(output)
+    return mean_of(head_loss(model, batch), output, batch) if features is None else features.float().mean()
 
 
 def head_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss:
@@ -64,12 +104,12 @@ def head_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss:
     if labels.dim() == 2 and problem == "single_label_classification":
         if hasattr(model, "discriminator_predictions"):
             return HeadLoss(_token_sums, lambda b: [_num_told_apart(b)])
-        return HeadLoss(_token_sums, lambda b: [_num_labelled(b["labels"])], leaves_out=True)
+        return HeadLoss(_token_sums, lambda b: [num_labelled(b["labels"])], leaves_out=True)
     if problem == "regression":
         return HeadLoss(_regression_sums, lambda b: [b["labels"].numel()])
     if problem == "multi_label_classification":
         return HeadLoss(_multi_label_sums, lambda b: [b["labels"].numel()])
-    return HeadLoss(_class_sums, lambda b: [_num_labelled(b["labels"])], leaves_out=True)
+    return HeadLoss(_class_sums, lambda b: [num_labelled(b["labels"])], leaves_out=True)
 
 
 def _problem(labels: torch.Tensor, num_labels: int) -> str:
@@ -79,7 +119,7 @@ def _problem(labels: torch.Tensor, num_labels: int) -> str:
     return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
-def _num_labelled(labels: torch.Tensor) -> int:
+def num_labelled(labels: torch.Tensor) -> int:
     """By numpy: torch would wake all its threads for so little."""
     return labels.numel() if labels.device.type == "meta" else int(np.count_nonzero(labels.cpu().numpy() != IGNORED))
 
@@ -97,11 +137,11 @@ def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int = IG
 
 
 def _class_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-    return [_cross_entropy(output.logits, batch["labels"])]
+    return [_cross_entropy(logits_of(output), batch["labels"])]
 
 
 def _token_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-    logits, labels = output.logits, batch["labels"]
+    logits, labels = logits_of(output), batch["labels"]
     if logits.dim() == 2:  # one logit a token: ELECTRA's discriminator
         return [_discriminator_sum(logits, batch)]
     return [_cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))]
@@ -113,11 +153,12 @@ def _discriminator_sum(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _regression_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-    return [F.mse_loss(output.logits.squeeze(), batch["labels"].squeeze().to(output.logits.dtype), reduction="sum")]
+    logits = logits_of(output)
+    return [F.mse_loss(logits.squeeze(), batch["labels"].squeeze().to(logits.dtype), reduction="sum")]
 
 
 def _multi_label_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-    return [F.binary_cross_entropy_with_logits(output.logits, batch["labels"], reduction="sum")]
+    return [F.binary_cross_entropy_with_logits(logits_of(output), batch["labels"], reduction="sum")]
 
 
 def _qa_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
@@ -125,8 +166,9 @@ def _qa_sums(output: Any, batch: Batch) -> list[torch.Tensor]:
 
     Positions beyond the text are ignored: clamped to its length, which is then the ignored class.
     """
-    length = output.start_logits.shape[1]
-    pairs = ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+    starts, ends = logits_of(output, "start_logits"), logits_of(output, "end_logits")
+    length = starts.shape[1]
+    pairs = ((starts, "start_positions"), (ends, "end_positions"))
     return [_cross_entropy(logits, batch[name].clamp(0, length), ignored=length) / 2 for logits, name in pairs]
 
 
@@ -142,10 +184,10 @@ def _with_sentence(name: str) -> HeadLoss:
     """Masked tokens and the relation of two sentences, each with its own mean."""
 
     def sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-        logits = output.prediction_logits
-        sentence = getattr(output, "seq_relationship_logits", None)
-        sentence = sentence if sentence is not None else output.sop_logits
+        logits = logits_of(output, "prediction_logits")
+        sentence = field(output, "seq_relationship_logits")
+        sentence = sentence if sentence is not None else logits_of(output, "sop_logits")
         words = _cross_entropy(logits.reshape(-1, logits.shape[-1]), batch["labels"].reshape(-1))
         return [words, _cross_entropy(sentence.reshape(-1, 2), batch[name].reshape(-1))]
 
-    return HeadLoss(sums, lambda b: [_num_labelled(b["labels"]), _num_labelled(b[name])])
+    return HeadLoss(sums, lambda b: [num_labelled(b["labels"]), num_labelled(b[name])])

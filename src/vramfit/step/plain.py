@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from vramfit.step.heads import loss_to_learn_from
 from vramfit.step.inputs import Batch
+from vramfit.step.outputs import taken_by
 
 OnPart = Callable[[str, int], None]
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -39,8 +41,8 @@ def train_step(
     for index, batch in enumerate(batches):
         on_part("forward", index)
         with autocast():
-            output = model(**batch)
-        loss = _loss(output) / len(batches)
+            output = model(**taken_by(model, batch))
+        loss = loss_to_learn_from(model, output, batch) / len(batches)
         on_part("backward", index)
         (loss if scaler is None else scaler.scale(loss)).backward()
         on_part("forward", index)
@@ -72,12 +74,3 @@ def forward_step(
     with torch.set_grad_enabled(grad), autocast():
         output = model(**batch)
     del output
-
-
-def _loss(output: Any) -> torch.Tensor:
-    """The loss of a head; for an encoder alone, the mean of what it gives."""
-    loss = getattr(output, "loss", None)
-    if loss is not None:
-        return loss  # type: ignore[no-any-return]
-    first = output[0] if not isinstance(output, torch.Tensor) else output
-    return first.float().mean()

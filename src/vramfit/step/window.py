@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vramfit.step.heads import HeadLoss, model_inputs
+from vramfit.step.heads import HeadLoss
 from vramfit.step.inputs import Batch
 from vramfit.step.plain import Autocast, OnPart
 
@@ -48,7 +48,7 @@ def accumulate(
         on_part("forward", index)
         batch = bring(waiting)
         with autocast():
-            output = model(**model_inputs(batch))
+            output = model(**loss.inputs(batch))
             on_output(output, batch)
             terms = [s / n for s, n in zip(loss.sums(output, batch), totals, strict=True) if n]
             value = torch.stack(terms).sum() if len(terms) > 1 else terms[0]

@@ -13,11 +13,15 @@ from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
+from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
+from vramfit.stages import tell
 from vramfit.step.commit import secure_state, take_step
-from vramfit.step.heads import head_loss
+from vramfit.step.heads import LABELS, HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
+from vramfit.step.outputs import CONTRACT, parameters_of
+from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
@@ -30,6 +34,7 @@ from vramfit.trace.ranks import RankOnPaper, rank_on_paper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import Notice, StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer
+from vramfit.units import counted
 from vramfit.workload import Workload
 
 TRACED_MICRO_BATCHES = 2
@@ -45,6 +50,10 @@ RECORDING_STREAM = 8
 """Passes are recorded on a stream of their own."""
 NUM_THREADS = 2
 """Of a pass: forward runs in one, backward in another, each with workspaces of its own."""
+TOKENS_HINT = (
+    "what is predicted takes token ids, as input_ids, and may take attention_mask and labels; what any other module "
+    "takes, `vramfit watch` shows while it runs"
+)
 FEWEST_SAMPLES = 2
 """A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
@@ -72,9 +81,14 @@ def trace(
         TraceError: the model's forward depends on data.
         WorkloadError: a technique that the model does not have.
     """
+    tell("building the model without weights")
     model = prepare(resolved, workload, num_resident)
+    num_layers = num_layer_applications(model)
+    tell(f"tracing {counted(num_layers, 'layer')}" if num_layers else "tracing the model")
     if workload.lengths is not None:
         batch = len(workload.lengths)
+    with _worded(resolved.name):
+        loss, with_labels = _own_loss(model, workload, profile) if is_own(model) else (None, workload.trains)
     with (
         _worded(resolved.name),
         tracing(
@@ -88,13 +102,13 @@ def trace(
     ):
         session.tracer.begin("inputs", "inputs")
         with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
-            inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences)
+            inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences, with_labels)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs, rooms)
+            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs))
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -111,13 +125,31 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
 
 
-def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None) -> Batch:
+def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) -> tuple[HeadLoss | None, bool]:
+    """How the loss of a module of the user's is made, if it learns from labels; and whether it is given any.
+
+    In a session of its own, whose stream nobody asks for: only there does all run that runs in a trace.
+    """
+    with tracing(model, replace(workload, compile=False), profile, probe=None) as session:
+        session.tracer.begin("inputs", "inputs")
+        inputs = _inputs(model, workload, FEWEST_SAMPLES, None, with_labels=True)
+        check_inputs(model, inputs, "the batch of a prediction", TOKENS_HINT)
+        if not LABELS & set(inputs):
+            return None, False
+        if not workload.trains:
+            return None, needs_its_labels(model, inputs)
+        return own_loss(model, inputs, autocast=session.autocast), True
+
+
+def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None, with_labels: bool) -> Batch:
+    mode = "train" if with_labels else w.mode
     if w.attention != "packed":
-        return make_batch(model, w.task, w.mode, w.mask, batch, w.seq, "meta")
+        takes_mask = "attention_mask" in (parameters_of(model) or ("attention_mask",))
+        return make_batch(model, w.task, mode, w.mask if takes_mask else "none", batch, w.seq, "meta")
     if w.lengths is not None:
-        return make_packed_batch(model, w.task, w.mode, sum(w.lengths), batch, max(w.lengths), "meta")
+        return make_packed_batch(model, w.task, mode, sum(w.lengths), batch, max(w.lengths), "meta")
     most = num_sequences or batch * (w.accumulate or 1)
-    return make_packed_batch(model, w.task, w.mode, batch * w.seq, most, w.seq, "meta")
+    return make_packed_batch(model, w.task, mode, batch * w.seq, most, w.seq, "meta")
 
 
 @contextmanager
@@ -131,7 +163,7 @@ def _worded(name: str) -> Iterator[None]:
         text = " ".join(str(error).split())[:300]
         raise TraceError(
             f"{name} does not run on tensors without data: {type(error).__name__}: {text}",
-            hint="its forward must take input_ids, attention_mask and labels, and must not look at values",
+            hint=f"it must not look at values; {CONTRACT}",
         ) from error
 
 
@@ -228,7 +260,12 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
 
 
 def _stepper_steps(
-    session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch, rooms: tuple[int, int]
+    session: Session,
+    model: torch.nn.Module,
+    workload: Workload,
+    inputs: Batch,
+    rooms: tuple[int, int],
+    loss: HeadLoss,
 ) -> None:
     """The step of `Stepper`: summed losses, clipped once, committed whole."""
     several = workload.num_gpus > 1
@@ -239,7 +276,6 @@ def _stepper_steps(
     scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
     host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
     held: list[torch.Tensor] = []
-    loss = head_loss(model, inputs)
     totals = loss.counts(inputs)
     assert workload.accumulate is not None
     for step, num_micro in _whole_steps(workload) if shards(workload) else _steps(workload.accumulate):

@@ -9,7 +9,7 @@ from tests.unit.estimator.counting import count_work
 from transformers import BertConfig, BertForSequenceClassification
 
 from vramfit.devices.catalogue import find_gpu
-from vramfit.errors import TraceError, UnknownGPU, UnknownModel, VramfitError, WorkloadError
+from vramfit.errors import UnknownGPU, UnknownModel, VramfitError, WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models import resolve, supported_tasks
 from vramfit.records.codec import from_json, to_json
@@ -478,8 +478,11 @@ class Rejects(torch.nn.Module):
 
 
 def test_a_forward_that_takes_other_inputs_is_one_clear_error() -> None:
-    with pytest.raises(TraceError, match="Rejects does not run on tensors without data: TypeError"):
+    with pytest.raises(
+        WorkloadError, match=r"Rejects\.forward takes x; the batch of a prediction has input_ids"
+    ) as caught:
         estimate(Rejects(), task="features", batch=2, seq=4)
+    assert "takes token ids, as input_ids" in str(caught.value.hint)
 
 
 def test_a_thousand_micro_batches_take_no_longer_than_a_few() -> None:

@@ -1,7 +1,6 @@
 """The loss of a Trainer: whose it is, whether any split of a batch gives the same, and the sum it stands for."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -10,6 +9,8 @@ from vramfit.errors import WorkloadError
 from vramfit.models.tasks import AUTO_CLASSES, task_of_class
 from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
+from vramfit.step.outputs import loss_of
+from vramfit.step.own_loss import still
 from vramfit.techniques.packing import IGNORED
 
 Origin = Literal["head", "smoother", "function", "own"]
@@ -87,12 +88,13 @@ def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
     """
     with still(model):
         output = model(**batch, **keywords)
-    if isinstance(output, dict) and output.get("loss") is None:
+    loss = loss_of(output)
+    if loss is None:
         raise WorkloadError(
             [f"{type(model).__name__} gives no loss for samples of {', '.join(batch)}: they have no labels"],
             hint="give every sample `labels`, or start_positions and end_positions",
         )
-    return float(output["loss"] if isinstance(output, dict) else output[0])
+    return float(loss)
 
 
 def summed_loss(model: Any, batch: Batch) -> float:
@@ -101,16 +103,3 @@ def summed_loss(model: Any, batch: Batch) -> float:
     with still(model):
         sums = loss.sums(model(**model_inputs(batch)), batch)
     return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)
-
-
-@contextmanager
-def still(model: Any) -> Iterator[None]:
-    """For a moment nothing learns and nothing is dropped."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

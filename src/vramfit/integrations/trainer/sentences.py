@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from vramfit.integrations.trainer.heads import MAX_DIFFERENCE, still
+from vramfit.integrations.trainer.heads import MAX_DIFFERENCE
 from vramfit.runtime.random_state import RandomState
 from vramfit.step.inputs import each_tensor
+from vramfit.step.own_loss import still
 
 PACKAGE = "sentence_transformers"
 NUM_TRIED = 4

@@ -23,6 +23,7 @@ from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.stages import tell
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.packed_attention import has_packed_kernel
@@ -64,6 +65,7 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
+    tell(f"reading {request.data}")
     train = read_samples(_source(request, request.data), tokenizer, **settings)
     if request.task in HEADS_BY_LABELS and len(train.label_names) < 2:
         raise DataError(

@@ -1,0 +1,182 @@
+"""The loss of a module of the user's: that of its labels where it is the same, else its own, as a mean."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.step.heads import LABELS, HeadLoss, head_loss, mean_of, model_inputs, num_labelled
+from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.step.outputs import CONTRACT, described, loss_of, parameters_of, taken_by
+from vramfit.step.plain import Autocast
+from vramfit.techniques.packing import IGNORED, PER_TOKEN
+
+MAX_DIFFERENCE = 1e-3
+"""Between two ways to one loss; rounding in 32 bits stays far below."""
+OWN_HINT = (
+    "give loss_fn (a sum over samples) and count_fn (what to divide it by), or a micro_batch that holds the whole batch"
+)
+_WRAPPERS = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+_Counts = Callable[[Batch], int]
+
+
+def is_own(model: torch.nn.Module) -> bool:
+    """Whether forward is of the user's making: how transformers' heads compute their losses is known."""
+    inner: Any = model
+    while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
+        inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    return not type(inner).forward.__module__.startswith("transformers.")
+
+
+def own_loss(model: torch.nn.Module, batch: Batch, *, autocast: Autocast = nullcontext) -> HeadLoss:
+    """How the loss of a module of the user's is summed, found by trying it on two samples; nothing is learned.
+
+    A module that gives logits without labels, and whose own loss, if it has one, is what the labels call for, is
+    treated like a head of transformers. Any other is asked for its own loss, which must be a mean over samples, or
+    over labels.
+
+    Args:
+        batch: some samples on the module's device; without data, only what kind of output there is can be seen.
+
+    Raises:
+        WorkloadError: what forward takes or gives is not as `CONTRACT` says.
+    """
+    check_inputs(model, batch)
+    with still(model), autocast():
+        if LABELS & set(batch) and not LABELS & set(taken_by(model, batch)):
+            return _readable(model, batch)
+        own = loss_of(model(**batch))
+        if own is None:
+            return _readable(model, batch)
+        known = _summed(model, batch)
+        if known is not None and (own.is_meta or _is_same(float(known[1]), own)):
+            return known[0]
+        counts = next((c for c in (_num_labels, _num_samples) if own.is_meta or _is_mean(model, batch, own, c)), None)
+    return _as_sum(model, counts)
+
+
+def telling_rows(batch: Batch) -> list[int]:
+    """Two samples that tell a mean over samples from one over labels: those with most and with fewest labels."""
+    num, labels = _num_samples(batch), batch.get("labels")
+    if labels is None or labels.dim() < PER_TOKEN or labels.is_floating_point():
+        return list(range(min(num, 2)))
+    counts = (labels != IGNORED).flatten(1).sum(1).tolist()
+    labelled = sorted((i for i in range(num) if counts[i]), key=counts.__getitem__) or list(range(num))
+    return list(dict.fromkeys([labelled[-1], labelled[0]]))
+
+
+def check_inputs(model: torch.nn.Module, batch: Batch, whose: str = "the batch", hint: str = CONTRACT) -> None:
+    """Refuse a batch that forward does not take.
+
+    Args:
+        whose: batch it is, in words.
+        hint: what to do.
+
+    Raises:
+        WorkloadError: with what it takes.
+    """
+    parameters = parameters_of(model)
+    if parameters is None:
+        return
+    beyond = [name for name in batch if name not in parameters and name not in LABELS]
+    needed = [name for name, p in parameters.items() if p.default is p.empty and name not in batch]
+    if beyond or needed:
+        text = (
+            f"{type(model).__name__}.forward takes {', '.join(parameters) or 'nothing'}; {whose} has {', '.join(batch)}"
+        )
+        raise WorkloadError([text], hint=hint)
+
+
+def needs_its_labels(model: torch.nn.Module, batch: Batch) -> bool:
+    """Whether forward fails without the labels that it takes."""
+    if not LABELS & set(taken_by(model, batch)):
+        return False
+    with still(model):
+        try:
+            model(**model_inputs(batch))
+        except Exception as error:  # whatever a forward does that was made for labels
+            if is_out_of_memory(error):
+                raise
+            return True
+    return False
+
+
+def _readable(model: torch.nn.Module, batch: Batch) -> HeadLoss:
+    """The loss that the labels call for, where the module gives none and its logits go with them."""
+    loss = head_loss(model, batch)
+    output = model(**model_inputs(batch))
+    try:
+        mean_of(loss, output, batch)
+    except WorkloadError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        shapes = ", ".join(f"{name} of shape {list(batch[name].shape)}" for name in sorted(LABELS & set(batch)))
+        text = f"{type(model).__name__} gives {described(output)} and no loss, which does not go with {shapes}"
+        raise WorkloadError([f"{text}: {str(error).splitlines()[0]}"], hint=CONTRACT) from None
+    return loss
+
+
+def _summed(model: torch.nn.Module, batch: Batch) -> tuple[HeadLoss, torch.Tensor] | None:
+    """The loss that the labels call for, of logits that were given without them; None where there is none."""
+    try:
+        loss = head_loss(model, batch)
+        return loss, mean_of(loss, model(**model_inputs(batch)), batch)
+    except Exception as error:  # whatever a forward does that was made for labels
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _is_same(value: float, own: torch.Tensor) -> bool:
+    rounding = max(MAX_DIFFERENCE, 4 * torch.finfo(own.dtype).eps)
+    return abs(value - float(own)) <= rounding * max(abs(value), abs(float(own)), 1e-6)
+
+
+def _is_mean(model: torch.nn.Module, batch: Batch, own: torch.Tensor, counts: _Counts) -> bool:
+    """Whether the loss of all samples is the mean of each one's, weighted by a count."""
+    num = _num_samples(batch)
+    alone = [each_tensor(batch, lambda value, i=i: value[i : i + 1]) for i in range(num)]  # type: ignore[misc]
+    weights = [counts(one) for one in alone]
+    losses = [loss_of(model(**one)) if n else None for one, n in zip(alone, weights, strict=True)]
+    total = sum(n * float(value) for n, value in zip(weights, losses, strict=True) if value is not None)
+    return bool(sum(weights)) and _is_same(total / sum(weights), own)
+
+
+def _as_sum(model: torch.nn.Module, counts: _Counts | None) -> HeadLoss:
+    """The module's own mean, weighted by what it is a mean over; by nothing known, it can only be taken whole."""
+    weight = counts or _num_samples
+
+    def sums(output: Any, batch: Batch) -> list[torch.Tensor]:
+        own = loss_of(output)
+        if own is None:
+            raise WorkloadError([f"{type(model).__name__} gave a loss before, and gives none now"], hint=CONTRACT)
+        return [own * weight(batch)]
+
+    return HeadLoss(sums, lambda batch: [weight(batch)], takes_labels=True, splits=counts is not None)
+
+
+def _num_samples(batch: Batch) -> int:
+    return int(next(iter(batch.values())).shape[0])
+
+
+def _num_labels(batch: Batch) -> int:
+    return num_labelled(batch["labels"]) if "labels" in batch else 0
+
+
+@contextmanager
+def still(model: torch.nn.Module) -> Iterator[None]:
+    """For a moment nothing learns and nothing is dropped."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
