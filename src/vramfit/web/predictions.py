@@ -102,6 +102,7 @@ def describe_estimate(e: Estimate, query: JobQuery) -> answers.EstimateAnswer:
         total_memory_bytes=e.total_memory_bytes,
         breakdown=dict(e.breakdown),
         peak=peak_moment(e.peak, e.workload),
+        peak_part=e.peak.part,
         largest=held,
         timeline=[answers.Moment(**to_data(point)) for point in e.timeline],
         phases={name: answers.Phase(**to_data(phase)) for name, phase in e.phases.items()},
