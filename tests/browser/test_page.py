@@ -113,7 +113,7 @@ def test_a_shared_address_restores_what_was_chosen(page: Page, address: str) -> 
     page.open(shared)
     page.wait(f"{ANSWERED} && document.getElementById('asked').innerText.length > 9")
     assert page.text("#asked") == said
-    assert page.evaluate("document.getElementById('checkpointing').checked") is True
+    assert page.evaluate("document.getElementById('checkpointing').value") == "full"
 
 
 def test_an_impossible_choice_shows_the_reason(page: Page, address: str) -> None:

@@ -8,7 +8,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, reserved_peak, target
+from vramfit.report.words import duration, job, reserved_peak, run_time, target
 from vramfit.units import counted, format_bytes
 
 COLOURS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ def plan_html(p: Plan) -> str:
     split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else f"all {w.batch} in one pass"
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
-        _answer(f"Fits: {split}, about {p.step_time_s:.3g} s a step", TONES["good"]),
+        _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", TONES["good"]),
         _quiet(f"At most {format_bytes(p.estimate.safe_reserved_bytes)} of {format_bytes(p.budget_bytes)}."),
         estimate_bar(p.estimate),
         _rows([(r.setting, r.why) for r in p.reasons]),
@@ -69,7 +69,7 @@ def run_html(r: RunRecord) -> str:
     best = "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
     rows = [
         ("settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())),
-        ("time", f"{r.time_s:,.1f} s, {r.tokens_per_s:,.0f} tokens/s"),
+        ("time", run_time(r)),
         ("saved in", r.output),
     ]
     if r.measured_reserved_bytes is not None:

@@ -97,7 +97,10 @@ class EstimateQuery(SettingsQuery):
 
     batch: int = Field(default=8, ge=1, le=MAX_BATCH, description="Samples that one optimizer step sees.")
     micro_batch: int | None = Field(
-        default=None, ge=1, le=MAX_BATCH, description="Samples that a forward pass sees; else it follows from accumulate."
+        default=None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Samples that a forward pass sees; else it follows from accumulate.",
     )
 
 

@@ -24,7 +24,7 @@ const OVER_A_STEP = {
 };
 const WITHOUT_TRAINING = { ...OVER_A_STEP, activations: "results on their way through the layers", temporaries: "inside single operations" };
 const AT_THE_OPTIMIZER = "loss and outputs of the forward pass, which the loop still holds";
-const FAR = 4; // a limit so many times the highest point is named, not drawn: the step would be flat
+const FAR = 4; // the axis is cut below a limit so many times the highest point: the step would be flat
 const THIN = 0.01; // of the highest point: too little to be seen
 
 export function element(tag, attributes = {}, ...children) {
@@ -125,10 +125,11 @@ export function percent(part, whole) {
 }
 
 export function drawTimeline(place, legend, answer, gpuTitle) {
-  const points = answer.timeline, width = 960, height = 200;
+  const points = answer.timeline, width = 960, height = 220;
   const top = Math.max(...points.map((p) => p.allocated_bytes), 1), capacity = answer.capacity_bytes;
-  const limit = capacity !== null && capacity <= FAR * top ? capacity : null;
-  const scale = 1.08 * Math.max(top, limit ?? 0);
+  const isCut = capacity > FAR * top;
+  const limit = isCut ? 1.3 * top : capacity; // where its line lies
+  const scale = 1.12 * Math.max(top, limit ?? 0);
   const y = (size) => (height - (height * size) / scale).toFixed(1);
   const x = (index) => ((width * index) / points.length).toFixed(1);
   const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -139,7 +140,7 @@ export function drawTimeline(place, legend, answer, gpuTitle) {
     plot.append(said);
   };
   const unit = 1024 ** Math.min(Math.floor(Math.log2(scale) / 10), 3);
-  for (const at of [0, ...ticks(scale / unit)]) {
+  for (const at of [0, ...ticks((isCut ? 1.06 * top : scale) / unit)]) {
     svg.append(svgElement("line", { class: "grid-line", x1: 0, x2: width, y1: y(at * unit), y2: y(at * unit) }));
     write("tick", `${Number(at.toPrecision(3))} ${bytes(unit).split(" ")[1]}`, at * unit);
   }
@@ -153,8 +154,9 @@ export function drawTimeline(place, legend, answer, gpuTitle) {
   }
   if (limit !== null) {
     svg.append(svgElement("line", { class: "top-line", x1: 0, x2: width, y1: y(limit), y2: y(limit) }));
-    write("limit-name", `${gpuTitle}: ${bytes(limit)} may be reserved`, limit);
-  } else if (capacity !== null) write("limit-name far", `↑ ${gpuTitle}: ${bytes(capacity)} may be reserved, ${Math.round(capacity / top)} times the highest point`, scale);
+    write("limit-name", `${gpuTitle}: ${bytes(capacity)} may be reserved`, limit);
+  }
+  if (isCut) write("cut", `≈ the axis is cut here: the line is ${Math.round(capacity / top)} times as high as the step`, 1.15 * top);
   place.replaceChildren(plot, partNames(points), element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}; the peak comes ${answer.peak}.` }));
   drawLegend(legend, answer, top);
 }
