@@ -1,4 +1,4 @@
-"""What the page of `vramfit web` does with choices: the model's field, plans that are used, what shows while it asks."""
+"""What the page of `vramfit web` does with choices: the model's field, plans that are used, waiting for answers."""
 
 import json
 from collections.abc import Iterator
@@ -41,9 +41,10 @@ def use_plan(page: Page, settings: dict[str, Any]) -> None:
     """Have the next plan answer these settings, and use it."""
     page.wait(f"{ANSWERED} && {PLANNED}")
     page.evaluate(
-        "(() => { const real = window.fetch; window.fetch = async (url, ...more) => { const got = await real(url, ...more);"
-        "if (!String(url).startsWith('/api/plan')) return got; const body = await got.json();"
-        f"body.found.settings = {json.dumps(settings)}; window.isStubbed = true; return new Response(JSON.stringify(body)); }} }})()"
+        "(() => { const real = window.fetch; window.fetch = async (url, ...more) => {"
+        "const got = await real(url, ...more); if (!String(url).startsWith('/api/plan')) return got;"
+        f"const body = await got.json(); body.found.settings = {json.dumps(settings)};"
+        "window.isStubbed = true; return new Response(JSON.stringify(body)); } })()"
     )
     page.evaluate("document.querySelector('#allow input').click()")  # so that it plans anew
     page.wait(f"window.isStubbed && {PLANNED}")
@@ -119,7 +120,11 @@ SETTINGS: dict[str, Any] = {
         {**SETTINGS, "checkpointing": "full", "offload": "weights"},
         {
             **{name: value for name, value in SETTINGS.items() if name not in ("offload", "checkpointing")},
-            **{"precision": "amp-bf16", "attention": "packed", "fused": True, "graphs": True, "gpu": "a100-40gb"},
+            "precision": "amp-bf16",
+            "attention": "packed",
+            "fused": True,
+            "graphs": True,
+            "gpu": "a100-40gb",
         },
     ],
     ids=["offload-optimizer", "offload-weights", "fused-graphs"],

@@ -5,7 +5,7 @@ from typing import Any
 
 from vramfit.records.run import RunRecord
 from vramfit.report.html import figures
-from vramfit.report.html.marks import Drawn
+from vramfit.report.html.marks import Drawn, Figure
 from vramfit.report.html.markup import section, table, tag, text
 from vramfit.report.html.subject import Subject
 from vramfit.report.words import duration, reserved_peak, run_time
@@ -51,7 +51,7 @@ def run_sections(subject: Subject, drawn: Drawn) -> Iterator[str]:
         yield section("How it went", tag("div", *made, class_="grid"))
 
 
-def _shown(drawn: Drawn, name: str, lines: Lines, title: str, figure: figures.Figure) -> str:
+def _shown(drawn: Drawn, name: str, lines: Lines, title: str, figure: Figure) -> str:
     """A curve; a table where there are too few points for one."""
     if max(len(steps) for steps, _ in lines.values()) >= MIN_POINTS:
         return drawn.place(name, figure, title)

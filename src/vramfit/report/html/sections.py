@@ -145,8 +145,8 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         for r in plan.reasons
     ]
     about = (
-        f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; evaluation in "
-        f"batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
+        f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; "
+        f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
     )
     commands = [train_command(plan.workload, "plan.json")] if plan.workload.task in TRAINED_TASKS else []
     commands.append(estimate_command(plan.workload))

@@ -24,6 +24,7 @@ const OVER_A_STEP = {
 };
 const WITHOUT_TRAINING = { ...OVER_A_STEP, activations: "results on their way through the layers", temporaries: "inside single operations" };
 const AT_THE_OPTIMIZER = "loss and outputs of the forward pass, which the loop still holds";
+const SHORT_PARTS = { forward: "fwd", backward: "bwd", optimizer: "opt" };
 const FAR = 4; // the axis is cut below a limit so many times the highest point: the step would be flat
 const THIN = 0.01; // of the highest point: too little to be seen
 
@@ -157,16 +158,17 @@ export function drawTimeline(place, legend, answer, gpuTitle) {
     write("limit-name", `${gpuTitle}: ${bytes(capacity)} may be reserved`, limit);
   }
   if (isCut) write("cut", `≈ the axis is cut here: the line is ${Math.round(capacity / top)} times as high as the step`, 1.15 * top);
-  place.replaceChildren(plot, partNames(points), element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}; the peak comes ${answer.peak}.` }));
+  place.replaceChildren(plot, partNames(points, place.clientWidth), element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}; the peak comes ${answer.peak}.` }));
   drawLegend(legend, answer, top);
 }
 
-function partNames(points) {
+function partNames(points, width) {
   const names = element("div", { class: "names", "aria-hidden": "true" });
   for (let i = 0; i < points.length;) {
     let next = i;
     while (next < points.length && points[next].part === points[i].part) next += 1;
-    const name = element("span", { text: points[i].part, title: points[i].part });
+    const part = points[i].part, isNarrow = (width * (next - i)) / points.length < 9 * part.length;
+    const name = element("span", { text: isNarrow ? SHORT_PARTS[part] ?? part : part, title: part });
     name.style.flex = `${next - i} 1 0`;
     names.append(name);
     i = next;
