@@ -28,7 +28,7 @@ LOOKS = (
 STATE = "?model=bert-large-uncased&seq=512&batch=16&precision=amp-fp16"
 SETTLED = (
     "!['wait'].includes(document.getElementById('answer').dataset.tone) && document.querySelector('#row .n') && "
-    "!document.querySelector('#row .skeleton') && document.getElementById('plan').getAttribute('aria-busy') === 'false'"
+    "!document.querySelector('#row .waiting') && document.getElementById('plan').getAttribute('aria-busy') === 'false'"
 )
 DRAWN = "[...document.querySelectorAll('.figure')].every(f => f.querySelector('svg.main-svg'))"
 

@@ -42,7 +42,7 @@ def move(page: Page, slider: str, steps: int = 1) -> None:
 def test_the_page_loads_without_a_complaint_and_asks_nobody_else(page: Page, address: str) -> None:
     page.open(address)
     page.wait(ANSWERED)
-    page.wait("document.querySelector('#row .n') && !document.querySelector('#row .skeleton')")
+    page.wait("document.querySelector('#row .n') && !document.querySelector('#row .waiting')")
     page.wait("document.getElementById('plan').getAttribute('aria-busy') === 'false'")
     assert page.complaints == []
     assert {urlsplit(url).netloc for url in page.requests} == {urlsplit(address).netloc}
@@ -86,7 +86,7 @@ def test_the_limit_is_named_above_its_line_and_bars_are_in_proportion(page: Page
         for what, edge in ((".limit-name", "bottom"), (".top-line", "top"))
     )
     assert line - 8 < name <= line
-    page.wait("!document.querySelector('#row .skeleton') && document.querySelectorAll('#row .n').length > 2")
+    page.wait("!document.querySelector('#row .waiting') && document.querySelectorAll('#row .n').length > 2")
     numbers = page.evaluate("[...document.querySelectorAll('#row .n')].map(n => Number(n.innerText.replace(',', '')))")
     widths = page.evaluate("[...document.querySelectorAll('#row .track i')].map(i => parseFloat(i.style.width))")
     assert widths == pytest.approx([100 * n / max(numbers) for n in numbers], abs=0.01)
@@ -122,7 +122,7 @@ def test_a_shared_address_restores_what_was_chosen(page: Page, address: str) -> 
     page.open(shared)
     page.wait(f"{ANSWERED} && document.getElementById('asked').innerText.length > 9")
     assert page.text("#asked") == said
-    assert page.evaluate("document.getElementById('checkpointing').checked") is True
+    assert page.evaluate("document.getElementById('checkpointing').value") == "full"
 
 
 def test_an_impossible_choice_shows_the_reason(page: Page, address: str) -> None:

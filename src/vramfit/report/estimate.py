@@ -13,7 +13,7 @@ from vramfit.records.estimate import HOST_STEP, PHASES, Advice, Estimate
 from vramfit.report.advice import render_advice
 from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
 from vramfit.report.peak import Largest, render_peak
-from vramfit.report.words import NO_BREAK, job, model_name, percent, phase_name, size, target
+from vramfit.report.words import NO_BREAK, duration, job, model_name, percent, phase_name, size, target
 from vramfit.units import format_bytes
 
 MAX_WIDTH = 120
@@ -31,8 +31,6 @@ BASIS = {
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
 }
 
-
-HOUR_S = 3600
 TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}
 
 
@@ -195,21 +193,6 @@ def _time(estimate: Estimate) -> Iterator[RenderableType]:
     yield Text.assemble(
         ("Step time", "bold"), f"  about {duration(estimate.step_time_s)} a {name}{busy}", (basis, "dim")
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> [duration(seconds).replace(NO_BREAK, " ") for seconds in (0.0123, 12.34, 3470, 348_120)]
-    ['12.3 ms', '12.3 s', '3,470 s', '96.7 h']
-    """
-    if seconds >= HOUR_S:
-        text = f"{seconds / HOUR_S:,.1f} h"
-    elif seconds >= 1:
-        text = f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
-    else:
-        text = f"{1e3 * seconds:.3g} ms"
-    return text.replace(" ", NO_BREAK)
 
 
 def render_remarks(estimate: Estimate) -> Iterator[RenderableType]:

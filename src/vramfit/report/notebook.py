@@ -8,7 +8,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.report.html.markup import tag, text
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import job, reserved_peak, reserved_words, target
+from vramfit.report.words import duration, job, reserved_peak, reserved_words, run_time, target
 from vramfit.units import counted, format_bytes
 
 COLOURS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ def plan_html(p: Plan) -> str:
     split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else f"all {w.batch} in one pass"
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
-        _answer(f"Fits: {split}, about {p.step_time_s:.3g} s a step", TONES["good"]),
+        _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", TONES["good"]),
         _quiet(f"{reserved_words(p)}."),
         estimate_bar(p.estimate),
         _rows([(r.setting, r.why) for r in p.reasons]),
@@ -59,7 +59,11 @@ def max_batch_html(m: MaxBatch) -> str:
     return _card(
         _head(e.workload.model, [e.workload.task, e.workload.mode, *job(e.workload, batch=False), target(e)]),
         _answer(found, TONES["good" if m.batch else "bad"]),
-        *([_quiet(f"{m.margin_batch:,} with the margin that plans keep: {m.margin_reason}.")] if m.margin_reason else []),
+        *(
+            [_quiet(f"{m.margin_batch:,} with the margin that plans keep: {m.margin_reason}.")]
+            if m.margin_reason
+            else []
+        ),
         _quiet(f"What limits it: {m.limited_by}."),
         estimate_bar(e),
     )
@@ -70,7 +74,7 @@ def run_html(r: RunRecord) -> str:
     best = "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
     rows = [
         ("settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())),
-        ("time", f"{r.time_s:,.1f} s, {r.tokens_per_s:,.0f} tokens/s"),
+        ("time", run_time(r)),
         ("saved in", r.output),
     ]
     if r.measured_reserved_bytes is not None:

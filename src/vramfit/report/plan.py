@@ -12,9 +12,9 @@ from rich.text import Text
 from vramfit.records.estimate import Kind
 from vramfit.records.plan import Alternative, InstanceFit, Plan
 from vramfit.report.bars import MIN_WIDTH, Meter
-from vramfit.report.estimate import Sized, duration, marked
+from vramfit.report.estimate import Sized, marked
 from vramfit.report.scatter import Point, Scatter
-from vramfit.report.words import NO_BREAK, model_name, percent, size, target
+from vramfit.report.words import NO_BREAK, duration, model_name, percent, size, target
 from vramfit.workload import TRAINED_TASKS, Workload
 
 MAX_ALTERNATIVES = 6

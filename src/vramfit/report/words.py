@@ -10,6 +10,8 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 LONGEST_NAME = 60
 """Characters of a model's name that a headline shows; a longer one would be broken in the middle of a word."""
 
+HOUR_S = 3600
+
 _STEP_PHASES = {"load": "load", "first_step": "first step", "steady_step": "steady step"}
 _BATCH_PHASES = {"load": "load", "first_step": "first batch", "steady_step": "later batches"}
 _OF_PHASE = {
@@ -78,6 +80,21 @@ def percent(part: int, whole: int) -> str:
     share = 100 * part / whole if whole else 0.0
     text = "<1" if 0 < share < 0.5 else f"{share:.0f}"
     return f"{text}{NO_BREAK}%"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> [duration(seconds).replace(NO_BREAK, " ") for seconds in (0.0123, 12.34, 3470, 348_120)]
+    ['12.3 ms', '12.3 s', '3,470 s', '96.7 h']
+    """
+    if seconds >= HOUR_S:
+        text = f"{seconds / HOUR_S:,.1f} h"
+    elif seconds >= 1:
+        text = f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    else:
+        text = f"{1e3 * seconds:.3g} ms"
+    return text.replace(" ", NO_BREAK)
 
 
 def phase_name(phase: str, workload: Workload) -> str:
@@ -209,3 +226,10 @@ def reserved_words(p: Plan) -> str:
     """What a run of a plan reserves: with batches of full length, and at most."""
     predicted, most = (format_bytes(n) for n in (p.predicted_reserved_bytes, p.most_reserved_bytes))
     return f"{predicted} with batches of full length, at most {most} of {format_bytes(p.budget_bytes)} with any lengths"
+
+
+def run_time(r: RunRecord) -> str:
+    """How long a run took; where the CPU computed for a GPU, whose seconds they are."""
+    if r.device == "emulated":
+        return f"{duration(r.time_s)}, in which the CPU computed for the emulated GPU"
+    return f"{duration(r.time_s)}, {r.tokens_per_s:,.0f} tokens/s"

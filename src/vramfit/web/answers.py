@@ -73,6 +73,7 @@ class EstimateAnswer(Answer):
     total_memory_bytes: int | None
     breakdown: dict[str, int] = Field(description="Category → allocated bytes at the peak.")
     peak: str = Field(description="When the peak comes, in words.")
+    peak_part: str = Field(description="The part of the step that it comes in: forward, backward, optimizer, …")
     largest: list[Held]
     timeline: list[Moment]
     phases: dict[str, Phase]
@@ -138,6 +139,7 @@ class FoundPlan(Answer):
     step_time_s: float
     samples_per_s: float
     safe_reserved_bytes: int
+    most_reserved_bytes: int
     budget_bytes: int
     margin_bytes: int
     margin_reason: str
@@ -195,7 +197,9 @@ class CatalogueAnswer(Answer):
     gpus: list[GPUEntry]
     row_of_gpus: list[str]
     choices: dict[str, list[str]]
+    allowable: dict[str, str] = Field(description="What a plan may be allowed to change → what that means.")
     defaults: dict[str, Any] = Field(description="Of the parameters of an estimate.")
+    parameters: dict[str, list[str]] = Field(description="Path of the API → the parameters it takes.")
     batch_stops: list[int]
     seq_stops: list[int]
     max_batch: int

@@ -31,10 +31,16 @@ FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/state.js": ("state.js", "text/javascript"),
     "/answers.js": ("answers.js", "text/javascript"),
+    "/combobox.js": ("combobox.js", "text/javascript"),
     "/drawing.js": ("drawing.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/docs": ("api.html", "text/html"),
     "/api.js": ("api.js", "text/javascript"),
+}
+QUERIES: dict[str, type[AnyQuery]] = {
+    "/api/estimate": EstimateQuery,
+    "/api/max-batch": MaxBatchQuery,
+    "/api/plan": PlanQuery,
 }
 ABOUT = (
     "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
@@ -201,7 +207,9 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         ],
         row_of_gpus=list(ROW_OF_GPUS),
         choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
+        allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
+        parameters={path: list(query.model_fields) for path, query in QUERIES.items()},
         batch_stops=list(BATCH_STOPS),
         seq_stops=list(SEQ_STOPS),
         max_batch=MAX_BATCH,

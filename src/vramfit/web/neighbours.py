@@ -28,7 +28,7 @@ def neighbours(query: EstimateQuery, before: EstimateQuery | None = None) -> lis
 def _changed(query: EstimateQuery, batches: Sequence[int], seqs: Sequence[int]) -> Iterator[EstimateQuery]:
     for batch, seq in zip_longest(batches, seqs):
         if batch is not None:
-            yield query.model_copy(update={"batch": batch})
+            yield query.model_copy(update={"batch": batch, "micro_batch": None})
         if seq is not None:
             yield query.model_copy(update={"seq": seq})
 

@@ -1,13 +1,25 @@
 """What may be asked, as parameters of the API: the keywords of `Workload`, bounded."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
 from vramfit.web.limits import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
-from vramfit.workload import Allocator, Attention, Casts, Loop, Mask, Mode, Optimizer, Precision, Quantize, Task
+from vramfit.workload import (
+    Allocator,
+    Attention,
+    Casts,
+    Loop,
+    Mask,
+    Mode,
+    Offload,
+    Optimizer,
+    Precision,
+    Quantize,
+    Task,
+)
 
 _Layers = r"[1-9][0-9]{0,2}"
 Size = Annotated[
@@ -71,7 +83,10 @@ class SettingsQuery(JobQuery):
     max_grad_norm: float | None = Field(default=None, gt=0, le=1e6, description="Clip the gradient to this norm.")
     lora: int | None = Field(default=None, ge=1, le=MAX_RANK, description="Rank of LoRA adapters.")
     quantize: Quantize | None = Field(default=None, description="Linear weights in fewer bits.")
-    offload: Literal["weights"] | None = Field(default=None, description="What waits in host memory.")
+    offload: Offload | None = Field(default=None, description="What waits in host memory.")
+    compile: bool = Field(default=False, description="`torch.compile` on the model's layers.")
+    fused: bool = Field(default=False, description="In packed amp-* training, layers as one function each.")
+    graphs: bool = Field(default=False, description="Packed passes recorded as CUDA graphs, and replayed.")
     allocator: Allocator = Field(default="default", description="`expandable`: segments that grow in place.")
     casts: Casts = Field(default="each", description="Under autocast: `together` casts a layer's weights at once.")
     loop: Loop = Field(default="plain", description="The usual PyTorch loop, or vramfit's Stepper.")
@@ -81,6 +96,12 @@ class EstimateQuery(SettingsQuery):
     """A job with all its settings and its batch."""
 
     batch: int = Field(default=8, ge=1, le=MAX_BATCH, description="Samples that one optimizer step sees.")
+    micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Samples that a forward pass sees; else it follows from accumulate.",
+    )
 
 
 class MaxBatchQuery(SettingsQuery):
@@ -110,6 +131,6 @@ def keywords_of(query: JobQuery) -> dict[str, Any]:
     for name in ("checkpointing", "freeze"):
         if str(given.get(name, "")).isdecimal():
             given[name] = int(given[name])
-    if given.get("mode", "train") != "train" and given.get("accumulate") == 1:
-        del given["accumulate"]
+    if given.get("accumulate") == 1 and (given.get("mode", "train") != "train" or "micro_batch" in given):
+        del given["accumulate"]  # it was not given, and follows
     return given

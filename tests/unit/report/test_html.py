@@ -14,13 +14,14 @@ from vramfit.records.codec import to_data, to_json
 from vramfit.records.course import StepCourse
 from vramfit.records.estimate import Estimate, TimelinePoint
 from vramfit.records.grid import FitGrid
-from vramfit.records.plan import Plan
+from vramfit.records.plan import Alternative, Plan
 from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.html import figures
 from vramfit.report.html.modules import module_tree, peak_tree
 from vramfit.report.html.page import MAX_BYTES, render_report
 from vramfit.report.html.subject import Subject, read_subject
 from vramfit.report.html.timeline import timeline
+from vramfit.report.words import NO_BREAK
 from vramfit.units import GIB, MIB
 
 GRID = FitGrid(
@@ -121,6 +122,13 @@ def test_modules_are_a_tree_whose_parts_add_up() -> None:
     assert [n.label for n in nodes if n.parent == "m/bert/layer"] == ["0", "1"]
 
 
+def test_layers_that_are_alike_are_one_module() -> None:
+    modules = {f"bert.encoder.layer.{n}.output": MIB for n in range(24)}
+    nodes = {node.label: node.num_bytes for node in peak_tree(replace(estimate(groups=()), modules=modules))}
+    assert nodes["layer × 24"] == nodes["output"] == 24 * MIB
+    assert "0" not in nodes
+
+
 def test_what_belongs_to_no_module_is_named_by_what_it_is() -> None:
     e = estimate()
     outside = sum(g.allocated_bytes for g in e.groups if not g.module)
@@ -143,13 +151,108 @@ def test_a_runs_folder_shows_its_course(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "tra')
     html = render_report(read_subject(tmp_path))
     shown = drawn(html)
-    assert set(shown) == {"loss", "scores", "speed", "reserved"}
+    assert set(shown) == {"loss", "speed", "reserved"}  # one score is no curve
     assert shown["loss"]["data"][0]["x"] == list(range(1, 21))
-    assert shown["scores"]["data"][0]["y"] == [0.9]
-    assert shown["scores"]["layout"]["yaxis"]["range"] == [0, 1.05]
+    assert '<th scope="row">20</th><td class="number">0.9</td>' in html
     assert "range" not in shown["loss"]["layout"]["yaxis"]
     assert "NVIDIA H200" in html
     assert "3.00 GiB; predicted 3.00 GiB, at most 3.50 GiB; budget 4.00 GiB" in html
+
+
+def journal(folder: Path, steps: int, *, evaluated: tuple[int, ...] = (), **changes: Any) -> str:
+    """The report of a run with so many lines in its journal."""
+    (folder / "run.json").write_text(to_json(run_record(**changes)))
+    lines: list[dict[str, Any]] = [
+        {"kind": "train", "step": n, "loss": 0.7 + n / 1e4, "tokens_per_s": 50.0} for n in range(1, steps + 1)
+    ]
+    lines += [{"kind": "eval", "step": n, "loss": 0.2, "accuracy": 0.9} for n in evaluated]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return render_report(read_subject(folder))
+
+
+def test_every_axis_of_a_run_begins_at_zero(tmp_path: Path) -> None:
+    shown = drawn(journal(tmp_path, 20, evaluated=(5, 10, 20)))
+    assert set(shown) == {"loss", "speed", "scores"}
+    for figure in shown.values():
+        axis = figure["layout"]["yaxis"]
+        assert axis["rangemode"] == "tozero" or axis["range"][0] == 0
+    assert shown["scores"]["layout"]["yaxis"]["range"] == [0, 1.05]
+
+
+def test_few_points_are_a_table_and_not_a_plot_of_lone_dots(tmp_path: Path) -> None:
+    html = journal(tmp_path, 2, evaluated=(1, 2))
+    assert drawn(html) == {}
+    assert '<th scope="row">2</th><td class="number">0.7002</td><td class="number">0.2</td>' in html
+    assert '<th scope="row">2</th><td class="number">0.9</td>' in html
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "said"), [(0.0123, "12.3 ms"), (0.5, "500 ms"), (12.3456, "12.3 s"), (1234.0, "1,234 s")]
+)
+def test_long_steps_are_told_in_seconds(tmp_path: Path, step_time_s: float, said: str) -> None:
+    html = journal(tmp_path, 3, step_time_s=step_time_s, predicted_step_time_s=2 * step_time_s)
+    assert f"<td>{said.replace(' ', NO_BREAK)}; predicted " in html
+
+
+def test_a_run_on_the_emulated_gpu_has_no_times_and_says_why(tmp_path: Path) -> None:
+    html = journal(tmp_path, 5, device="emulated", step_time_s=0.85)
+    assert "No step times and no throughput: this run was on the emulated GPU" in html
+    assert set(drawn(html)) == {"loss"}
+    assert "tokens/s" not in html.partition("<script>")[0]
+    assert "on the emulated GPU</p>" in html
+
+
+def test_what_is_left_out_comes_with_a_reason(tmp_path: Path) -> None:
+    on_cpu = journal(tmp_path, 5, device="cpu", evaluations=(), step_time_s=0.1)
+    assert "No scores: the run was not evaluated on the way" in on_cpu
+    assert "No reserved memory: this run was on the CPU" in on_cpu
+    assert "No predicted step and no map of what fits: there is no plan.json" in on_cpu
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "No curves of loss and throughput: metrics.jsonl" in render_report(read_subject(tmp_path))
+    alone = render_report(Subject(source="x", estimate=estimate(gpu=None)))
+    assert "No time of a step: no GPU was named." in alone
+    assert "(--no-grid)" in alone
+    whole = render_report(Subject(source="x", estimate=estimate(step_time_s=0.1), grid=GRID))
+    assert "What is not shown" not in whole
+
+
+def plan_with(num_alternatives: int, step_time_s: float = 2.0) -> Plan:
+    other = Alternative(
+        settings="fp32",
+        kind="free",
+        micro_batch=4,
+        accumulate=2,
+        step_time_s=step_time_s,
+        safe_reserved_bytes=GIB,
+        fits=False,
+    )
+    return Plan(
+        workload=staged().workload,
+        estimate=staged(),
+        evaluation=staged(),
+        step_time_s=step_time_s / 2,
+        budget_bytes=GIB,
+        margin_bytes=0,
+        margin_reason="-",
+        alternatives=(other,) * num_alternatives,
+    )
+
+
+def test_a_plan_beside_one_other_is_a_table_and_no_plot() -> None:
+    for num, is_plotted in ((1, False), (2, True)):
+        made = plan_with(num)
+        html = render_report(Subject(source="x", plan=made, estimate=made.estimate))
+        assert ("alternatives" in drawn(html)) is is_plotted
+        assert '<th scope="row">this plan</th>' in html
+        assert '<th scope="row">fp32: does not fit</th>' in html
+    assert "No other settings" in render_report(Subject(source="x", plan=plan_with(0), estimate=staged()))
+
+
+def test_the_axis_of_alternatives_is_in_a_unit_that_suits_them() -> None:
+    assert figures.alternatives(plan_with(2))["layout"]["xaxis"]["title"]["text"] == "seconds a step"
+    short = figures.alternatives(plan_with(2, step_time_s=0.25))
+    assert short["layout"]["xaxis"]["title"]["text"] == "milliseconds a step"
+    assert short["data"][0]["x"] == [250, 250]
 
 
 def test_scores_out_of_a_hundred_and_few_steps_have_axes_that_suit_them() -> None:

@@ -7,8 +7,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import vramfit
+from vramfit.planner.request import SETTINGS
 from vramfit.web import answers
 from vramfit.web.app import create_app
+from vramfit.web.queries import EstimateQuery
+from vramfit.workload import CHOICES
 
 
 def refused(client: TestClient, path: str, status: int = 422, **parameters: Any) -> answers.Problem:
@@ -54,6 +57,43 @@ def test_a_largest_batch_and_a_plan_are_those_of_the_library(client: TestClient)
     assert planned["missing"] is None
     assert planned["found"]["safe_reserved_bytes"] == expected.estimate.safe_reserved_bytes
     assert planned["found"]["commands"]["plan"].startswith("vramfit plan bert-mini --batch 64 --seq 128 --gpu t4")
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "has"), [("bert-mini", "140MiB", "offload"), ("bert-tiny", "80MiB", "checkpointing")]
+)
+def test_every_setting_that_a_plan_answers_can_be_asked_for(
+    client: TestClient, model: str, memory: str, has: str
+) -> None:
+    asked = {"model": model, "batch": 8, "seq": 128, "gpu": "t4", "memory": memory}
+    plan = client.get("/api/plan", params=asked).json()["found"]
+    assert has in plan["settings"]
+    estimate = client.get("/api/estimate", params=plan["settings"])
+    assert estimate.status_code == 200, estimate.text
+    assert estimate.json()["safe_reserved_bytes"] == plan["safe_reserved_bytes"]
+    assert estimate.json()["settings"] == plan["settings"]
+
+
+def test_an_estimate_takes_whatever_the_planner_chooses() -> None:
+    taken = EstimateQuery.model_fields
+    for name in (*SETTINGS, "fused", "graphs", "loop"):
+        assert name in taken, name
+        for value in CHOICES.get(name, ()):
+            assert getattr(EstimateQuery.model_validate({name: value}), name) == value
+
+
+def test_samples_of_a_pass_give_how_many_passes_there_are(client: TestClient) -> None:
+    asked = {"model": "bert-tiny", "batch": 8, "micro_batch": 3, "loop": "stepper"}
+    settings = client.get("/api/estimate", params=asked).json()["settings"]
+    assert (settings["micro_batch"], settings["accumulate"]) == (3, 3)
+
+
+def test_the_catalogue_says_what_each_path_takes(client: TestClient) -> None:
+    taken = client.get("/api/catalogue").json()["parameters"]
+    schema = create_app().openapi()["paths"]
+    assert {path: [p["name"] for p in schema[path]["get"]["parameters"]] for path in taken} == taken
+    assert "offload" in taken["/api/estimate"]
+    assert "offload" not in taken["/api/plan"]
 
 
 def test_no_plan_is_an_answer_that_says_what_would_do(client: TestClient) -> None:

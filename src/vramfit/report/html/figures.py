@@ -12,6 +12,8 @@ from vramfit.units import GIB, format_bytes
 
 SCORE = "score"
 MAX_SINGLE_TICKS = 10
+MIN_TEXT = 11
+"""Pixels: a name that would have to be smaller is left out."""
 
 
 def icicle(estimate: Estimate) -> Figure:
@@ -25,7 +27,7 @@ def icicle(estimate: Estimate) -> Figure:
                 "labels": [n.label for n in nodes],
                 "parents": [n.parent for n in nodes],
                 "values": [n.num_bytes for n in nodes],
-                "text": [format_bytes(n.num_bytes) for n in nodes],
+                "text": [format_bytes(n.num_bytes, digits=1 if n.num_bytes >= GIB else 0) for n in nodes],
                 "branchvalues": "total",
                 "maxdepth": 6,
                 "tiling": {"orientation": "v", "pad": 1},
@@ -36,7 +38,11 @@ def icicle(estimate: Estimate) -> Figure:
                 "sort": False,
             }
         ],
-        "layout": {"height": 480, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}},
+        "layout": {
+            "height": 480,
+            "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+            "uniformtext": {"minsize": MIN_TEXT, "mode": "hide"},
+        },
     }
 
 
@@ -120,37 +126,40 @@ def alternatives(plan: Plan) -> Figure:
         ),
         "does not fit": ([a for a in plan.alternatives if not a.fits], "x", "@bad"),
     }
+    e = plan.estimate
+    own_s = e.step_time_s or plan.step_time_s
+    is_short = max(own_s, *(a.step_time_s for a in plan.alternatives)) < 1
+    unit, scale = ("milliseconds", 1000) if is_short else ("seconds", 1)
     data: list[Figure] = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": name,
-            "x": [a.step_time_s for a in found],
+            "x": [scale * a.step_time_s for a in found],
             "y": [gib(a.safe_reserved_bytes) for a in found],
             "text": [f"{a.settings}<br>passes of {a.micro_batch} × {a.accumulate}" for a in found],
-            "hovertemplate": "%{text}<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
+            "hovertemplate": f"%{{text}}<br>%{{x:.3g}} {unit} a step, %{{y:.2f}} GiB<extra></extra>",
             "marker": {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}},
         }
         for name, (found, symbol, colour) in groups.items()
         if found
     ]
-    e = plan.estimate
     data.append(
         {
             "type": "scatter",
             "mode": "markers",
             "name": "this plan",
-            "x": [e.step_time_s or plan.step_time_s],
+            "x": [scale * own_s],
             "y": [gib(e.safe_reserved_bytes)],
             "marker": {"size": 16, "symbol": "star", "color": "@good"},
-            "hovertemplate": "this plan<br>%{x:.3g} s a step, %{y:.2f} GiB<extra></extra>",
+            "hovertemplate": f"this plan<br>%{{x:.3g}} {unit} a step, %{{y:.2f}} GiB<extra></extra>",
         }
     )
     return {
         "data": data,
         "layout": {
             "height": 360,
-            "xaxis": {"title": {"text": "seconds a step"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": f"{unit} a step"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "reserved at most, GiB"}, "rangemode": "tozero"},
             "shapes": [limit_line(plan.budget_bytes)],
             "legend": {"orientation": "h", "y": -0.22},
@@ -195,7 +204,11 @@ def curve(lines: Mapping[str, tuple[list[int], list[float]]], title: str, *, lim
         "layout": {
             "height": 280,
             "xaxis": {"title": {"text": "step"}, "rangemode": "tozero", **_whole_steps(lines)},
-            "yaxis": {"title": {"text": title}, **({"range": [0, 1.05]} if _are_shares(lines, title) else {})},
+            "yaxis": {
+                "title": {"text": title},
+                "rangemode": "tozero",
+                **({"range": [0, 1.05]} if _are_shares(lines, title) else {}),
+            },
             "showlegend": len(data) > 1,
             "legend": {"orientation": "h", "y": -0.45},
             "shapes": shapes,

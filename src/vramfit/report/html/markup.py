@@ -15,8 +15,10 @@ def text(value: object) -> str:
     return escape(str(value))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """A table of texts; columns in `right` hold numbers."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), stacked: bool = False
+) -> str:
+    """A table of texts; columns in `right` hold numbers; a `stacked` one has its cells below each other on a phone."""
 
     def cells(row: Sequence[str], cell: str) -> str:
         made = []
@@ -27,7 +29,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence
         return tag("tr", *made)
 
     body = "".join(cells(row, "td") for row in rows)
-    return tag("div", tag("table", tag("thead", cells(head, "th")) if head else "", tag("tbody", body)), class_="wide")
+    made = tag("table", tag("thead", cells(head, "th")) if head else "", tag("tbody", body))
+    return tag("div", made, class_="wide stacked" if stacked else "wide")
 
 
 def section(title: str, *inside: str, about: str = "") -> str:

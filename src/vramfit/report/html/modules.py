@@ -1,5 +1,6 @@
 """Bytes by module path as a tree, every node with the sum of what is below it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from vramfit.report.words import group_name
 OUTSIDE = "(outside of modules)"
 MAX_CHILDREN = 60
 """Of one node; the smallest beyond it are put together."""
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _COLOURS = (
     ("embeddings", "temporaries"),
     ("encoder", "activations"),
@@ -34,8 +36,8 @@ class Node:
 
 
 def peak_tree(estimate: Estimate) -> list[Node]:
-    """What is alive at the peak; what belongs to no module by what it is."""
-    inside = {path: num_bytes for path, num_bytes in estimate.modules.items() if path}
+    """What is alive at the peak; layers that have numbers as one, what belongs to no module by what it is."""
+    inside = join_layers({path: num_bytes for path, num_bytes in estimate.modules.items() if path})
     rest = sum(estimate.modules.values()) - sum(inside.values())
     for group in estimate.groups:
         if not group.module and rest >= group.allocated_bytes:
@@ -44,6 +46,28 @@ def peak_tree(estimate: Estimate) -> list[Node]:
             rest -= group.allocated_bytes
     root = estimate.workload.model.rstrip("/").rpartition("/")[2]
     return module_tree({**inside, **({"": rest} if rest else {})}, root=root)
+
+
+def join_layers(modules: Mapping[str, int]) -> dict[str, int]:
+    """Modules whose paths differ by a number alone, as one.
+
+    >>> join_layers({"bert.layer.0.dense": 2, "bert.layer.1.dense": 3, "bert.layer.1": 1, "bert.pooler": 4})
+    {'bert.layer × 2.dense': 5, 'bert.layer × 2': 1, 'bert.pooler': 4}
+    """
+    numbers: dict[str, set[str]] = {}
+    for path in modules:
+        for found in _NUMBER.finditer(path):
+            numbers.setdefault(_NUMBER.sub(".*", path[: found.start()]), set()).add(found[0])
+    joined: dict[str, int] = {}
+    for path, num_bytes in modules.items():
+
+        def name(found: re.Match[str], path: str = path) -> str:
+            num = len(numbers[_NUMBER.sub(".*", path[: found.start()])])
+            return f" × {num}" if num > 1 else found[0]
+
+        key = _NUMBER.sub(name, path)
+        joined[key] = joined.get(key, 0) + num_bytes
+    return joined
 
 
 def module_tree(modules: Mapping[str, int], *, root: str) -> list[Node]:
@@ -81,7 +105,7 @@ def module_tree(modules: Mapping[str, int], *, root: str) -> list[Node]:
 
 def _place(parts: tuple[str, ...]) -> tuple[int, int, str]:
     """Modules in the order of a forward pass as far as names tell: embeddings, layers by number, what comes after."""
-    name = parts[-1]
+    name = parts[-1].partition(" × ")[0]
     if name.isdecimal():
         return (1, int(name), name)
     first = ("embeddings", "encoder", "layers", "layer", "attention", "intermediate", "output", "pooler", "head")

@@ -31,7 +31,7 @@ def timeline(estimate: Estimate, course: StepCourse | None = None) -> Figure:
         measured = course.requested_bytes
         data.append(_line("measured, requested", _spread(len(measured)), measured, "@bad", width=2.5))
     marks, names = _parts(points)
-    lines = [limit_line(estimate.capacity_bytes)] if _is_near(estimate) else []
+    lines = [limit_line(estimate.capacity_bytes)] if is_near(estimate) else []
     return {
         "data": data,
         "layout": {
@@ -46,7 +46,7 @@ def timeline(estimate: Estimate, course: StepCourse | None = None) -> Figure:
     }
 
 
-def _is_near(estimate: Estimate) -> bool:
+def is_near(estimate: Estimate) -> bool:
     """Whether the limit can be shown without flattening the rest."""
     return estimate.capacity_bytes is not None and estimate.capacity_bytes < 1.6 * estimate.peak_allocated_bytes
 

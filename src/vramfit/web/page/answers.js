@@ -3,10 +3,22 @@
 import { bytes, drawBar, drawParts, drawScatter, drawTimeline, element, seconds } from "/drawing.js";
 import { $, form, gpuEntry } from "/state.js";
 
-const SPOKEN_AFTER_MS = 600;
+const SPOKEN_AFTER_MS = 600, MIN_ALTERNATIVES = 2; // fewer dots are no picture
 let spokenTimer;
 
+const gpuName = (gpu) => gpu.title.replace(/^NVIDIA (GeForce )?/, "");
 const MARKS = { good: "✓", tight: "!", bad: "✗", open: "·" };
+
+// Until the answer is there: what stood there before, dimmed; at first, words.
+export function wait(values) {
+  document.body.classList.add("asking");
+  if (!document.body.classList.contains("empty")) return;
+  $("answer").dataset.tone = "wait";
+  $("asked").textContent = `${values.model} · ${values.mode} · batch ${values.batch} × ${values.seq} tokens`;
+  $("mark").textContent = "";
+  $("headline-text").textContent = "Predicting what it takes …";
+  $("details").replaceChildren(element("p", { text: "The first prediction of a model takes a second or two." }));
+}
 
 export function show(answer, values) {
   const gpu = gpuEntry(), card = $("answer");
@@ -16,10 +28,11 @@ export function show(answer, values) {
   $("mark").textContent = MARKS[answer.tone];
   $("headline-text").textContent = answer.headline;
   $("details").replaceChildren(...answer.details.map((text) => element("p", { text })));
-  drawBar($("bar"), answer, gpu ? gpu.title.replace(/^NVIDIA (GeForce )?/, "") : "memory");
-  drawParts($("parts").tBodies[0], answer, values.mode);
+  drawBar($("bar"), answer, gpu ? gpuName(gpu) : "memory");
+  drawParts($("parts").tBodies[0], answer);
   $("step-title").textContent = values.mode === "train" ? "One step, from left to right" : "One batch, from left to right";
-  drawTimeline($("timeline"), answer);
+  $("step-about").textContent = `Allocated memory ${values.mode === "train" ? "over a step" : "over a batch"}. To the right goes the order of requests for memory, not time.`;
+  drawTimeline($("timeline"), $("legend"), answer, gpu ? gpuName(gpu) : "");
   $("when").textContent = `${bytes(answer.peak_allocated_bytes)} allocated, ${answer.peak}.`;
   $("figures").replaceChildren(...[
     ["requested", answer.peak_requested_bytes], ["allocated", answer.peak_allocated_bytes],
@@ -43,8 +56,10 @@ export function show(answer, values) {
 }
 
 function sentence(answer) {
-  const s = answer.settings, extra = ["optimizer", "checkpointing", "freeze", "lora", "quantize", "allocator", "casts", "loop"].filter((n) => n in s && s[n] !== null);
-  return [s.model, s.mode, `batch ${s.batch} × ${s.seq} tokens`, s.precision, s.attention, ...extra.map((n) => (n === "optimizer" ? s[n] : `${n} ${s[n]}`))].filter(Boolean).join(" · ");
+  const { model, mode, batch, seq, precision, attention, task, gpu, micro_batch, accumulate, ...extra } = answer.settings;
+  const passes = accumulate > 1 ? `${accumulate} passes of ${micro_batch}` : "";
+  const others = Object.entries(extra).map(([name, value]) => (value === true ? name : name === "optimizer" ? value : `${name} ${value}`));
+  return [model, mode, `batch ${batch} × ${seq} tokens`, passes, precision, attention, ...others].filter(Boolean).join(" · ");
 }
 
 const capital = (text) => (text.split(" ")[0].includes("-") ? text : text.charAt(0).toUpperCase() + text.slice(1));
@@ -63,7 +78,10 @@ export function refuse(problem) {
   for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
   for (const reason of reasons) {
     const control = $(reason.split(/[ :]/)[0]);
-    if (control && form.contains(control)) control.setAttribute("aria-invalid", "true");
+    if (!control || !form.contains(control)) continue;
+    control.setAttribute("aria-invalid", "true");
+    const folded = control.closest("details");
+    if (folded) folded.open = true;
   }
   document.title = "✗ Not possible · vramfit";
   speak(`Not possible: ${reasons.join("; ")}`);
@@ -88,15 +106,22 @@ export function showPlan(plan, onUse) {
     element("td", { text: `${stop(capital(r.why))}${r.cost ? ` Costs in quality: ${r.cost}.` : ""}` })));
   const scatter = element("div", { class: "scatter" });
   const others = element("details", { open: true }, element("summary", { text: "What else was possible: memory against time" }), scatter);
-  if (plan.alternatives.length) drawScatter(scatter, plan);
+  const isPlotted = plan.alternatives.length >= MIN_ALTERNATIVES;
+  const inWords = isPlotted ? [] : plan.alternatives.map((a) => element("p", { class: "quiet", text: otherInWords(a) }));
   $("plan").replaceChildren(
     element("div", { class: "plan-head" }, element("p", { text: `${plan.headline}; about ${seconds(plan.step_time_s)} a step.` }), use),
-    element("p", { class: "quiet", text: `At most ${bytes(plan.safe_reserved_bytes)} of ${bytes(plan.budget_bytes)}. ${stop(capital(plan.margin_reason))}` }),
+    element("p", { class: "quiet", text: `${bytes(plan.safe_reserved_bytes)} of ${bytes(plan.budget_bytes)}, at most ${bytes(plan.most_reserved_bytes)} with any lengths. ${stop(capital(plan.margin_reason))}` }),
     element("table", { class: "plan-table" }, element("thead", {}, element("tr", {}, ...["Setting", "Class", "Why"].map((t) => element("th", { scope: "col", text: t })))),
       element("tbody", {}, ...rows)),
-    ...(plan.alternatives.length ? [others] : []),
+    ...(isPlotted ? [others] : inWords),
     element("h3", { text: "To run it" }), command(plan.commands.plan, "the command that saves the plan"),
     ...(plan.commands.train ? [command(plan.commands.train, "the command that trains by it")] : []));
+  if (isPlotted) drawScatter(scatter, plan);
+}
+
+function otherInWords(a) {
+  const kind = a.fits ? (a.allowed ? "fits too" : "would fit, but is not allowed above") : "does not fit";
+  return `Also tried: ${a.settings}, in passes of ${a.micro_batch}, ${bytes(a.safe_reserved_bytes)} and about ${seconds(a.step_time_s)} a step: ${kind}.`;
 }
 
 export function showMissing(missing) {

@@ -12,6 +12,21 @@ export const CATEGORIES = {
   context: "CUDA’s own, outside of PyTorch",
 };
 const NAMES = { unused: "unused", context: "CUDA context" };
+// The same over a step: when each of them is there, and why.
+const OVER_A_STEP = {
+  weights: "there all the time",
+  gradients: "come in the backward pass, go after the optimizer’s step",
+  optimizer: "state that stays from step to step",
+  activations: "the forward pass keeps them, the backward pass frees them layer by layer; in the optimizer’s step only the loss and the model’s outputs are left, which the loop still holds",
+  temporaries: "inside single operations: gradients on their way through a layer, what the optimizer computes from its state",
+  workspaces: "scratch memory of cuBLAS, kept once it was needed",
+  inputs: "the batch itself",
+};
+const WITHOUT_TRAINING = { ...OVER_A_STEP, activations: "results on their way through the layers", temporaries: "inside single operations" };
+const AT_THE_OPTIMIZER = "loss and outputs of the forward pass, which the loop still holds";
+const SHORT_PARTS = { forward: "fwd", backward: "bwd", optimizer: "opt" };
+const FAR = 4; // the axis is cut below a limit so many times the highest point: the step would be flat
+const THIN = 0.01; // of the highest point: too little to be seen
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -93,8 +108,10 @@ function child(parent, className) {
   return found;
 }
 
-export function drawParts(body, answer, mode) {
-  const about = { ...CATEGORIES, ...(mode === "infer" ? { activations: "results on their way through the layers" } : {}) };
+export function drawParts(body, answer) {
+  const about = { ...CATEGORIES };
+  if (answer.settings.mode === "infer") about.activations = WITHOUT_TRAINING.activations;
+  else if (answer.peak_part === "optimizer") about.activations = AT_THE_OPTIMIZER;
   const parts = partsOf(answer), total = parts.reduce((sum, [, size]) => sum + size, 0);
   body.replaceChildren(...parts.map(([name, size]) => element("tr", {},
     element("th", { scope: "row" }, element("i", { class: `swatch c-${name}` }), NAMES[name] ?? name),
@@ -108,14 +125,26 @@ export function percent(part, whole) {
   return share > 0 && share < 0.5 ? "<1 %" : `${Math.round(share)} %`;
 }
 
-export function drawTimeline(place, answer) {
-  const points = answer.timeline, width = 960, height = 150;
-  const top = Math.max(...points.map((p) => p.allocated_bytes), 1);
-  const limit = answer.capacity_bytes !== null && answer.capacity_bytes < 1.6 * top ? answer.capacity_bytes : null;
-  const scale = 1.06 * Math.max(top, limit ?? 0);
+export function drawTimeline(place, legend, answer, gpuTitle) {
+  const points = answer.timeline, width = 960, height = 220;
+  const top = Math.max(...points.map((p) => p.allocated_bytes), 1), capacity = answer.capacity_bytes;
+  const isCut = capacity > FAR * top;
+  const limit = isCut ? 1.3 * top : capacity; // where its line lies
+  const scale = 1.12 * Math.max(top, limit ?? 0);
   const y = (size) => (height - (height * size) / scale).toFixed(1);
   const x = (index) => ((width * index) / points.length).toFixed(1);
   const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  const plot = element("div", { class: "plot", "aria-hidden": "true" }, svg);
+  const write = (className, text, size) => {
+    const said = element("span", { class: className, text });
+    said.style.top = `${(100 * (scale - size)) / scale}%`;
+    plot.append(said);
+  };
+  const unit = 1024 ** Math.min(Math.floor(Math.log2(scale) / 10), 3);
+  for (const at of [0, ...ticks((isCut ? 1.06 * top : scale) / unit)]) {
+    svg.append(svgElement("line", { class: "grid-line", x1: 0, x2: width, y1: y(at * unit), y2: y(at * unit) }));
+    write("tick", `${Number(at.toPrecision(3))} ${bytes(unit).split(" ")[1]}`, at * unit);
+  }
   const below = points.map(() => 0);
   for (const name of Object.keys(answer.breakdown)) {
     const lower = [...below];
@@ -124,23 +153,37 @@ export function drawTimeline(place, answer) {
     const back = points.map((_, i) => `${x(i + 1)},${y(lower[i])} ${x(i)},${y(lower[i])}`).reverse();
     svg.append(svgElement("polygon", { class: `c-${name}`, points: [...there, ...back].join(" ") }));
   }
-  if (limit !== null) svg.append(svgElement("line", { class: "top-line", x1: 0, x2: width, y1: y(limit), y2: y(limit) }));
+  if (limit !== null) {
+    svg.append(svgElement("line", { class: "top-line", x1: 0, x2: width, y1: y(limit), y2: y(limit) }));
+    write("limit-name", `${gpuTitle}: ${bytes(capacity)} may be reserved`, limit);
+  }
+  if (isCut) write("cut", `≈ the axis is cut here: the line is ${Math.round(capacity / top)} times as high as the step`, 1.15 * top);
+  place.replaceChildren(plot, partNames(points, place.clientWidth), element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}; the peak comes ${answer.peak}.` }));
+  drawLegend(legend, answer, top);
+}
+
+function partNames(points, width) {
   const names = element("div", { class: "names", "aria-hidden": "true" });
   for (let i = 0; i < points.length;) {
     let next = i;
     while (next < points.length && points[next].part === points[i].part) next += 1;
-    const name = element("span", { text: points[i].part, title: points[i].part });
+    const part = points[i].part, isNarrow = (width * (next - i)) / points.length < 9 * part.length;
+    const name = element("span", { text: isNarrow ? SHORT_PARTS[part] ?? part : part, title: part });
     name.style.flex = `${next - i} 1 0`;
     names.append(name);
     i = next;
   }
-  const text = element("span", { class: "unseen", text: `Allocated bytes over a step, highest ${bytes(top)}, ${answer.peak}.` });
-  place.replaceChildren(svg, names, text);
-  if (limit !== null) {
-    const said = element("span", { class: "limit-name", "aria-hidden": "true", text: `${bytes(limit)} may be reserved` });
-    said.style.top = `${(150 * (scale - limit)) / scale}px`;
-    place.append(said);
-  }
+  return names;
+}
+
+function drawLegend(legend, answer, top) {
+  const about = answer.settings.mode === "train" ? OVER_A_STEP : WITHOUT_TRAINING;
+  const most = (name) => Math.max(...answer.timeline.map((p) => p.breakdown[name] ?? 0));
+  const there = Object.keys(answer.breakdown).filter((name) => most(name) > 0);
+  const thin = there.filter((name) => most(name) < THIN * top);
+  legend.replaceChildren(...there.filter((name) => !thin.includes(name)).map((name) => element("li", {},
+    element("i", { class: `swatch c-${name}` }), element("b", { text: name }), ` ${about[name]}`)));
+  if (thin.length) legend.append(element("li", { class: "quiet", text: `Too little to be seen: ${thin.map((name) => `${name} (${bytes(most(name))})`).join(", ")}.` }));
 }
 
 export function drawScatter(place, plan) {
@@ -148,7 +191,7 @@ export function drawScatter(place, plan) {
     { settings: "this plan", step_time_s: plan.step_time_s, safe_reserved_bytes: plan.safe_reserved_bytes, mark: "chosen" },
     ...plan.alternatives.map((a) => ({ ...a, mark: a.fits ? "fits" : "not" })),
   ];
-  const width = 640, height = 210, left = 62, bottom = 34, top = 12, right = 14;
+  const width = Math.max(place.clientWidth, 280), height = 230, left = 68, bottom = 36, top = 12, right = 14;
   const most = 1.08 * Math.max(plan.budget_bytes, ...all.map((a) => a.safe_reserved_bytes));
   const longest = 1.08 * Math.max(...all.map((a) => a.step_time_s));
   const x = (s) => left + ((width - left - right) * s) / longest;
@@ -160,7 +203,7 @@ export function drawScatter(place, plan) {
   const label = (text, at) => { const made = svgElement("text", at); made.textContent = text; svg.append(made); };
   label(bytes(plan.budget_bytes), { x: left - 6, y: y(plan.budget_bytes) + 4, "text-anchor": "end" });
   label("0", { x: left - 6, y: height - bottom, "text-anchor": "end" });
-  label("seconds a step →", { x: width - right, y: height - 4, "text-anchor": "end" });
+  label("time of a step →", { x: width - right, y: height - 4, "text-anchor": "end" });
   for (const at of ticks(longest)) label(seconds(at), { x: x(at), y: height - bottom + 15, "text-anchor": "middle" });
   const looks = { chosen: ["var(--good)", 8, "var(--good)"], fits: ["var(--card)", 5.5, "var(--accent)"], not: ["var(--card)", 5.5, "var(--bad)"] };
   for (const a of all.reverse()) {
@@ -171,7 +214,8 @@ export function drawScatter(place, plan) {
     dot.append(title);
     svg.append(dot);
   }
-  place.replaceChildren(svg);
+  const key = [["chosen", "this plan"], ["fits", "fits"], ["not", "does not fit"]].filter(([mark]) => all.some((a) => a.mark === mark));
+  place.replaceChildren(svg, element("p", { class: "key" }, ...key.map(([mark, text]) => element("span", { class: mark, text }))));
 }
 
 // Round figures from above zero up to a length, three to six of them.

@@ -1,8 +1,8 @@
 // The page: questions to the API when a hand moves something.
 
-import { refuse, show, showMissing, showPlan } from "/answers.js";
+import { refuse, show, showMissing, showPlan, wait } from "/answers.js";
 import { bytes, element } from "/drawing.js";
-import { $, allowed, build, catalogue, form, keepInAddress, longest, placeSliders, query, readAddress, seqStops, set, state } from "/state.js";
+import { $, allowed, blank, build, catalogue, form, keepInAddress, longest, placeSliders, query, readAddress, seqStops, set, state } from "/state.js";
 
 const SLOW_AFTER_MS = 350, MAX_FLYING = 2, MAX_SLOW = 2;
 let flying = 0, wanted = 0, sent = 0, shown = 0, movedAt = null;
@@ -29,8 +29,9 @@ async function send() {
   if (flying >= MAX_FLYING || sent === wanted) return;
   const number = (sent = wanted), began = movedAt, values = state();
   flying += 1;
+  wait(values);
   try {
-    const { ok, body } = await ask("/api/estimate", query(values));
+    const { ok, body } = await ask("/api/estimate", query("/api/estimate", values));
     if (number > shown) {
       shown = number;
       if (ok) show(body, values); else refuse(body);
@@ -40,21 +41,21 @@ async function send() {
     if (number > shown) refuse({ error: "The server does not answer.", hint: "Is vramfit web still running?", problems: [] });
   } finally {
     flying -= 1;
+    if (shown === wanted) document.body.classList.remove("asking");
     send();
   }
 }
 
 function askSlowly() {
   const values = state();
-  const forRow = query(values, ["batch", "gpu"]).toString();
+  const forRow = query("/api/max-batch", values, ["gpu"]).toString();
   if (forRow !== rowKey) {
     rowKey = forRow;
     rowStop.abort();
     rowStop = new AbortController();
     askRow(forRow, rowStop.signal);
   } else markRow();
-  const forPlan = new URLSearchParams(query(values, ["mode", "accumulate", "precision", "attention", "checkpointing", "freeze",
-    "optimizer", "lora", "quantize", "allocator", "casts", "loop"]));
+  const forPlan = query("/api/plan", values);
   forPlan.set("batch", values.batch); // the API's own default is another
   if (allowed()) forPlan.set("allow", allowed());
   const isTraining = values.mode === "train";
@@ -67,39 +68,55 @@ function askSlowly() {
   }
 }
 
+let cells = [];
+
+// Numbers that stand there stay, dimmed, until the new one comes.
 async function askRow(parameters, signal) {
-  const row = $("row"), names = catalogue.row_of_gpus;
-  const cells = names.map((name) => rowCell(catalogue.gpus.find((g) => g.name === name)));
-  row.replaceChildren(...cells.map((c) => c.item));
+  const names = catalogue.row_of_gpus;
+  if (!cells.length) {
+    cells = names.map((name) => rowCell(catalogue.gpus.find((g) => g.name === name)));
+    $("row").replaceChildren(...cells.map((c) => c.item));
+    $("row-card").hidden = false;
+  }
+  for (const cell of cells) cell.button.classList.add("waiting");
   markRow();
-  const found = new Array(names.length).fill(0), waiting = names.map((_, i) => i);
+  const found = new Array(names.length).fill(0), left = names.map((_, i) => i);
   async function next() {
-    while (waiting.length) {
-      const i = waiting.shift(), given = new URLSearchParams(parameters);
+    while (left.length) {
+      const i = left.shift(), given = new URLSearchParams(parameters);
       given.set("gpu", names[i]);
       const { ok, body } = await ask("/api/max-batch", given, signal);
-      cells[i].number.replaceChildren(ok ? body.batch.toLocaleString("en") : "–");
-      cells[i].button.setAttribute("aria-label", ok
-        ? `${cells[i].gpu.title}: largest batch ${body.batch}` : `${cells[i].gpu.title}: ${body.error}`);
-      if (!ok) cells[i].note.replaceChildren(element("span", { class: "why", text: shorten(body.error) }));
-      else cells[i].button.title = body.batch
-        ? `${body.margin_batch} with the margin that plans keep: ${body.margin_reason}. What limits it: ${body.limited_by}` : "Not even one sample fits";
+      answerCell(cells[i], ok, body);
       found[i] = ok ? body.batch : 0;
-      const most = Math.max(...found, 1);
-      cells.forEach((c, k) => { c.level.style.width = `${(100 * found[k]) / most}%`; });
     }
   }
   try {
     await Promise.all(Array.from({ length: MAX_SLOW }, next));
+    drawLevels(found);
   } catch (error) {
-    if (error.name !== "AbortError") cells.forEach((c) => { if (c.number.querySelector(".skeleton")) c.number.textContent = "–"; });
+    if (error.name !== "AbortError") for (const cell of cells) answerCell(cell, false, { error: "the server does not answer" });
   }
+}
+
+function answerCell(cell, ok, body) {
+  cell.button.classList.remove("waiting");
+  cell.number.className = "n";
+  cell.number.textContent = ok ? body.batch.toLocaleString("en") : "–";
+  cell.button.setAttribute("aria-label", ok ? `${cell.gpu.title}: largest batch ${body.batch}` : `${cell.gpu.title}: ${body.error}`);
+  cell.button.title = !ok ? "" : body.batch
+    ? `${body.margin_batch} with the margin that plans keep: ${body.margin_reason}. What limits it: ${body.limited_by}` : "Not even one sample fits";
+  cell.note.replaceChildren(ok ? bytes(cell.gpu.total_memory_bytes) : element("span", { class: "why", text: shorten(body.error) }));
+}
+
+function drawLevels(found) {
+  const most = Math.max(...found, 1);
+  cells.forEach((cell, i) => { cell.level.style.width = `${(100 * found[i]) / most}%`; });
 }
 
 const shorten = (text) => text.replace(/^[^:]*: /, "").split(";")[0];
 
 function rowCell(gpu) {
-  const number = element("span", { class: "n" }, element("span", { class: "skeleton" }));
+  const number = element("span", { class: "n first", text: "asking …" });
   const note = element("span", { class: "m", text: bytes(gpu.total_memory_bytes) });
   const level = element("i");
   const button = element("button", { type: "button", "data-gpu": gpu.name, "aria-pressed": "false" },
@@ -114,28 +131,41 @@ function markRow() {
 
 async function askPlan(parameters, signal) {
   const place = $("plan");
-  place.setAttribute("aria-busy", "true");
-  place.classList.add("busy");
+  setPlanning(true);
   try {
     const { ok, body } = await ask("/api/plan", parameters, signal);
     if (!ok) place.replaceChildren(element("p", { class: "quiet", text: body.error }));
     else if (body.found) showPlan(body.found, usePlan); else showMissing(body.missing);
-    place.classList.remove("busy");
-    place.setAttribute("aria-busy", "false");
+    setPlanning(false);
   } catch (error) {
-    if (error.name !== "AbortError") place.replaceChildren(element("p", { class: "quiet", text: "The server does not answer." }));
+    if (error.name === "AbortError") return;
+    place.replaceChildren(element("p", { class: "quiet", text: "The server does not answer." }));
+    setPlanning(false);
   }
 }
 
+// A plan for what was asked before stays to be read, but not to be used.
+function setPlanning(busy) {
+  $("planning").hidden = !busy;
+  $("plan").setAttribute("aria-busy", String(busy));
+  $("plan").classList.toggle("busy", busy);
+  $("plan").inert = busy;
+}
+
+// Every setting of the plan, and nothing that was chosen before.
 function usePlan(settings) {
-  const given = {};
-  for (const name of ["precision", "attention", "checkpointing", "freeze", "optimizer", "lora", "quantize", "allocator", "casts", "loop", "accumulate"]) {
-    given[name] = settings[name] ?? catalogue.defaults[name] ?? "";
-  }
-  given.loop = settings.loop ?? "";
-  set(given);
+  const { micro_batch, ...given } = settings;
+  if (micro_batch !== Math.ceil(settings.batch / settings.accumulate)) given.micro_batch = micro_batch;
+  tell(set({ ...blank(), ...given }), "The plan has");
   changed();
   $("answer").scrollIntoView({ block: "nearest" });
+}
+
+function tell(unknown, whose) {
+  form.querySelector(".notice")?.remove();
+  if (!unknown.length) return;
+  const said = unknown.map(([name, value]) => `${name} “${value.slice(0, 60)}”`).join(", ");
+  form.prepend(element("p", { class: "notice", role: "alert", text: `${whose} ${said}, which is not known here and was left out.` }));
 }
 
 function listen() {
@@ -143,13 +173,14 @@ function listen() {
     const slider = $(`${name}-slider`);
     slider.addEventListener("input", () => {
       $(name).value = stops()[Number(slider.value)];
+      if (name === "batch") $("micro_batch").value = "";
       slider.setAttribute("aria-valuetext", `${$(name).value} ${name === "batch" ? "samples" : "tokens"}`);
       changed();
     });
   }
   form.addEventListener("input", (event) => {
-    if (event.target.type === "range") return;
-    if (event.target.id === "model" && Number($("seq").value) > longest()) $("seq").value = longest();
+    if (event.target.type === "range" || event.target.id === "model") return;
+    if (["batch", "accumulate"].includes(event.target.id)) $("micro_batch").value = "";
     placeSliders();
     changed();
   });
@@ -172,21 +203,23 @@ function select(node) {
   getSelection().addRange(range);
 }
 
+function chooseModel() {
+  if (Number($("seq").value) > longest()) $("seq").value = longest();
+  placeSliders();
+  changed();
+}
+
 async function begin() {
   try {
-    build((await ask("/api/catalogue", "")).body);
+    build((await ask("/api/catalogue", "")).body, chooseModel);
   } catch {
     refuse({ error: "The server does not answer.", hint: "Is vramfit web still running?", problems: [] });
     return;
   }
-  const unknown = readAddress();
+  tell(readAddress(), "The address asks for");
   listen();
   movedAt = performance.now();
   changed();
-  if (unknown.length) {
-    const said = unknown.map(([name, value]) => `${name} “${value.slice(0, 60)}”`).join(", ");
-    form.prepend(element("p", { class: "notice", role: "alert", text: `The address asks for ${said}, which is not known here and was left out.` }));
-  }
 }
 
 begin();

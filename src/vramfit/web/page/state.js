@@ -1,42 +1,55 @@
 // The state of the controls: built from the catalogue, kept in the address, read back from it.
 
+import { combobox } from "/combobox.js";
 import { bytes, element } from "/drawing.js";
 
-const LOCAL = "(a folder or hub id)";
 const LABELS = {
   task: { "sequence-classification": "Sequence classification", "token-classification": "Token classification",
     "question-answering": "Question answering", "masked-lm": "Masked language model", pretraining: "Pretraining", features: "Features only" },
   mask: { padded: "padded: hides padding", ones: "given, hides nothing", none: "none given" },
-  attention: { "": "model’s own", sdpa: "sdpa", eager: "eager", packed: "packed: no padding" },
+  attention: { "": "model’s own", packed: "packed: no padding" },
+  checkpointing: { "": "none", full: "all layers" },
   freeze: { "": "nothing", embeddings: "embeddings", encoder: "encoder", backbone: "backbone" },
   lora: { "": "none", 4: "4", 8: "8", 16: "16", 32: "32", 64: "64" },
+  quantize: { "": "none" },
+  offload: { "": "nothing", optimizer: "optimizer state and its step", activations: "inputs of checkpointed layers", weights: "layers, and the optimizer" },
 };
+const LAYERS = { freeze: (n) => `${n} lowest layers`, checkpointing: (n) => `first ${n} layers`, lora: (n) => n };
+const MODES = { train: "forward, backward and the optimizer’s step", forward: "forward alone, keeping what backward would need", infer: "forward alone, nothing kept" };
 export const $ = (id) => document.getElementById(id);
 export const form = $("job");
 export let catalogue;
+let model;
 
+// A choice that may be left open has "" among its labels; it comes first.
 function fill(select, values, labels = {}) {
-  select.replaceChildren(...values.map((v) => element("option", { value: v, text: labels[v] ?? v })));
+  const all = [...new Set([...("" in labels ? [""] : []), ...values])];
+  select.replaceChildren(...all.map((v) => element("option", { value: v, text: labels[v] ?? v })));
 }
 
-export function build(found) {
+const controls = () => [...form.elements].filter((control) => control.name && control.type !== "radio");
+
+export function build(found, onModel) {
   catalogue = found;
   const { models, gpus, choices, defaults } = catalogue;
-  const families = groupBy(models, (m) => m.family);
-  $("model").replaceChildren(...[...families].map(([family, inside]) => element("optgroup", { label: family },
-    ...inside.map((m) => element("option", { value: m.name, text: `${m.name} (${millions(m.num_parameters)})` })))));
-  if (catalogue.allow_local) $("model").append(element("option", { value: LOCAL, text: "A folder or hub id …" }));
+  model = combobox($("model"), $("models"), {
+    options: models.map((m) => ({ value: m.name, note: `${millions(m.num_parameters)} · ${m.family}`, words: `${m.name} ${m.family}`.toLowerCase() })),
+    none: (text) => (catalogue.allow_local ? `Not in the catalogue. Enter takes “${text}” as a folder or hub id.`
+      : `No model of the catalogue has “${text}” in its name. Folders and hub ids: start vramfit web with --allow-local.`),
+    onCommit: onModel,
+  });
   const kinds = groupBy(gpus, (g) => g.kind);
   $("gpu").replaceChildren(...[...kinds].map(([kind, inside]) => element("optgroup", { label: kind.replace("-", " ") },
     ...inside.map((g) => element("option", { value: g.name, text: `${g.title.replace(/^NVIDIA /, "")}, ${bytes(g.total_memory_bytes)}` })))));
-  fill($("task"), choices.task, LABELS.task);
-  for (const name of ["precision", "optimizer", "mask"]) fill($(name), choices[name], LABELS[name]);
-  for (const name of ["attention", "freeze", "lora"]) fill($(name), Object.keys(LABELS[name]).sort((a, b) => (a === "" ? -1 : b === "" ? 1 : 0)), LABELS[name]);
+  for (const select of form.querySelectorAll("select:not(#gpu)")) {
+    fill(select, choices[select.name] ?? Object.keys(LABELS[select.name]), LABELS[select.name]);
+  }
   $("batch").max = catalogue.max_batch;
   $("accumulate").max = catalogue.max_batch;
-  $("allow").replaceChildren(...choices.allow.map((name) => element("label", {}, element("input", { type: "checkbox", name: "allow", value: name }), name)));
+  $("allow").replaceChildren(...choices.allow.map((name) => element("label", {}, element("input", { type: "checkbox", name: "allow", value: name }), element("span", { text: name }, element("small", { text: catalogue.allowable[name] })))));
   $("about").textContent = `vramfit ${catalogue.version}, torch ${catalogue.torch_version}. Predicted here, on this machine; nothing is sent anywhere else.`;
   set(defaults);
+  document.body.classList.remove("loading");
 }
 
 function groupBy(items, key) {
@@ -46,7 +59,7 @@ function groupBy(items, key) {
 }
 
 const millions = (n) => (n < 1e9 ? `${Math.round(n / 1e6)} M` : `${(n / 1e9).toFixed(1)} B`);
-const modelEntry = () => catalogue.models.find((m) => m.name === $("model").value);
+const modelEntry = () => catalogue.models.find((m) => m.name === model.value);
 export const gpuEntry = () => catalogue.gpus.find((g) => g.name === $("gpu").value);
 export const longest = () => modelEntry()?.max_positions ?? catalogue.max_seq;
 
@@ -59,19 +72,21 @@ export function seqStops() {
 // The controls as they stand: name → value; what is not given has none.
 export function state() {
   const mode = form.elements.mode.value;
-  const found = { model: $("model").value === LOCAL ? $("local").value.trim() : $("model").value, mode };
-  for (const name of ["task", "gpu", "precision", "optimizer", "attention", "freeze", "lora", "mask"]) found[name] = $(name).value;
-  for (const name of ["batch", "seq", "accumulate"]) found[name] = $(name).value.trim();
-  for (const name of ["checkpointing", "quantize", "allocator", "casts", "loop"]) found[name] = $(name).checked ? $(name).value : "";
+  const found = { mode };
   for (const box of form.querySelectorAll("[data-modes]")) {
     const off = !box.dataset.modes.split(" ").includes(mode);
     box.classList.toggle("off", off);
-    const control = box.querySelector("select, input");
-    control.disabled = off;
-    if (off) found[control.name] = "";
+    box.querySelector("select, input").disabled = off;
   }
-  return found;
+  for (const control of controls()) {
+    const given = control.type !== "checkbox" || control.checked;
+    found[control.name] = given && !control.disabled ? control.value.trim() : "";
+  }
+  return { ...found, model: model.value }; // not what is being typed
 }
+
+// Every control as it is by itself.
+export const blank = () => ({ ...Object.fromEntries(controls().map((control) => [control.name, ""])), ...catalogue.defaults });
 
 // Put values into the controls; those that no control can show are named.
 export function set(values) {
@@ -81,17 +96,16 @@ export function set(values) {
     if (name === "mode") {
       const radio = [...form.elements.mode].find((r) => r.value === value);
       if (radio) radio.checked = true; else unknown.push([name, value]);
-    } else if (name === "model" && catalogue.allow_local && !catalogue.models.some((m) => m.name === value)) {
-      $("model").value = LOCAL;
-      $("local").value = value;
+    } else if (name === "model") {
+      if (catalogue.allow_local || catalogue.models.some((m) => m.name === value)) model.set(value); else unknown.push([name, value]);
     } else if (!control || !["SELECT", "INPUT"].includes(control.tagName)) {
       unknown.push([name, value]);
     } else if (control.type === "checkbox") {
       control.checked = value === control.value;
       if (value && !control.checked && value !== String(catalogue.defaults[name] ?? "")) unknown.push([name, value]);
     } else if (control.tagName === "SELECT" && ![...control.options].some((o) => o.value === value)) {
-      if (["freeze", "lora"].includes(name) && /^[1-9][0-9]{0,3}$/.test(value)) {
-        control.append(element("option", { value, text: name === "freeze" ? `${value} lowest layers` : value }));
+      if (name in LAYERS && /^[1-9][0-9]{0,3}$/.test(value)) {
+        control.append(element("option", { value, text: LAYERS[name](value) }));
         control.value = value;
       } else unknown.push([name, value]);
     } else control.value = value;
@@ -100,8 +114,13 @@ export function set(values) {
   return unknown;
 }
 
+// What follows from the controls: the sliders, and the words beside what was chosen.
 export function placeSliders() {
-  $("local-field").hidden = $("model").value !== LOCAL;
+  const entry = modelEntry(), advanced = [...$("advanced").querySelectorAll("select, input")];
+  $("model-about").textContent = entry ? `${millions(entry.num_parameters)} parameters, ${entry.num_layers} layers` : "";
+  $("mode-about").textContent = MODES[form.elements.mode.value];
+  const changed = advanced.filter((c) => (c.type === "checkbox" ? c.checked : c.value !== String(catalogue.defaults[c.name] ?? "")));
+  $("advanced-set").textContent = changed.length ? `${changed.length} set: ${changed.map((c) => (c.value === "true" ? c.name : `${c.name} ${c.value}`)).join(", ")}` : "attention, quantization, host memory, kernels";
   $("seq").max = longest();
   for (const [name, stops, unit] of [["batch", catalogue.batch_stops, "samples"], ["seq", seqStops(), "tokens"]]) {
     const slider = $(`${name}-slider`), value = Number($(name).value) || 1;
@@ -113,15 +132,17 @@ export function placeSliders() {
   }
 }
 
-export function query(values, without = []) {
-  const given = Object.entries(values).filter(([name, value]) => value !== "" && !without.includes(name));
+// What was chosen as parameters of one path of the API; what it does not take is left out.
+export function query(path, values, without = []) {
+  const takes = catalogue.parameters[path].filter((name) => !without.includes(name));
+  const given = Object.entries(values).filter(([name, value]) => value !== "" && takes.includes(name));
   return new URLSearchParams(given.filter(([name, value]) => String(catalogue.defaults[name] ?? "") !== value));
 }
 
 export const allowed = () => [...$("allow").querySelectorAll(":checked")].map((box) => box.value).join(",");
 
 export function keepInAddress(values) {
-  const kept = query(values);
+  const kept = query("/api/estimate", values);
   if (allowed()) kept.set("allow", allowed());
   const text = kept.toString();
   history.replaceState(null, "", text ? `?${text}` : location.pathname);
@@ -131,6 +152,5 @@ export function readAddress() {
   const given = Object.fromEntries(new URLSearchParams(location.search));
   for (const box of $("allow").querySelectorAll("input")) box.checked = (given.allow ?? "").split(",").includes(box.value);
   delete given.allow;
-  const empty = Object.fromEntries(["attention", "freeze", "lora", "checkpointing", "quantize", "allocator", "casts", "loop"].map((n) => [n, ""]));
-  return set({ ...empty, ...catalogue.defaults, ...given });
+  return set({ ...blank(), ...given });
 }
