@@ -8,6 +8,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.tasks import AUTO_CLASSES, task_of_class
+from vramfit.runtime.state.model_state import ModelState
 from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.techniques.packing import IGNORED
@@ -105,8 +106,10 @@ def summed_loss(model: Any, batch: Batch) -> float:
 
 @contextmanager
 def still(model: Any) -> Iterator[None]:
-    """For a moment nothing learns and nothing is dropped."""
+    """For a moment nothing learns and nothing is dropped; what passes change in the model is put back."""
     modes = [(module, module.training) for module in model.modules()]
+    state = ModelState(model)
+    state.keep()
     model.eval()
     try:
         with torch.no_grad():
@@ -114,3 +117,4 @@ def still(model: Any) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        state.put_back()
