@@ -1,6 +1,8 @@
 """The steppers of a fitted Trainer: that of its plan and, where it packs, one for batches that cannot be packed."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,13 +81,18 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
     return fit.stepper
 
 
-def state_for(trainer: Any, purpose: str) -> ModelState:
-    """The state of the model that the Trainer has now, kept; the Trainer's own numbers are part of it."""
+@contextmanager
+def state_kept(trainer: Any, purpose: str) -> Iterator[ModelState]:
+    """Inside, the state of the model that the Trainer has now is kept, and the Trainer's own numbers with it."""
     states: dict[str, ModelState] = trainer.vramfit.states
     if purpose not in states or states[purpose].model is not trainer.model:
-        states[purpose] = ModelState(trainer.model, loss=trainer.compute_loss_func, beside=trainer)
-    states[purpose].keep()
-    return states[purpose]
+        states[purpose] = ModelState(trainer.model, loss=trainer.compute_loss_func)
+    state = states[purpose]
+    state.keep(beside=trainer)
+    try:
+        yield state
+    finally:
+        state.let_go()  # or it would keep a Trainer that is dropped, and its model, alive
 
 
 def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Stepper:

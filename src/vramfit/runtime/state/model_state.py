@@ -25,27 +25,31 @@ class ModelState:
     Args:
         model: whose state it is.
         loss: a function or a module that passes call beside it.
-        beside: an object whose own numbers, lists of such and tensors are state too.
     """
 
-    def __init__(self, model: torch.nn.Module, *, loss: Any = None, beside: Any = None) -> None:
+    def __init__(self, model: torch.nn.Module, *, loss: Any = None) -> None:
         self.model = model
         self.moving: tuple[str, ...] = ()
         """What the first window changed, but for random generators: how often it changes depends on the split."""
         self.moves_in_python = False
         """Whether that was anything but the content of tensors."""
-        self._loss, self._beside = loss, beside
+        self._loss = loss
         self._random: RandomState | None = None
         self._holders: list[Holder] = []
         self._tensors = HeldTensors()
         self._weights: dict[str, torch.nn.Parameter] = {}
         self._versions: list[int] = []
         self._values: list[HeldValue] = []
+        self._beside: StateSearch | None = None
         self.is_settled = False
         """Whether a window has shown what passes change."""
 
-    def keep(self) -> None:
-        """Hold everything as it is now."""
+    def keep(self, *, beside: Any = None) -> None:
+        """Hold everything as it is now.
+
+        Args:
+            beside: an object whose own numbers, lists of such and tensors are state too, until `let_go`.
+        """
         with _disable_current_modes():
             self._random = RandomState.now()
             known = all(holder.is_same() or holder.renew(self._tensors) for holder in self._holders)
@@ -55,6 +59,14 @@ class ModelState:
             for value in self._values:
                 value.keep()
             self._versions = self._versions_now()
+            if beside is not None:
+                self._beside = StateSearch(self._tensors, (), is_first=False)
+                self._beside.look_beside(beside)
+                self._beside.tensors.keep()
+
+    def let_go(self) -> None:
+        """Of what was kept beside the model."""
+        self._beside = None
 
     def settle(self) -> None:
         """A window went through: the first one shows what passes change.
@@ -92,7 +104,8 @@ class ModelState:
         for path in [] if is_tried_out else self._changed_weights():
             raise lost(path, "and it is a weight that no pass before had changed")
         with _disable_current_modes():
-            for holder in self._holders:
+            beside = [] if self._beside is None else self._beside.holders
+            for holder in (*self._holders, *beside):
                 holder.put_back()
             for tensor in self._tensors:
                 if tensor.is_there and (tensor.has_copy or not is_tried_out):
@@ -127,9 +140,8 @@ class ModelState:
         search = StateSearch(self._tensors, self.moving, is_first=not self._holders)
         search.look_at(self.model)
         search.look_at_call(self._loss, "loss_fn")
-        if self._beside is not None:
-            search.look_beside(self._beside)
-        self._holders, self._values = search.holders(), search.values
+        search.hold()
+        self._holders, self._values = search.holders, search.values
         weights = search.weights.items()
         for path, weight in weights:
             if self._tensors.of(weight) is not None:  # a weight that passes change

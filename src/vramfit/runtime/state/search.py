@@ -54,16 +54,18 @@ class StateSearch:
         self.tensors = HeldTensors(moving)
         self.weights: dict[str, torch.nn.Parameter] = {}
         self.values: list[HeldValue] = []
+        self.holders: list[Holder] = []
         self._known, self._is_first = known, is_first
         self._seen: set[int] = set()
         self._names: list[tuple[type[HeldNames], dict[Any, Any], str, frozenset[str]]] = []
         self._items: list[tuple[Any, str]] = []
         self._counts: list[HeldCount] = []
 
-    def holders(self) -> list[Holder]:
-        """What names and containers hold; to be asked for when all has been looked at."""
+    def hold(self) -> None:
+        """Hold all names and containers that were found; last, when all tensors are known."""
         names = [kind(live, path, self.tensors, without) for kind, live, path, without in self._names]
-        return [*names, *(HeldItems(live, path, self.tensors) for live, path in self._items), *self._counts]
+        items = [HeldItems(live, path, self.tensors) for live, path in self._items]
+        self.holders = [*names, *items, *self._counts]
 
     def look_at(self, value: Any, path: str = "") -> None:
         """Find all state that can be reached from a value."""
@@ -99,6 +101,7 @@ class StateSearch:
         self._names.append((HeldNames, own, path, others))
         for name in own.keys() - others:
             self.look_at(own[name], f"{path}.{name}")
+        self.hold()
 
     def _inside(self, module: torch.nn.Module, path: str) -> Iterator[tuple[Any, str]]:
         own = vars(module)

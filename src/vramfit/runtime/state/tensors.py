@@ -49,6 +49,8 @@ class HeldTensor:
         self._can_copy = is_known and tensor.device.type != "meta"
         self._is_copied = True
         self._copy: torch.Tensor | None = None
+        self._is_new = False
+        """Whether the copy is of this window, and not of one before since when nothing seems to have changed."""
         self._version = _version(tensor)
 
     def tensor(self) -> torch.Tensor | None:
@@ -72,8 +74,9 @@ class HeldTensor:
         if tensor is None:
             return
         version = _version(tensor)
-        is_fresh = self._copy is not None and version == self._version and not self.moves
-        if not is_fresh and self._can_copy and (self._is_copied or self.moves):
+        is_known = self._copy is not None and version == self._version and not self.moves
+        self._is_new = not is_known and self._can_copy and (self._is_copied or self.moves)
+        if self._is_new:
             self._copy = self._to_host(tensor)
         self._version = version
 
@@ -103,7 +106,7 @@ class HeldTensor:
             WorkloadError: it has changed, and what it was is not known.
         """
         tensor = self.tensor()
-        has_changed = tensor is None or self.moves or self.has_moved()
+        has_changed = tensor is None or self.moves or self._is_new or self.has_moved()
         if self._copy is None and has_changed:
             raise lost(self.path, "and no pass before had, so that there is no copy of so large a tensor")
         if self._copy is not None and not has_changed and self.differs():
