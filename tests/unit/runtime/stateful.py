@@ -20,7 +20,7 @@ class RunningStatistics(torch.nn.Module):
         self.norm = torch.nn.InstanceNorm1d(WIDTH, track_running_stats=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed = self.norm(x[:, :, None].expand(-1, -1, 2) * torch.arange(1, 3))
+        normed = self.norm(x[:, :, None].expand(-1, -1, 2) * torch.arange(1, 3, device=x.device))
         return x + normed[..., 0] + self.norm.running_mean
 
 
@@ -56,7 +56,7 @@ class OwnGenerator(torch.nn.Module):
         self.generator = torch.Generator().manual_seed(5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.randn(x.shape, generator=self.generator)
+        return x + torch.randn(x.shape, generator=self.generator, device=self.generator.device).to(x.device)
 
 
 class Counter(torch.nn.Module):
@@ -88,9 +88,10 @@ class PythonState(torch.nn.Module):
         self.found["calls"][0] += 1
         self.own.num_calls += 1
         self.array += 1
-        self.plain += x.detach().mean(0)
+        self.plain += x.detach().mean(0).cpu()
         drawn = self.python.random() + self.numpy.random() + random.random() + np.random.random()
-        return x * (drawn + self.seen[-1] + self.found["calls"][0] + self.own.num_calls + self.array.sum()) + self.plain
+        drawn += self.seen[-1] + self.found["calls"][0] + self.own.num_calls + float(self.array.sum())
+        return x * drawn + self.plain.to(x.device)
 
 
 class HiddenChange(torch.nn.Module):
