@@ -30,7 +30,7 @@ class Noise(torch.nn.Module):
 
 
 def train(fail_at: set[int], num_steps: int = 6) -> tuple[Any, int, int]:
-    """Losses and state, how often layers were called, and the peak; calls of a number in `fail_at` run out of memory."""
+    """Losses and state, how often layers were called, the peak; calls numbered in `fail_at` run out of memory."""
     model = Small(*KINDS)
     model.layer.append(Noise())
     model = model.cuda().train()
