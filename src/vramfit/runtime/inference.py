@@ -15,6 +15,7 @@ from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.distributed.ranks import Unanimous, Votes
 from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.state.model_state import ModelState
 from vramfit.runtime.training.place import Place
 from vramfit.step.heads import model_inputs
 from vramfit.step.inputs import Batch, bring, each_tensor
@@ -80,6 +81,7 @@ class Inference:
         self.num_recoveries = 0
         """How often a batch ran out of memory and was halved."""
         self._place = place
+        self._state = ModelState(model)
         self._dtype = precisions.autocast_dtype(precision)
         words = getattr(model, "get_output_embeddings", lambda: None)()
         self.packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
@@ -162,8 +164,9 @@ class Inference:
         yield from flying
 
     def _smaller_groups(self, samples: Samples, group: list[int], left: list[int], failure: str) -> list[list[int]]:
-        """What is left to do, in half the tokens a batch."""
+        """What is left to do, in half the tokens a batch; what the failed one changed in the model is put back."""
         free_memory()
+        self._state.put_back()
         self.num_recoveries += 1
         if len(group) == 1:
             raise RecoveryExhausted(
@@ -188,6 +191,7 @@ class Inference:
         inputs = model_inputs(on_host if packed is None else packed)
         autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
         passed = _Passed(samples, group, on_host)
+        self._state.keep()
         try:
             with self._place.active(), torch.no_grad():
                 batch = each_tensor(inputs, self._bring)

@@ -1,8 +1,8 @@
 """`Stepper`: whole effective batches in, optimizer steps out; memory that runs out costs nothing.
 
-A window is a transaction. Whatever fails before the optimizer's step is dropped, the random generators are turned
-back, and the window is done again: first as it was, then in smaller micro-batches, at last with checkpointing. The
-step itself is taken whole.
+A window is a transaction. Whatever fails before the optimizer's step is dropped, the random generators and the model's
+own state are turned back, and the window is done again: first as it was, then in smaller micro-batches, at last with
+checkpointing. The step itself is taken whole.
 """
 
 import warnings
@@ -24,10 +24,10 @@ from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_loss
 from vramfit.runtime.micro_batch_size import MicroBatchSize
-from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, take_rows, width_of
+from vramfit.runtime.state.model_state import ModelState, untouched
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
@@ -167,6 +167,7 @@ class Stepper:
             self._loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
         self._reads_model = self._loss is None and not self._packs and is_own(model)
         self._loss_to_check = loss_fn
+        self._state = ModelState(model, loss=loss_fn)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
         plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
@@ -214,30 +215,32 @@ class Stepper:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
 
         Samples of `batch`, a whole effective batch, are repeated to full length and full micro-batches; optimizer
-        state is made, and the random generators are as before. What was cached on the way serves all later windows.
+        state is made, and random generators and the model's own state are as before. What was cached on the way serves
+        all later windows.
 
         Raises:
             RecoveryExhausted: not even one sample of full length fits.
         """
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
-        start = RandomState.now()
         self._recording.is_paused = True  # first as it is
         try:
             for _ in range(NUM_REHEARSALS):
                 num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
-                self._gradients(dearest_like(batch, num_samples, self._seq, packs=self._packs))
-                self._forget()
+                self._try_out(dearest_like(batch, num_samples, self._seq, packs=self._packs))
             if self.records and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
-                self._gradients(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
-                self._forget()
+                self._try_out(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
         finally:
             self._recording.is_paused = False
         if self.records:  # the largest first: the memory of all others lies in its own
             free_memory()
-            self._gradients(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
-            self._forget()
-        start.restore()
+            self._try_out(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
+
+    def _try_out(self, batch: Batch) -> None:
+        """A window that leaves nothing but optimizer state and cached memory."""
+        self._gradients(batch)
+        self._forget()
+        self._state.put_back(is_tried_out=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimizer and scheduler."""
@@ -280,26 +283,36 @@ class Stepper:
     def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         self._drop_gradients()
-        start = RandomState.now()
         attempts: list[str] = []
+        self._state.keep()
         while (loss := self._try(batch, attempts, finishes=finishes)) is None:
-            self._forget()
-            self._recording.stop()
-            free_memory()
-            start.restore()
+            self._go_back()
             if not attempts:  # a pass that could not be recorded, and runs as it is now
                 continue
             self.num_recoveries += 1
             self._size.trouble()
             if len(attempts) > SAME_SIZE_RETRIES:
                 self._shrink(attempts)
+                self._state.keep()  # checkpointing, where it was turned on, is to stay
         return loss
+
+    def _go_back(self) -> None:
+        """To where the window began, with all memory freed that can be."""
+        self._forget()
+        self._recording.stop()
+        free_memory()
+        try:
+            self._state.put_back()
+        except BaseException as error:
+            self.ranks.accord.give_up(error)
+            raise
 
     def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
         """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
         accord = self.ranks.accord
         try:
             loss = self._window(batch, finishes=finishes)
+            self._learn_what_moves()
             with self._where_optimizer_is():
                 if self.host is not None:
                     self.host.gather()
@@ -324,6 +337,17 @@ class Stepper:
                 self.on_out_of_memory(error)
             return None
         return loss
+
+    def _learn_what_moves(self) -> None:
+        """The first window shows what state passes change: it is kept from now on, and said."""
+        is_first = not self._state.is_settled
+        self._state.settle()
+        if not is_first:
+            return
+        self._state.warn_of_splits()
+        if self.records and self._state.moves_in_python:
+            warnings.warn("passes run as they are: a recorded one would not change what Python keeps", stacklevel=2)
+            self._recording.stop()
 
     def _clip(self, max_grad_norm: float | None) -> None:
         if self.host is not None:
@@ -375,9 +399,9 @@ class Stepper:
         """The user's, a module's own, or what the labels of a batch call for."""
         if self._reads_model:
             rows = telling_rows(batch)
-            start = RandomState.now()
-            found = own_loss(self.model, self._bring(take_rows(batch, rows, width_of(batch))), autocast=self._autocast)
-            start.restore()
+            few = self._bring(take_rows(batch, rows, width_of(batch)))
+            with untouched(self.model):
+                found = own_loss(self.model, few, autocast=self._autocast)
             self._loss = found if found.takes_labels else None
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
         return self._loss or head_loss(self.model, batch)

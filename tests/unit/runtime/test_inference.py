@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.runtime.stateful import Counter
 from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
 from tests.unit.runtime.training.small_runs import write_classes, write_model, write_tags
 
@@ -24,6 +25,18 @@ def test_batches_hold_to_the_tokens_and_begin_with_the_longest() -> None:
     assert sorted(i for group in groups for i in group) == list(range(7))
     assert groups[0] == [1]
     assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= 40 for g in groups)
+
+
+def test_a_batch_that_failed_leaves_no_trace_in_the_models_own_state(opened: Any) -> None:
+    """A counter goes on in evaluation mode; only batches that went through count."""
+    counter = Counter()
+    opened[0].base_model.embeddings.dropout = counter
+    for place in (30, 60):
+        counter.num_calls, seen = 0, []
+        inference = Inference(opened[0], Place("emulated", memory="1GiB", fail_at=(place,)), max_tokens=512)
+        inference.run(opened[1], lambda output, batch, rows, seen=seen: seen.append(rows))
+        assert inference.num_recoveries == 1
+        assert counter.num_calls == len(seen)
 
 
 @pytest.fixture

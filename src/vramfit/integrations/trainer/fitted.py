@@ -14,8 +14,7 @@ from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.piles import put_together_once
 from vramfit.integrations.trainer.settings import leave_steps, prepare_steps, put_techniques
-from vramfit.integrations.trainer.steppers import Fit, is_packed, stepper_for
-from vramfit.runtime.random_state import RandomState
+from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
@@ -106,36 +105,40 @@ class FittedTrainer:
 
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """A step whose loss only the Trainer's class knows: never split, done again as it was."""
-        start = RandomState.now()
         attempts: list[str] = []
-        while len(attempts) <= SAME_SIZE_RETRIES:
-            try:
-                return super().training_step(model, dict(inputs), num_items_in_batch)  # type: ignore[misc, no-any-return]
-            except BaseException as error:
-                if not is_out_of_memory(error):
-                    raise
-                attempts.append(str(error).splitlines()[0])
-                report = failure.see(self, error) if len(attempts) > SAME_SIZE_RETRIES else None
-            self.model.zero_grad(set_to_none=True)
-            free_memory()
-            start.restore()
-            self.vramfit.num_recoveries += 1
+        with state_kept(self, "training") as state:
+            while len(attempts) <= SAME_SIZE_RETRIES:
+                try:
+                    loss = super().training_step(model, dict(inputs), num_items_in_batch)  # type: ignore[misc]
+                    state.settle()
+                    return loss  # type: ignore[no-any-return]
+                except BaseException as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    attempts.append(str(error).splitlines()[0])
+                    report = failure.see(self, error) if len(attempts) > SAME_SIZE_RETRIES else None
+                self.model.zero_grad(set_to_none=True)
+                free_memory()
+                state.put_back()
+                self.vramfit.num_recoveries += 1
         raise failure.unsplit(self, attempts, report)
 
     def prediction_step(
         self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, Any, Any]:
         """An evaluation batch; in halves where memory runs out."""
-        try:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc, no-any-return]
-        except BaseException as error:
-            if not is_out_of_memory(error):
-                raise
-            batch = samples_of(inputs)
-            num_samples = len(next(iter(batch.values())))
-            if num_samples < 2:
-                message, report = str(error).splitlines()[0], failure.see(self, error, "evaluation")
-        free_memory()
+        with state_kept(self, "evaluation") as state:
+            try:
+                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc, no-any-return]
+            except BaseException as error:
+                if not is_out_of_memory(error):
+                    raise
+                batch = samples_of(inputs)
+                num_samples = len(next(iter(batch.values())))
+                if num_samples < 2:
+                    message, report = str(error).splitlines()[0], failure.see(self, error, "evaluation")
+            free_memory()
+            state.put_back()
         if num_samples < 2:
             raise failure.one_sample([message], report)
         self.vramfit.num_recoveries += 1

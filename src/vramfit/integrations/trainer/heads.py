@@ -7,6 +7,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.tasks import AUTO_CLASSES, task_of_class
+from vramfit.runtime.state.model_state import untouched
 from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.step.outputs import loss_of
@@ -86,7 +87,7 @@ def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
     Raises:
         WorkloadError: it gives none.
     """
-    with still(model):
+    with untouched(model), still(model):
         output = model(**batch, **keywords)
     loss = loss_of(output)
     if loss is None:
@@ -100,6 +101,6 @@ def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
 def summed_loss(model: Any, batch: Batch) -> float:
     """The mean that vramfit makes of the same batch out of sums and counts."""
     loss = head_loss(model, batch)
-    with still(model):
+    with untouched(model), still(model):
         sums = loss.sums(model(**model_inputs(batch)), batch)
     return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)

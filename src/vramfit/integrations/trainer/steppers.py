@@ -1,7 +1,9 @@
 """The steppers of a fitted Trainer: that of its plan and, where it packs, one for batches that cannot be packed."""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from vramfit.integrations.trainer import failure
@@ -10,6 +12,7 @@ from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.packable import why_padded
 from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
+from vramfit.runtime.state.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.inputs import Batch
 
@@ -35,6 +38,8 @@ class Fit:
     """Beside one that packs: for batches that cannot be."""
     num_padded: int = 0
     """Steps of a packed plan that were padded."""
+    states: dict[str, ModelState] = field(default_factory=dict)
+    """Of the model, for what no stepper does: steps that are never split, and evaluation batches."""
     report: OutOfMemoryReport | None = None
     """What was alive when memory ran out in a pass that cannot be made smaller."""
     num_recoveries: int = 0
@@ -74,6 +79,20 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
         return fit.padded
     fit.stepper = fit.stepper or _new(trainer, optimizer, packs=packs)
     return fit.stepper
+
+
+@contextmanager
+def state_kept(trainer: Any, purpose: str) -> Iterator[ModelState]:
+    """Inside, the state of the model that the Trainer has now is kept, and the Trainer's own numbers with it."""
+    states: dict[str, ModelState] = trainer.vramfit.states
+    if purpose not in states or states[purpose].model is not trainer.model:
+        states[purpose] = ModelState(trainer.model, loss=trainer.compute_loss_func)
+    state = states[purpose]
+    state.keep(beside=trainer)
+    try:
+        yield state
+    finally:
+        state.let_go()  # or it would keep a Trainer that is dropped, and its model, alive
 
 
 def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Stepper:
