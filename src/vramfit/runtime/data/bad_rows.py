@@ -7,6 +7,7 @@ from vramfit.errors import DataError
 from vramfit.units import counted
 
 NUM_SHOWN = 5
+NUM_NAMED = 8
 MAX_SHOWN_CHARACTERS = 60
 
 
@@ -36,6 +37,14 @@ def shown(value: object) -> str:
     """A value for a message: quoted, and not too long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    named = [
+        name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…" for name in names[:NUM_NAMED]
+    ]
+    return ", ".join(named) + (", …" if len(names) > NUM_NAMED else "")
 
 
 def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:

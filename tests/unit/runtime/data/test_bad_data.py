@@ -27,13 +27,6 @@ BAD: dict[str, tuple[str, str, str | bytes, int, str]] = {
     "no field": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"txt": "b"}', 2, "no text"),
     "not a text": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"text": ["b"]}', 2, "not a text"),
     "surrogate": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"text": "\\ud800"}', 2, "surrogate"),
-    "fraction": (
-        "sequence-classification",
-        "a.jsonl",
-        lines({"text": "good", "label": 1}, {"text": "bad", "label": 0.5}),
-        2,
-        "regression",
-    ),
     "tags": (
         "token-classification",
         "a.jsonl",
