@@ -14,7 +14,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from vramfit.cli.first_look import look_at_gpu, look_at_model
-from vramfit.workload import CHOICES, MAX_COUNT, Workload
+from vramfit.errors import WorkloadError
+from vramfit.workload import CHOICES, MAX_COUNT, NO_LOSS, Workload
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
@@ -144,7 +145,9 @@ class WorkloadOptions:
         self._look()
 
     def _look(self) -> None:
-        """Raise for names and lengths that nothing has, which torch is not needed to tell."""
+        """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
+        if self.task == "features" and self.mode in (None, "train"):
+            raise WorkloadError([NO_LOSS])
         look_at_gpu(self.gpu)
         if self.model:
             look_at_model(self.model, parse_counts(self.seq, "--seq"))
