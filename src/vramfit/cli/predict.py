@@ -1,12 +1,11 @@
 """`vramfit predict`: what a saved model says of each row, as JSON lines in the order of the input."""
 
 import json as json_format
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,9 +26,10 @@ from vramfit.cli.evaluate import (
     say_what_was_cut,
 )
 from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
-from vramfit.cli.terminal import console
+from vramfit.cli.terminal import console, write_out
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
+from vramfit.records.saving import replace_file
 
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
@@ -124,16 +124,18 @@ def _unwritten(output: str | None) -> Iterator[None]:
 
 
 def _write(rows: list[dict[str, Any]], output: str | None) -> None:
+    lines = (json_format.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if output is not None:
+        with _unwritten(output):
+            replace_file(Path(output), "".join(lines).encode())
+        return
     num_written = 0
-    with ExitStack() as stack:
-        file = _open(output, stack)
-        try:
-            for row in rows:
-                file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
-                num_written += 1
-        except KeyboardInterrupt:
-            where = "stdout" if output is None else output
-            raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to {where}") from None
+    try:
+        for line in lines:
+            write_out(line)
+            num_written += 1
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to stdout") from None
 
 
 def _check_output(output: Path, data: str) -> None:
@@ -143,12 +145,3 @@ def _check_output(output: Path, data: str) -> None:
         raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
     if output.exists() and Path(data).exists() and output.samefile(data):
         raise VramfitError(f"{output} is the data: predictions would overwrite it", hint="choose another --output")
-
-
-def _open(output: str | None, stack: ExitStack) -> IO[str]:
-    if output is None:
-        return sys.stdout
-    try:
-        return stack.enter_context(Path(output).open("w", encoding="utf-8"))
-    except OSError as error:
-        raise VramfitError(f"cannot write {output}: {error.strerror}", hint="choose a place you can write to") from None
