@@ -1,6 +1,7 @@
 """`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Iterable
@@ -43,6 +44,8 @@ VERBS = {
 }
 """Each a module of this room; what it does is said here too, so that to list all need not import all."""
 WATCH = "watch"
+ALIASES = {"gpus": "num-gpus", "nodes": "num-nodes"}
+"""Other names of options, which no help shows."""
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
@@ -89,9 +92,16 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
             name=name,
             cls=_Verb,
             epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
-            context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
+            context_settings=getattr(verb, "CONTEXT_SETTINGS", None) or _aliases(verb.run),
         )(verb.run)
     return app
+
+
+def _aliases(verb: Any) -> dict[str, Any]:
+    """Settings that let the options of a verb go by their other names."""
+    own = {name.replace("_", "-") for name in inspect.signature(verb).parameters}
+    known = {other: name for other, name in ALIASES.items() if name in own}
+    return {"token_normalize_func": lambda name: known.get(name, name)}
 
 
 def _overview() -> typer.Typer:

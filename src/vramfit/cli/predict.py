@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +25,15 @@ from vramfit.cli.evaluate import (
     check_precision,
     say_what_was_cut,
 )
-from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.terminal import console, write_out
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError
 from vramfit.records.saving import replace_file
+
+if TYPE_CHECKING:
+    from vramfit.runtime.data.source import DataSource
+    from vramfit.workload import Task
 
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
@@ -65,25 +69,27 @@ def run(
     look_at_file(data)
     if output is not None:
         _check_output(Path(output), data)
+
+    def source(task: "Task") -> "DataSource":
+        from vramfit.runtime.data.source import DataSource
+
+        columns = parse_names(text_column)
+        return DataSource(
+            path=data, task=task, text_columns=columns, needs_labels=False, skip_bad_rows=True, max_rows=max_rows
+        )
+
+    look_at_data_for(model, source, task)
     with _unwritten(output), console(stderr=True).status("Reading …"):
         from vramfit.runtime.data.predictions import merge_windows, predictions
-        from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
-        source = DataSource(
-            path=data,
-            task=trained.task,
-            text_columns=parse_names(text_column),
-            needs_labels=False,
-            skip_bad_rows=True,
-            max_rows=max_rows,
-        )
+        rows = source(trained.task)
         place = Place(device, memory=memory)
         chosen = trained.attention(place, precision, attention, gpu)
-        parts = trained.read_ahead(source) if chosen == "packed" else iter([trained.read(source)])
+        parts = trained.read_ahead(rows) if chosen == "packed" else iter([trained.read(rows)])
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []

@@ -32,7 +32,7 @@ class Examples:
     label_names: tuple[str, ...]
     bad_rows: tuple[BadRow, ...]
     notes: tuple[str, ...] = ()
-    """What to know of the labels."""
+    """What to know of the columns and the labels."""
 
 
 def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
@@ -72,7 +72,10 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
     names = _label_names(source, labels, good)
     gathered = source.task == "sequence-classification" and not labels.are_given
-    return Examples(good, names, tuple(bad), doubts(names, len(good)) if gathered else labels.notes)
+    notes = doubts(names, len(good)) if gathered else labels.notes
+    if table.guess is not None:
+        notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
+    return Examples(good, names, tuple(bad), notes)
 
 
 def _hint(source: DataSource, problem: str) -> str:
@@ -98,6 +101,16 @@ def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
         file=source.name,
         hint="the model learned other labels: give data that has them, or name their column: --label-column NAME",
     )
+
+
+def check_classes(source: DataSource, names: Sequence[str]) -> None:
+    """Raises DataError where there is only one class to learn."""
+    if len(names) == 1:
+        raise DataError(
+            f"{source.name}: every row has the label {names[0]!r}: there is nothing to tell apart",
+            file=source.name,
+            hint="give rows of two labels or more" + ("; or more rows: --max-rows" if source.max_rows else ""),
+        )
 
 
 def read_example(task: str, row: Row, columns: Columns) -> Reference:
