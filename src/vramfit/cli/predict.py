@@ -28,7 +28,7 @@ from vramfit.cli.evaluate import (
 from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.terminal import console, write_out
 from vramfit.cli.workload_options import parse_names
-from vramfit.errors import VramfitError
+from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.saving import replace_file
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ def run(
     ] = None,
     task: TaskName = None,
     text_column: TextColumn = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, metavar="N", help="Scores of the N best labels or tokens too.")
+    ] = None,
+    all_scores: Annotated[bool, typer.Option("--all-scores", help="Scores of all labels too.")] = False,
     max_rows: MaxRows = None,
     batch: Batch = None,
     seq: Seq = None,
@@ -63,6 +67,8 @@ def run(
 
     Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
     """
+    if top_k is not None and all_scores:
+        raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")
     check_precision(precision)
     look_at_gpu(gpu)
     look_at_model(model)
@@ -86,6 +92,7 @@ def run(
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
+        wanted = _num_scores(trained, top_k, all_scores)
         rows = source(trained.task)
         place = Place(device, memory=memory)
         chosen = trained.attention(place, precision, attention, gpu)
@@ -97,7 +104,7 @@ def run(
         kind: Any = precision
 
         def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
-            references = [samples.references[i] for i in numbers]
+            references = [samples.references[i] | {"top_k": wanted} for i in numbers]
             found.extend(
                 predictions(output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer)
             )
@@ -117,6 +124,21 @@ def run(
         found = merge_windows(found)
     bad = [{"row": row.row, "index": row.index, "error": row.what} for row in first.bad_rows]
     _write(sorted([*found, *bad], key=lambda row: row["index"]), output)
+
+
+def _num_scores(trained: Any, top_k: int | None, all_scores: bool) -> int | None:
+    """How many scores are given; None for the best alone."""
+    from vramfit.runtime.data.top_k import MOST, wrong_top_k
+
+    if all_scores and not trained.label_names:
+        more = f": take --top-k, up to {MOST[trained.task]}" if trained.task in MOST else ""
+        raise WorkloadError([f"--all-scores is for models with labels, and this one does {trained.task}{more}"])
+    if all_scores:
+        return len(trained.label_names)
+    wrong = None if top_k is None else wrong_top_k(top_k, trained.task)
+    if wrong is not None:
+        raise WorkloadError([wrong])
+    return top_k
 
 
 @contextmanager
