@@ -65,7 +65,17 @@ def predict(measurement: Measurement) -> Estimate:
         raise VramfitError(f"{measurement.gpu} is not in the catalogue")
     workload = replace(measurement.workload, gpu=gpu.name, torch_version=measurement.torch_version)
     keywords = {f.name: getattr(workload, f.name) for f in fields(Workload) if f.name != "model"}
-    return estimate(workload.model, **keywords)
+    return estimate(model_of(workload), **keywords)
+
+
+def model_of(workload: Workload) -> Any:
+    """The model of a case; an encoder alone that was trained on the mean of what it gives, as a module."""
+    from vramfit.models.build import build_meta
+    from vramfit.models.resolve import resolve
+
+    if workload.task != "features" or not workload.trains:
+        return workload.model
+    return build_meta(resolve(workload.model, task=workload.task), workload.attention)
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from case_comparison import model_of
+
 from vramfit.workload import Workload
 
 Figure = Literal["allocated", "reserved"]
@@ -45,7 +47,8 @@ def _estimate(case: Case) -> Any:
     from vramfit.estimator.predict import estimate
 
     keywords = {f.name: getattr(case.workload, f.name) for f in fields(Workload) if f.name != "model"}
-    return estimate(case.model, **keywords)
+    model = model_of(case.workload) if isinstance(case.model, str) else case.model
+    return estimate(model, **keywords)
 
 
 def accelerate_estimate(case: Case) -> int | None:

@@ -51,6 +51,11 @@ TRAINED_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classificat
 """Tasks that vramfit reads data for, trains, evaluates and predicts."""
 GRAPH_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "masked-lm")
 """Tasks whose losses leave out labels that are ignored."""
+NO_LOSS = (
+    "task features gives vectors and has no loss to train on: take the task of the head that is to learn, "
+    "mode infer, or in Python an nn.Module with a loss of its own"
+)
+"""A module may have a loss whatever its task is called: only who resolves the model can tell."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 MAX_COUNT = 2**31 - 1

@@ -1,11 +1,11 @@
 """`vramfit evaluate`: the metrics of a saved model on a file."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
@@ -13,6 +13,10 @@ from vramfit.errors import WorkloadError
 from vramfit.stages import tell
 from vramfit.units import counted
 from vramfit.workload import CHOICES
+
+if TYPE_CHECKING:
+    from vramfit.runtime.data.source import DataSource
+    from vramfit.workload import Task
 
 EXAMPLE = "vramfit evaluate my-model dev.csv --memory 2GiB"
 
@@ -63,24 +67,28 @@ def run(
     look_at_gpu(gpu)
     look_at_model(model)
     look_at_file(data)
+
+    def source(task: "Task") -> "DataSource":
+        from vramfit.runtime.data.source import DataSource
+
+        return DataSource(
+            path=data,
+            task=task,
+            text_columns=parse_names(text_column),
+            label_column=label_column,
+            skip_bad_rows=skip_bad_rows,
+            max_rows=max_rows,
+        )
+
+    look_at_data_for(model, source, task)
     with working("Reading"):
         from vramfit.runtime.data.metrics import make_metrics
-        from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
-        samples = trained.read(
-            DataSource(
-                path=data,
-                task=trained.task,
-                text_columns=parse_names(text_column),
-                label_column=label_column,
-                skip_bad_rows=skip_bad_rows,
-                max_rows=max_rows,
-            )
-        )
+        samples = trained.read(source(trained.task))
         metrics = make_metrics(samples)
         place = Place(device, memory=memory)
     say_what_was_cut(samples)

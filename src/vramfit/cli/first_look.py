@@ -1,13 +1,19 @@
 """What is wrong with a command and can be seen before torch is imported: a name, a file, its columns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vramfit.errors import DataError, VramfitError, WorkloadError
 
 if TYPE_CHECKING:
+    from vramfit.runtime.data.examples import Examples
     from vramfit.runtime.data.source import DataSource
+    from vramfit.workload import Task
+
+LOOKED_AT_BYTES = 32 * 2**20
+"""Files up to this are read whole before torch is imported, in less time than that takes."""
 
 
 def look_at_gpu(name: str | None) -> None:
@@ -66,7 +72,7 @@ def look_at_file(path: str) -> None:
         raise DataError(f"cannot read {path}: No such file or directory", file=path, hint="name a file that is there")
 
 
-def look_at_data(source: "DataSource") -> None:
+def look_at_columns(source: "DataSource") -> None:
     """Refuse a file that cannot be read, and one without the columns; its rows are looked at later.
 
     Raises:
@@ -82,6 +88,40 @@ def look_at_data(source: "DataSource") -> None:
         first = next(table.rows, None)
         if first is not None and not first.problem:
             find_columns(source, table, first.fields)
+
+
+def look_at_data(source: "DataSource", label_names: Sequence[str] | None = None) -> "Examples | None":
+    """Refuse what a file alone decides, its rows and labels too; only its columns where it is too large to read twice.
+
+    Returns what was read; None where that was not all.
+
+    Raises:
+        DataError: what reading the data for good would say.
+    """
+    path = Path(source.path)
+    if not is_path(source.path) or not path.is_file() or path.stat().st_size > LOOKED_AT_BYTES:
+        look_at_columns(source)
+        return None
+    from vramfit.runtime.data.examples import read_examples
+
+    return read_examples(source, label_names)
+
+
+def look_at_data_for(model: str, source: Callable[["Task"], "DataSource"], task: str | None) -> None:
+    """Refuse data for a model whose folder says what task it does, and which labels it has.
+
+    Args:
+        source: what is to be read for a task.
+        task: as asked for; where it is not the model's, the model will be refused.
+
+    Raises:
+        DataError: as `look_at_data`.
+    """
+    from vramfit.runtime.training.saved_head import saved_head
+
+    head = saved_head(Path(model).expanduser())
+    if head is not None and task in (None, head.task):
+        look_at_data(replace(source(head.task), of_model=True), head.label_names or None)
 
 
 def is_path(text: str) -> bool:

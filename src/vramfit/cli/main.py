@@ -1,10 +1,12 @@
 """`vramfit`: the verbs put together, and errors turned into two lines and an exit code."""
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -12,9 +14,10 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from vramfit import __version__
-from vramfit.cli.terminal import console
+from vramfit.cli.terminal import STDOUT, console, flush_out
 from vramfit.errors import VramfitError
 from vramfit.quiet import CHATTY, hush
+from vramfit.records.saving import FULL_DISK, cannot_write
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -41,6 +44,8 @@ VERBS = {
 }
 """Each a module of this room; what it does is said here too, so that to list all need not import all."""
 WATCH = "watch"
+ALIASES = {"gpus": "num-gpus", "nodes": "num-nodes"}
+"""Other names of options, which no help shows."""
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
@@ -87,9 +92,16 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
             name=name,
             cls=_Verb,
             epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
-            context_settings=getattr(verb, "CONTEXT_SETTINGS", None),
+            context_settings=getattr(verb, "CONTEXT_SETTINGS", None) or _aliases(verb.run),
         )(verb.run)
     return app
+
+
+def _aliases(verb: Any) -> dict[str, Any]:
+    """Settings that let the options of a verb go by their other names."""
+    own = {name.replace("_", "-") for name in inspect.signature(verb).parameters}
+    known = {other: name for other, name in ALIASES.items() if name in own}
+    return {"token_normalize_func": lambda name: known.get(name, name)}
 
 
 def _overview() -> typer.Typer:
@@ -143,10 +155,9 @@ def main() -> NoReturn:
         asked = next((a for a in arguments if not a.startswith("-")), None)
         app = make_app([asked]) if asked in VERBS else _overview()
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
-        sys.stdout.flush()
+        flush_out()
     except (_ReaderGoneError, BrokenPipeError):
-        # the reader (head, less) has gone: leave quietly, and keep Python from flushing again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # the reader (head, less) has gone: leave quietly
         code = BROKEN_PIPE
     except (_InterruptedError, KeyboardInterrupt) as interrupt:
         _say(f"Interrupted: {interrupt}." if str(interrupt) else "Interrupted.", None)
@@ -159,7 +170,10 @@ def main() -> NoReturn:
     except typer.Abort:
         code = INTERRUPTED
     except Exception as error:
-        code = _usage_or_bug(error, debug=debug)
+        if debug or getattr(error, "errno", None) not in FULL_DISK:
+            code = _usage_or_bug(error, debug=debug)
+        else:
+            code = _disk_is_full(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -189,6 +203,20 @@ def _usage_or_bug(error: Exception, *, debug: bool) -> int:
         "run the same command with --debug for the traceback, and report it: this is a bug in vramfit",
     )
     return 1
+
+
+def _disk_is_full(error: Any) -> int:
+    """Say what could not be written, where that is known, and leave as for an error."""
+    if error.filename == STDOUT:
+        _give_up_stdout()
+    lost = cannot_write(Path(error.filename or "a file"), error)
+    _say(f"Error: {lost}", lost.hint)
+    return lost.exit_code
+
+
+def _give_up_stdout() -> None:
+    """Keep Python from flushing again what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(what: str, hint: str | None) -> None:

@@ -8,7 +8,7 @@ import typer
 from vramfit.cli.first_look import look_at_data
 from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, parse_names, takes_workload
+from vramfit.cli.workload_options import WorkloadOptions, parse_lengths, parse_names, takes_workload
 from vramfit.errors import NoPlanFits
 from vramfit.stages import within
 
@@ -22,7 +22,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "fused", "graphs", "num_gpus", "num_nodes"))
+@takes_workload(without=("lengths", "mode", "loop", "compile", "fused", "graphs"))
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -75,8 +75,12 @@ def run(
         ),
     ] = None,
     lengths: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Tokens of each sample, one a line.", rich_help_panel=_LENGTHS),
+        str | None,
+        typer.Option(
+            metavar="FILE|N,…",
+            help="Tokens of each sample: a file with one a line, or numbers.",
+            rich_help_panel=_LENGTHS,
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -100,10 +104,6 @@ def run(
             metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
         ),
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="GPUs that share each step, on all machines together.")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines that they are in.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
     sagemaker: Annotated[
         bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
@@ -123,18 +123,19 @@ def run(
     keywords |= {"compile": compile, "fused": fused, "graphs": graphs, "steps": steps}
     if no_offload:
         keywords["offload"] = False
-    keywords |= {name: n for name, n in (("num_gpus", gpus), ("num_nodes", nodes)) if n is not None}
     if sagemaker:
         _show_instances(plan_instances(options.model, keywords), json=json)
         return
     if data is not None:
         from vramfit.runtime.data.source import without_labels
 
-        look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
+        found = look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
+        for note in found.notes if found is not None else ():
+            console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
+    known = None if lengths is None else parse_lengths(lengths)
     with working(f"Planning {options.model}"):
         from vramfit.planner.plan import plan
 
-        known: Any = lengths
         if data is not None:
             known = _lengths_of(data, options.model, keywords, parse_names(text_column), tokenizer)
             keywords["group_by_length"] = True

@@ -1,12 +1,11 @@
 """`vramfit predict`: what a saved model says of each row, as JSON lines in the order of the input."""
 
 import json as json_format
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,12 +25,17 @@ from vramfit.cli.evaluate import (
     check_precision,
     say_what_was_cut,
 )
-from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.progress import working
-from vramfit.cli.terminal import console
+from vramfit.cli.terminal import console, write_out
 from vramfit.cli.workload_options import parse_names
-from vramfit.errors import VramfitError
+from vramfit.errors import VramfitError, WorkloadError
+from vramfit.records.saving import replace_file
 from vramfit.stages import tell
+
+if TYPE_CHECKING:
+    from vramfit.runtime.data.source import DataSource
+    from vramfit.workload import Task
 
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
@@ -44,6 +48,10 @@ def run(
     ] = None,
     task: TaskName = None,
     text_column: TextColumn = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, metavar="N", help="Scores of the N best labels or tokens too.")
+    ] = None,
+    all_scores: Annotated[bool, typer.Option("--all-scores", help="Scores of all labels too.")] = False,
     max_rows: MaxRows = None,
     batch: Batch = None,
     seq: Seq = None,
@@ -61,31 +69,36 @@ def run(
 
     Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
     """
+    if top_k is not None and all_scores:
+        raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")
     check_precision(precision)
     look_at_gpu(gpu)
     look_at_model(model)
     look_at_file(data)
     if output is not None:
         _check_output(Path(output), data)
+
+    def source(task: "Task") -> "DataSource":
+        from vramfit.runtime.data.source import DataSource
+
+        columns = parse_names(text_column)
+        return DataSource(
+            path=data, task=task, text_columns=columns, needs_labels=False, skip_bad_rows=True, max_rows=max_rows
+        )
+
+    look_at_data_for(model, source, task)
     with _unwritten(output), working("Reading"):
         from vramfit.runtime.data.predictions import merge_windows, predictions
-        from vramfit.runtime.data.source import DataSource
         from vramfit.runtime.training.place import Place
         from vramfit.runtime.training.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
-        source = DataSource(
-            path=data,
-            task=trained.task,
-            text_columns=parse_names(text_column),
-            needs_labels=False,
-            skip_bad_rows=True,
-            max_rows=max_rows,
-        )
+        wanted = _num_scores(trained, top_k, all_scores)
+        rows = source(trained.task)
         place = Place(device, memory=memory)
         chosen = trained.attention(place, precision, attention, gpu)
-        parts = trained.read_ahead(source) if chosen == "packed" else iter([trained.read(source)])
+        parts = trained.read_ahead(rows) if chosen == "packed" else iter([trained.read(rows)])
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []
@@ -93,7 +106,7 @@ def run(
         kind: Any = precision
 
         def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
-            references = [samples.references[i] for i in numbers]
+            references = [samples.references[i] | {"top_k": wanted} for i in numbers]
             found.extend(
                 predictions(output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer)
             )
@@ -115,6 +128,21 @@ def run(
     _write(sorted([*found, *bad], key=lambda row: row["index"]), output)
 
 
+def _num_scores(trained: Any, top_k: int | None, all_scores: bool) -> int | None:
+    """How many scores are given; None for the best alone."""
+    from vramfit.runtime.data.top_k import MOST, wrong_top_k
+
+    if all_scores and not trained.label_names:
+        more = f": take --top-k, up to {MOST[trained.task]}" if trained.task in MOST else ""
+        raise WorkloadError([f"--all-scores is for models with labels, and this one does {trained.task}{more}"])
+    if all_scores:
+        return len(trained.label_names)
+    wrong = None if top_k is None else wrong_top_k(top_k, trained.task)
+    if wrong is not None:
+        raise WorkloadError([wrong])
+    return top_k
+
+
 @contextmanager
 def _unwritten(output: str | None) -> Iterator[None]:
     """Inside, Ctrl-C says that there is no output yet."""
@@ -126,16 +154,18 @@ def _unwritten(output: str | None) -> Iterator[None]:
 
 
 def _write(rows: list[dict[str, Any]], output: str | None) -> None:
+    lines = (json_format.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if output is not None:
+        with _unwritten(output):
+            replace_file(Path(output), "".join(lines).encode())
+        return
     num_written = 0
-    with ExitStack() as stack:
-        file = _open(output, stack)
-        try:
-            for row in rows:
-                file.write(json_format.dumps(row, ensure_ascii=False) + "\n")
-                num_written += 1
-        except KeyboardInterrupt:
-            where = "stdout" if output is None else output
-            raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to {where}") from None
+    try:
+        for line in lines:
+            write_out(line)
+            num_written += 1
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to stdout") from None
 
 
 def _check_output(output: Path, data: str) -> None:
@@ -145,12 +175,3 @@ def _check_output(output: Path, data: str) -> None:
         raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
     if output.exists() and Path(data).exists() and output.samefile(data):
         raise VramfitError(f"{output} is the data: predictions would overwrite it", hint="choose another --output")
-
-
-def _open(output: str | None, stack: ExitStack) -> IO[str]:
-    if output is None:
-        return sys.stdout
-    try:
-        return stack.enter_context(Path(output).open("w", encoding="utf-8"))
-    except OSError as error:
-        raise VramfitError(f"cannot write {output}: {error.strerror}", hint="choose a place you can write to") from None

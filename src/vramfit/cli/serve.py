@@ -34,6 +34,10 @@ def run(
     ] = None,
     seq: Seq = None,
     pooling: Annotated[str, typer.Option(metavar="NAME", help="Of features: mean or first.")] = "mean",
+    top_k: Annotated[
+        int | None,
+        typer.Option(metavar="N", help='Scores of the N best labels or tokens; a request may say: {"parameters": …}.'),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a batch at most; else what is predicted to fit.")
     ] = None,
@@ -73,6 +77,7 @@ def run(
         devices=devices,
         seq=seq,
         pooling=pooling,
+        top_k=top_k,
         max_tokens=max_tokens,
         num_workers=len(devices) or 1 if workers is None else workers,
         max_waiting=queue,

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,14 @@ from vramfit.records.codec import to_data
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 
 
+STDOUT = "standard output"
+
+
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        with _named(STDOUT if not self.stderr else None):
+            super().print(*objects, **options)
+
     def on_broken_pipe(self) -> None:
         """Rich would leave with 1, which means an error; `main` knows what it is."""
         raise BrokenPipeError
@@ -28,9 +36,31 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
+@contextmanager
+def _named(stream: str | None) -> Iterator[None]:
+    """Inside, a stream that cannot be written is named by the error."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or stream
+        raise
+
+
+def write_out(text: str) -> None:
+    """Plain text on stdout."""
+    with _named(STDOUT):
+        sys.stdout.writelines(text.splitlines(keepends=True))  # unbuffered, the rest of one long text could get lost
+
+
+def flush_out() -> None:
+    """All that was written to stdout, through."""
+    with _named(STDOUT):
+        sys.stdout.flush()
+
+
 def print_json(record: Any) -> None:
     """Any record or list of records as indented JSON on stdout."""
-    sys.stdout.write(json.dumps(to_data(record), indent=2, ensure_ascii=False) + "\n")
+    write_out(json.dumps(to_data(record), indent=2, ensure_ascii=False) + "\n")
 
 
 def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
@@ -63,4 +93,4 @@ def print_aligned(
         for row in [columns, *rows]
     ]
     out.print(lines[0], style="bold", markup=False, soft_wrap=True)
-    sys.stdout.write("\n".join(lines[1:]) + "\n")
+    write_out("\n".join(lines[1:]) + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.first_look import look_at_data, look_at_gpu, look_at_model
+from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
 from vramfit.cli.progress import working
 from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
@@ -188,15 +188,19 @@ def _train(given: dict[str, Any], *, text_column: str | None, json: bool) -> Non
 
 
 def _look(request: "TrainRequest") -> None:
-    """Say what is wrong with names, files and columns before torch is imported."""
-    from vramfit.runtime.data.source import DataSource
+    """Say what is wrong with names, files, columns and labels before torch is imported."""
+    from vramfit.runtime.data.examples import check_classes
 
     look_at_gpu(request.gpu)
     look_at_model(request.model)
-    for path in (request.data, request.eval_data):
-        if path is not None:
-            columns = {"text_columns": request.text_columns, "label_column": request.label_column}
-            look_at_data(DataSource(path=path, task=request.task, **columns))  # type: ignore[arg-type]
+    source = request.source(request.data)
+    found = look_at_data(source)
+    if found is not None:
+        check_classes(source, found.label_names)
+    if request.eval_data is not None and found is not None:
+        look_at_data(request.source(request.eval_data), found.label_names or None)
+    elif request.eval_data is not None:
+        look_at_columns(request.source(request.eval_data))
 
 
 def _resume_command() -> str:

@@ -9,12 +9,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from vramfit.cli.first_look import look_at_gpu, look_at_model
-from vramfit.workload import CHOICES, MAX_COUNT, Workload
+from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
+from vramfit.errors import WorkloadError
+from vramfit.workload import CHOICES, MAX_COUNT, NO_LOSS, Workload
+
+if TYPE_CHECKING:
+    from vramfit.planner.lengths import Lengths
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
@@ -60,7 +64,12 @@ class WorkloadOptions:
     ] = None
     lengths: Annotated[
         str | None,
-        _option("lengths", "Real lengths of the sequences, for packed attention.", panel=_JOB, metavar="N,…"),
+        _option(
+            "lengths",
+            "Real lengths of the sequences, for packed attention: numbers, or a file with one a line.",
+            panel=_JOB,
+            metavar="FILE|N,…",
+        ),
     ] = None
     num_labels: Annotated[int | None, _option("num_labels", "Size of the head.", panel=_JOB, metavar="N")] = None
     precision: Annotated[str | None, _option("precision", "Arithmetic.", panel=_HOW)] = None
@@ -144,7 +153,9 @@ class WorkloadOptions:
         self._look()
 
     def _look(self) -> None:
-        """Raise for names and lengths that nothing has, which torch is not needed to tell."""
+        """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
+        if self.task == "features" and self.mode in (None, "train"):
+            raise WorkloadError([NO_LOSS])
         look_at_gpu(self.gpu)
         if self.model:
             look_at_model(self.model, parse_counts(self.seq, "--seq"))
@@ -161,7 +172,7 @@ class WorkloadOptions:
         if self.freeze is not None:
             given["freeze"] = parse_freeze(self.freeze)
         if self.lengths is not None:
-            given["lengths"] = tuple(parse_counts(self.lengths, "--lengths", unique=False))
+            given["lengths"] = parse_lengths(self.lengths).values
         return given
 
 
@@ -209,6 +220,23 @@ def parse_counts(text: str | None, option: str, *, unique: bool = True) -> list[
             )
         counts.append(int(digits))
     return sorted(set(counts)) if unique else counts
+
+
+def parse_lengths(text: str) -> "Lengths":
+    """Tokens of each sample, from numbers or from a file of them.
+
+    Raises:
+        VramfitError: a file with something else in it.
+    """
+    from vramfit.planner.lengths import lengths_of
+
+    if not text.replace(",", "").replace(" ", "").isdecimal():
+        if is_path(text):
+            return lengths_of(text)
+        raise typer.BadParameter(
+            f"--lengths {text[:60]!r} is neither a file that is there nor whole numbers (12,80,512)"
+        )
+    return lengths_of(parse_counts(text, "--lengths", unique=False))
 
 
 def parse_names(text: str | None) -> tuple[str, ...]:

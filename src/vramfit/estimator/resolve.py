@@ -12,7 +12,7 @@ from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.techniques.catalogue import conflicts
 from vramfit.techniques.packed_attention import takes_heads
-from vramfit.workload import CHOICES, Workload
+from vramfit.workload import CHOICES, NO_LOSS, Workload
 
 
 def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorkload, Target]:
@@ -68,7 +68,7 @@ def _own_attention(resolved: ResolvedModel) -> Any:
 
 def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     """What the workload asks of this model that it does not have."""
-    problems = []
+    problems = [NO_LOSS] if workload.trains and workload.task == "features" and resolved.module is None else []
     longest = max_positions(resolved.config) if resolved.config is not None else None
     if longest is not None and workload.seq > longest:
         problems.append(

@@ -5,9 +5,8 @@ import threading
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from vramfit.errors import VramfitError
 from vramfit.records.codec import to_data
-from vramfit.records.saving import replace_file
+from vramfit.records.saving import cannot_write, replace_file
 from vramfit.records.watch import MemorySample, WatchRecord
 
 
@@ -37,9 +36,7 @@ class JsonLines:
         try:
             self._file = self.path.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise VramfitError(
-                f"cannot write {self.path}: {error.strerror}", hint="name a file you can write"
-            ) from None
+            raise cannot_write(self.path, error) from None
 
     def sample(self, sample: MemorySample, record: WatchRecord) -> None:
         self.event("sample", sample)
@@ -48,7 +45,10 @@ class JsonLines:
         line = json.dumps({"type": kind, **to_data(record)}, ensure_ascii=False)
         with self._lock:  # samples come from a thread of their own
             if self._file is not None:
-                self._file.write(f"{line}\n")
+                try:
+                    self._file.write(f"{line}\n")
+                except OSError as error:
+                    raise cannot_write(self.path, error) from None
 
     def close(self, record: WatchRecord) -> None:
         self.event("watch", {**to_data(record), "samples": []})

@@ -8,11 +8,14 @@ from vramfit.runtime.data.bad_rows import BadValue, shown
 from vramfit.runtime.data.columns import Columns
 from vramfit.runtime.data.examples import Reference, read_example
 from vramfit.runtime.data.rows import Row
+from vramfit.runtime.data.top_k import MOST, wrong_top_k
 from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.serve.replies import Refused
 from vramfit.workload import Task
 
 KEYS = ("inputs", "instances")
+PARAMETERS = "parameters"
+PARAMETERS_HINT = '{"inputs": …, "parameters": {"top_k": 3}}'
 FORMS: dict[str, tuple[str, ...]] = {
     "sequence-classification": ('"a text"', '{"text": "…", "text_pair": "…"}'),
     "token-classification": ('"a text"', '{"tokens": ["…", "…"]}'),
@@ -42,6 +45,8 @@ class Asked:
     """What its inputs came under."""
     is_list: bool
     """Whether a list of answers is wanted."""
+    top_k: int | None = None
+    """How many scores are wanted; None leaves it to the server."""
 
 
 def read_body(body: bytes, task: Task) -> Asked:
@@ -58,7 +63,8 @@ def read_body(body: bytes, task: Task) -> Asked:
     key = next((name for name in KEYS if isinstance(data, dict) and name in data), None)
     if key is None:
         raise Refused(400, f"the body is {_kind(data)} without {' or '.join(KEYS)}", _hint(task))
-    others = [name for name in data if name != key]
+    top_k = _top_k(data.get(PARAMETERS, {}), task)
+    others = [name for name in data if name not in (key, PARAMETERS)]
     if others:
         raise Refused(400, f"{shown(others[0])} is not known beside {key!r}", _hint(task))
     given = data[key]
@@ -80,7 +86,21 @@ def read_body(body: bytes, task: Task) -> Asked:
         except BadValue as error:
             where = f"{key}[{number}]: " if is_list else ""
             raise Refused(400, f"{where}{error}", _hint(task)) from None
-    return Asked(made, key, is_list)
+    return Asked(made, key, is_list, top_k)
+
+
+def _top_k(parameters: Any, task: Task) -> int | None:
+    """What a request's parameters ask for beside its inputs."""
+    if not isinstance(parameters, dict):
+        raise Refused(400, f"{PARAMETERS} is {_kind(parameters)}, not an object", PARAMETERS_HINT)
+    others = [name for name in parameters if name != "top_k"]
+    if others:
+        raise Refused(400, f"{PARAMETERS}: {shown(others[0])} is not known", PARAMETERS_HINT)
+    top_k = parameters.get("top_k")
+    wrong = None if top_k is None else wrong_top_k(top_k, task)
+    if wrong is not None:
+        raise Refused(400, f"{PARAMETERS}: {wrong}", PARAMETERS_HINT if task in MOST else _hint(task))
+    return top_k
 
 
 def _num_characters(given: Any) -> int:

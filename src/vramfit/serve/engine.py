@@ -67,6 +67,7 @@ class Engine:
         self.num_batches = self.num_tokens = 0
         """That went through so far; tokens without padding."""
         self._trained, self._inference = loaded.trained, loaded.inference
+        self._top_k = loaded.top_k
         self._ceiling = Ceiling(loaded.inference.max_tokens)
 
     @property
@@ -105,7 +106,7 @@ class Engine:
                 continue
             made.parts[key] = Part(asked)
             for place, reference in enumerate(cut):
-                references.append({**reference, "row": len(references)})
+                references.append({**reference, "row": len(references), "top_k": asked.top_k or self._top_k})
                 owners.append((key, place))
         pieces: dict[Hashable, list[Encoded]] = {key: [] for key in made.parts}
         for sample in self._encode(references):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import NoPlanFits
+from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.target import target_of
@@ -14,6 +14,7 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.planner.margin import margin_of
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.top_k import wrong_top_k
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
@@ -43,6 +44,8 @@ class Loaded:
     inference: Inference
     place: Place
     budget_bytes: int | None
+    top_k: int | None = None
+    """Scores that are given where a request does not say."""
 
 
 def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
@@ -60,6 +63,9 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         trust_remote_code=settings.trust_remote_code,
         or_features=True,
     )
+    wrong = None if settings.top_k is None else wrong_top_k(settings.top_k, trained.task)
+    if wrong is not None:
+        raise WorkloadError([wrong])
     share_bytes = settings.share_bytes(worker)
     place = Place(settings.device_of(worker), memory=share_bytes)
     budget_bytes = share_bytes if share_bytes is not None else _free_share(place, settings, worker)
@@ -70,7 +76,7 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     model = _weights(trained, settings, place, budget_bytes, room)
     kind: Any = settings.precision
     inference = Inference(model, place, max_tokens=room.max_tokens, precision=kind)
-    return Loaded(trained, inference, place, budget_bytes)
+    return Loaded(trained, inference, place, budget_bytes, settings.top_k)
 
 
 def _free_share(place: Place, settings: ServeSettings, worker: int) -> int | None:

@@ -38,6 +38,8 @@ class ServeSettings:
     """Cut sequences at so many tokens."""
     pooling: str = "mean"
     """What features gives of a text: the mean of its tokens' vectors, or the first one."""
+    top_k: int | None = None
+    """Scores that are given where a request does not say; None gives the best alone."""
     max_tokens: int | None = None
     """Of a batch, padding included; None takes what the prediction allows."""
     num_workers: int = 1
@@ -95,7 +97,7 @@ def _wrong_choices(s: ServeSettings) -> list[str]:
 
 def _wrong_numbers(s: ServeSettings) -> list[str]:
     problems = []
-    for name in ("seq", "max_tokens", "num_workers", "max_waiting", "fail_every"):
+    for name in ("seq", "top_k", "max_tokens", "num_workers", "max_waiting", "fail_every"):
         value = getattr(s, name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             problems.append(f"{name} {value!r} is not a whole number from 1")

@@ -61,8 +61,9 @@ def test_an_interrupted_predict_says_that_nothing_was_written(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_predict_that_is_interrupted_while_it_writes_says_how_far_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
     rows = [{"row": number} for number in range(1, 6)]
@@ -71,6 +72,8 @@ def test_a_predict_that_is_interrupted_while_it_writes_says_how_far_it_came(
         return interrupt() if row == rows[3] else json.JSONEncoder().encode(row)
 
     monkeypatch.setattr(predict.json_format, "dumps", dumps)
-    with pytest.raises(KeyboardInterrupt, match=f"3 of 5 rows were written to {output}"):
-        predict._write(rows, str(output))
-    assert len(output.read_text().splitlines()) == 3
+    said = f"nothing was written to {output}" if named else "3 of 5 rows were written to stdout"
+    with pytest.raises(KeyboardInterrupt, match=said):
+        predict._write(rows, str(output) if named else None)
+    assert len(capsys.readouterr().out.splitlines()) == (0 if named else 3)
+    assert not output.exists()

@@ -12,6 +12,7 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import UnknownGPU, UnknownModel, VramfitError, WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models import resolve, supported_tasks
+from vramfit.models.build import build_meta
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import CATEGORIES, PHASES, Estimate
 from vramfit.units import GIB, MIB
@@ -299,7 +300,7 @@ def two_layers(name: str) -> Any:
 
 @pytest.mark.parametrize(("name", "task"), [h for h in HEADS if h != ("electra-small-discriminator", "pretraining")])
 def test_every_head_of_every_family_trains_and_infers(name: str, task: str) -> None:
-    config = two_layers(name)
+    config = build_meta(resolve(two_layers(name), task=task)) if task == "features" else two_layers(name)
     training = estimate(config, task=task, batch=4, seq=32, gpu="t4")
     inferring = estimate(config, task=task, batch=4, seq=32, gpu="t4", mode="infer")
     assert training.workload.task == task
@@ -325,6 +326,7 @@ def test_electra_pretrains_with_a_mask(mask: str) -> None:
         ("bert-tiny", {"checkpointing": 3}, WorkloadError, "the model has 2 layers"),
         ("bert-tiny", {"freeze": 3}, WorkloadError, "the model has 2 layers"),
         ("bert-tiny", {"gpu": "t4", "precision": "tf32"}, WorkloadError, "precision tf32: t4 (sm_75) has no TF32"),
+        ("bert-tiny", {"task": "features"}, WorkloadError, "task features gives vectors and has no loss to train on"),
         ("bert-tiny", {"torch_version": "1.13"}, WorkloadError, "older than 2.10"),
         ("bert-tiny", {"torch_version": "new"}, WorkloadError, "'new' is not a version"),
         ("bert-tiny", {"gpu": "t5"}, UnknownGPU, "t4"),

@@ -51,7 +51,13 @@ def test_one_input_wants_one_answer_and_a_list_a_list() -> None:
         (b'{"inputs": ["a", ["b"]]}', "inputs[1]: ['b'] is no input"),
         (b'{"inputs": {"txt": "a"}}', "'txt' is not known"),
         (b'{"inputs": {}}', "no text"),
-        (b'{"inputs": "a", "parameters": {}}', "'parameters' is not known"),
+        (b'{"inputs": "a", "options": {}}', "'options' is not known"),
+        (b'{"inputs": "a", "parameters": [3]}', "parameters is a list, not an object"),
+        (b'{"inputs": "a", "parameters": {"topk": 3}}', "parameters: 'topk' is not known"),
+        (b'{"inputs": "a", "parameters": {"top_k": 0}}', "top_k 0 is not a whole number from 1"),
+        (b'{"inputs": "a", "parameters": {"top_k": true}}', "top_k True is not a whole number"),
+        (b'{"inputs": "a", "parameters": {"top_k": 1e9}}', "is not a whole number"),
+        (b'{"inputs": "a", "parameters": {"top_k": 5000}}', "top_k 5000 is more than the 1,000 scores"),
         (b'{"inputs": "\\ud800"}', "surrogate"),
     ],
 )
@@ -59,6 +65,20 @@ def test_what_cannot_be_read_is_refused_in_words(body: bytes, words: str) -> Non
     said = refused(body)
     assert words in said["error"]
     assert '"inputs"' in said["hint"]
+
+
+def test_the_number_of_scores_comes_beside_the_inputs() -> None:
+    asked = read_body(b'{"instances": ["a", "b"], "parameters": {"top_k": 3}}', "sequence-classification")
+    assert (asked.top_k, len(asked.references)) == (3, 2)
+    for body in (
+        b'{"inputs": "a"}',
+        b'{"inputs": "a", "parameters": {}}',
+        b'{"inputs": "a", "parameters": {"top_k": null}}',
+    ):
+        assert read_body(body, "sequence-classification").top_k is None
+    said = refused(b'{"inputs": "a", "parameters": {"top_k": 3}}', "features")
+    assert "top_k is not for features" in said["error"]
+    assert "top_k" not in said["hint"]
 
 
 def test_a_question_needs_its_context() -> None:

@@ -11,7 +11,7 @@ from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
 from tests.unit.serve.small_servers import ask, engine_of, write_head
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from vramfit.errors import CheckpointError, NoPlanFits
+from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.serve import engine as engine_module
 from vramfit.serve import limits, long_texts
 from vramfit.serve import loading as loading_module
@@ -248,3 +248,30 @@ def test_where_every_word_is_answered_for_a_long_text_is_refused_at_once(heads: 
 def test_more_inputs_than_tokens_allowed_are_refused_at_once(heads: Heads) -> None:
     told = ask(engine_of(heads["features"]), ["a"] * 65_537, status=413)
     assert told["error"].startswith("65,537 inputs have more than the 65,536 tokens")
+
+
+def test_a_request_says_how_many_scores_it_wants_and_a_server_what_is_usual(heads: Heads) -> None:
+    folder = heads["sequence-classification"]
+
+    def scores(engine: Any, **parameters: Any) -> Any:
+        body = json.dumps({"inputs": TEXTS[0], "parameters": parameters}).encode()
+        return json.loads(engine.answer(body).body)
+
+    plain, usual = engine_of(folder), engine_of(folder, top_k=1)
+    told = ask(plain, TEXTS[0])
+    assert set(told) == {"label", "probability"}
+    assert told["probability"] == float(f"{told['probability']:.6g}")
+    both = scores(plain, top_k=9)
+    assert both == told | {"scores": both["scores"]}
+    assert sorted(s["label"] for s in both["scores"]) == ["bad", "good"]
+    assert both["scores"][0] == told
+    assert ask(usual, TEXTS[0]) == told | {"scores": [told]}
+    assert scores(usual, top_k=2) == both
+    mixed: list[Any] = []
+    bodies = [
+        (n, json.dumps({"inputs": TEXTS[0], "parameters": {"top_k": k}}).encode()) for n, k in enumerate((None, 2))
+    ]
+    plain.run(plain.prepare(bodies), mixed.extend)
+    assert [json.loads(reply.body) for _, reply in sorted(mixed, key=lambda one: one[0])] == [told, both]
+    with pytest.raises(WorkloadError, match="top_k is not for features"):
+        engine_of(heads["features"], top_k=2)

@@ -137,6 +137,17 @@ def test_no_path_and_no_hub_name_is_opened(client: TestClient, tmp_path: Path, m
     assert client.get("/api/estimate", params={"model": "bert-tiny", "seq": 77}).status_code == 200
 
 
+def test_a_task_without_a_loss_does_not_train() -> None:
+    from vramfit.web.predictions import answer
+    from vramfit.web.queries import EstimateQuery
+
+    status, body = answer(EstimateQuery(model="bert-tiny", task="features", batch=2, seq=32), allow_local=False)
+    assert status == 422
+    assert b"no loss to train on" in body
+    query = EstimateQuery(model="bert-tiny", task="features", mode="infer", batch=2, seq=32)
+    assert answer(query, allow_local=False)[0] == 200
+
+
 def test_folders_can_be_allowed(tmp_path: Path) -> None:
     from vramfit.web.predictions import answer
     from vramfit.web.queries import EstimateQuery

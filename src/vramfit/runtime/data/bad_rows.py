@@ -7,6 +7,7 @@ from vramfit.errors import DataError
 from vramfit.units import counted
 
 NUM_SHOWN = 5
+NUM_NAMED = 8
 MAX_SHOWN_CHARACTERS = 60
 
 
@@ -39,6 +40,14 @@ def shown(value: object) -> str:
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    named = [
+        name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…" for name in names[:NUM_NAMED]
+    ]
+    return ", ".join(named) + (", …" if len(names) > NUM_NAMED else "")
 
 
 def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:

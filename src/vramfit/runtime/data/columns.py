@@ -5,42 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import NEAR, DataError, nearest_names
+from vramfit.runtime.data.column_names import LABELS, TEXTS
 from vramfit.runtime.data.rows import Table
 from vramfit.runtime.data.source import DataSource
 
-SINGLE_TEXTS = (
-    "text",
-    "sentence",
-    "content",
-    "review",
-    "utterance",
-    "query",
-    "question",
-    "message",
-    "comment",
-    "tweet",
-)
-PAIRS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("text_a", "text_b"),
-    ("text1", "text2"),
-    ("question", "sentence"),
-    ("question", "context"),
-)
-TEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "sequence-classification": (*PAIRS, *((name,) for name in SINGLE_TEXTS)),
-    "token-classification": (("tokens",), ("words",), ("text",), ("sentence",)),
-    "question-answering": (("question", "context"),),
-    "masked-lm": tuple((name,) for name in SINGLE_TEXTS),
-}
-LABELS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ("label", "labels", "intent", "category", "class", "target", "sentiment", "topic"),
-    "token-classification": ("ner_tags", "tags", "labels", "label", "ner", "pos_tags", "chunk_tags"),
-    "question-answering": ("answers", "answer", "answer_text"),
-    "masked-lm": (),
-}
 FORMS = {
     "token-classification": "token-classification takes a tag for every token: a .conll file (a token and its tag a "
     "line, blank lines between sentences), or JSON lines with the lists tokens and tags",
@@ -81,6 +49,8 @@ def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> 
 
 
 def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
+    if table.guess is not None:
+        return Columns((table.guess.text,), table.guess.label if source.needs_labels else None)
     for name in source.text_columns:
         if name not in table.columns:
             labels = (source.label_column, *LABELS[source.task])

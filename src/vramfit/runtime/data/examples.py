@@ -7,10 +7,11 @@ from itertools import islice
 from typing import Any
 
 from vramfit.errors import DataError
-from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown
+from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown, some_of
 from vramfit.runtime.data.columns import FORMS, Columns, find_columns
 from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.labels import LabelNames, doubts, in_order, some_of
+from vramfit.runtime.data.label_kinds import OTHER_COLUMN, WrongKind, doubts, wrong_kind
+from vramfit.runtime.data.labels import LabelNames, in_order
 from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
 from vramfit.runtime.data.rows import Row
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
@@ -31,15 +32,15 @@ class Examples:
     label_names: tuple[str, ...]
     bad_rows: tuple[BadRow, ...]
     notes: tuple[str, ...] = ()
-    """What to know of the labels."""
+    """What to know of the columns and the labels."""
 
 
 def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
     """Reads and checks a source, row by row.
 
     Raises:
-        DataError: a file that cannot be read, a column that is missing, no rows, or bad rows that were not to be
-            skipped.
+        DataError: a file that cannot be read, a column that is missing, labels that are not classes, no rows, or bad
+            rows that were not to be skipped.
     """
     labels = LabelNames(label_names)
     good: list[Reference] = []
@@ -57,7 +58,11 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
                 good.append({"row": row.number, "index": index} | read(row, columns, labels))
             except BadValue as error:
                 bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
-    if bad and len(bad) == num_rows == len(labels.unknown):
+    if columns is not None and source.task == "sequence-classification":
+        wrong = wrong_kind(labels.new, num_rows, labels.known)
+        if wrong is not None:
+            raise _no_classes(source, labels, wrong, has_others=len(table.columns) > len(columns.texts) + 1)
+    if bad and labels.are_given and len(bad) == num_rows == labels.new.total():
         raise _strange_labels(source, labels)
     if bad and not source.skip_bad_rows:
         raise refuse(bad, num_rows)
@@ -67,7 +72,10 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
     names = _label_names(source, labels, good)
     gathered = source.task == "sequence-classification" and not labels.are_given
-    return Examples(good, names, tuple(bad), doubts(names, len(good)) if gathered else labels.notes)
+    notes = doubts(names, len(good)) if gathered else labels.notes
+    if table.guess is not None:
+        notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
+    return Examples(good, names, tuple(bad), notes)
 
 
 def _hint(source: DataSource, problem: str) -> str:
@@ -77,14 +85,32 @@ def _hint(source: DataSource, problem: str) -> str:
     return as_utf8(source.path, "WINDOWS-1252")
 
 
+def _no_classes(source: DataSource, labels: LabelNames, wrong: WrongKind, *, has_others: bool) -> DataError:
+    """The error for labels that are not classes; `has_others`: whether there are other columns to name."""
+    hint = f"give data with the labels that are known: {some_of(labels.known)}" if labels.are_given else wrong.hint
+    return DataError(
+        f"{source.name}: {wrong.what}", file=source.name, hint=f"{hint}; or {OTHER_COLUMN}" if has_others else hint
+    )
+
+
 def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
     """The error for data of other labels than the model's."""
-    theirs = some_of(in_order(labels.unknown))
+    theirs = some_of(in_order(labels.new))
     return DataError(
-        f"{source.name}: no row has a label that is known: its labels are {theirs}; known are {labels.some_known}",
+        f"{source.name}: no row has a label that is known: its labels are {theirs}; known are {some_of(labels.known)}",
         file=source.name,
         hint="the model learned other labels: give data that has them, or name their column: --label-column NAME",
     )
+
+
+def check_classes(source: DataSource, names: Sequence[str]) -> None:
+    """Raises DataError where there is only one class to learn."""
+    if len(names) == 1:
+        raise DataError(
+            f"{source.name}: every row has the label {names[0]!r}: there is nothing to tell apart",
+            file=source.name,
+            hint="give rows of two labels or more" + ("; or more rows: --max-rows" if source.max_rows else ""),
+        )
 
 
 def read_example(task: str, row: Row, columns: Columns) -> Reference:

@@ -1,23 +1,19 @@
 """Labels as text, their order, and the number of each."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isfinite, isnan
+from math import isnan
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import MAX_SHOWN_CHARACTERS, BadValue, shown
-from vramfit.units import counted
+from vramfit.runtime.data.bad_rows import BadValue, shown, some_of
 
-NUM_NAMED = 8
 MISSING = "nan"
 """What pandas writes where a label is missing, in any case."""
-OTHER_COLUMN = "name the column of the labels: --label-column NAME"
-MANY = 10
-"""Fewer labels than this are no reason to wonder, however few rows there are."""
 
 
 def label_text(value: Any) -> str:
-    """A label as its name: whole numbers and texts.
+    """A label as its name: numbers and texts.
 
     Raises:
         BadValue: nothing, or something that names no class.
@@ -28,9 +24,7 @@ def label_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not isnan(value):
-        if not value.is_integer():
-            raise BadValue(f"the label {value} is no class; predicting numbers (regression) is not supported")
-        value = int(value)
+        value = int(value) if value.is_integer() else str(value)
     text = str(value).strip() if isinstance(value, str | int) else ""
     if not text or text.casefold() == MISSING:
         missing = value is None or isinstance(value, str | float)
@@ -54,42 +48,6 @@ def _is_number(name: str) -> bool:
     return name.removeprefix("-").isdecimal() and name.isascii()
 
 
-def _is_decimal(name: str) -> bool:
-    """Whether it is a number, and not a whole one."""
-    try:
-        value = float(name)
-    except ValueError:
-        return False
-    return isfinite(value) and not value.is_integer()
-
-
-def doubts(names: Sequence[str], num_rows: int) -> tuple[str, ...]:
-    """What is strange about labels that were gathered from the data: decimals, or about as many as rows.
-
-    >>> doubts(["0.5", "1.0", "2.25"], 300)[0].partition(":")[0]
-    '3 labels in 300 rows, decimals among them (0.5, 2.25)'
-    >>> doubts(["1.0", "2.0"], 300)
-    ()
-    """
-    decimals = [name for name in names if _is_decimal(name)]
-    few_rows = len(names) >= MANY and num_rows < 2 * len(names)
-    if not decimals and not few_rows:
-        return ()
-    counts = f"{counted(len(names), 'label')} in {counted(num_rows, 'row')}"
-    if decimals:
-        what = f"{counts}, decimals among them ({some_of(decimals)}): each becomes a class of its own, and numbers "
-        return (f"{what}(regression) are not predicted; sort them into a few classes, or {OTHER_COLUMN}",)
-    return (f"{counts}: a class for nearly every row, of which little can be learned; take fewer, or {OTHER_COLUMN}",)
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first names, for a message."""
-    named = [
-        name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…" for name in names[:NUM_NAMED]
-    ]
-    return ", ".join(named) + (", …" if len(names) > NUM_NAMED else "")
-
-
 class LabelNames:
     """The names that labels may have: given, or gathered from the data.
 
@@ -104,8 +62,8 @@ class LabelNames:
             raise WorkloadError([f"label names repeat: {', '.join(names)}"])
         self._given = names
         self._known = None if names is None else frozenset(names)
-        self.unknown: list[str] = []
-        """Labels that were asked for and are not among those given, one a row."""
+        self.new: Counter[str] = Counter()
+        """Labels that were asked for and are not among those given, lists of them too; and how often each was."""
         self._are_numbers = names is not None and any(_is_number(name) for name in names)
         self._by_number = False
 
@@ -115,13 +73,18 @@ class LabelNames:
         Raises:
             BadValue: no label, or one outside the names.
         """
+        if isinstance(value, list):
+            self.new[str(value)] += 1
         text = label_text(value)
-        if self._given is None or self._known is None or text in self._known:
+        if self._known is None or self._given is None:
+            self.new[text] += 1
+            return text
+        if text in self._known:
             return text
         if _is_number(text) and not self._are_numbers and 0 <= int(text) < len(self._given):
             self._by_number = True
             return self._given[int(text)]
-        self.unknown.append(text)
+        self.new[text] += 1
         raise BadValue(f"the label {shown(text)} is not one of the {len(self._given)} known: {some_of(self._given)}")
 
     @property
@@ -130,9 +93,9 @@ class LabelNames:
         return self._given is not None
 
     @property
-    def some_known(self) -> str:
-        """The first of those given."""
-        return some_of(self._given or ())
+    def known(self) -> tuple[str, ...]:
+        """Those given."""
+        return self._given or ()
 
     def names(self, used: Iterable[str]) -> tuple[str, ...]:
         """All of them in order: those given, or those used."""

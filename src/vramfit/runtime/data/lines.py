@@ -1,6 +1,8 @@
 """Lines of a file or a pipe, decoded one at a time; those that are not UTF-8 are remembered with their place."""
 
+import os
 import shlex
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +11,7 @@ from typing import IO
 
 from vramfit.errors import DataError
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.units import format_bytes
 
 MAX_LINE_BYTES = 256 * 2**20
 """A line this long is no row of a data set; reading on would only fill the memory."""
@@ -34,14 +37,14 @@ class Lines:
         return self
 
     def __next__(self) -> str:
-        raw = self._stream.readline(MAX_LINE_BYTES)
+        raw = self._stream.readline(MAX_LINE_BYTES + 1)
         if not raw:
             raise StopIteration
         self.number += 1
-        if len(raw) == MAX_LINE_BYTES:
-            raise self._not_text(f"line {self.number} is longer than {MAX_LINE_BYTES >> 20} MiB")
         if self.number == 1:
             self._check_start(raw)
+        if len(raw) > MAX_LINE_BYTES:
+            raise self._too_long(raw)
         text = self._decode(raw)
         self._offset += len(raw)
         return text.removeprefix("\ufeff") if self.number == 1 else text
@@ -66,6 +69,19 @@ class Lines:
         if b"\0" in raw[:4096]:
             raise self._not_text(f"there is a zero byte at offset {raw.index(0)}, in row 1")
 
+    def _too_long(self, raw: bytes) -> DataError:
+        num_bytes = len(raw)
+        while _is_file(self._stream) and raw and not raw.endswith(b"\n"):
+            raw = self._stream.readline(MAX_LINE_BYTES)
+            num_bytes += len(raw)
+        size = f"has {format_bytes(num_bytes)}" if _is_file(self._stream) else "does not end"
+        return DataError(
+            f"{self.name}: line {self.number:,} {size}, and at most {format_bytes(MAX_LINE_BYTES)} are read of a line",
+            file=self.name,
+            rows=[self.number],
+            hint="write one sample a line; a JSON document as JSON lines (.jsonl)",
+        )
+
     def _not_text(self, why: str) -> DataError:
         return DataError(
             f"{self.name} is not UTF-8 text: {why}",
@@ -73,6 +89,14 @@ class Lines:
             rows=[self.number],
             hint=as_utf8(self.name, "UTF-16"),
         )
+
+
+def _is_file(stream: IO[bytes]) -> bool:
+    """Whether a stream has an end for certain."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:
+        return False
 
 
 def as_utf8(name: str, encoding: str) -> str:

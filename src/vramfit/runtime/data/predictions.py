@@ -23,7 +23,9 @@ def predictions(
     """A row for each sample of a batch, in its order; each names the `row` and the `index` that its reference has.
 
     By task: `label` and `probability`; `entities` with type, text, characters and probability, and a tag for each word;
-    `answer` with its characters and score, a row for each window (see `merge_windows`); `fills` of mask tokens.
+    `answer` with its characters and score, a row for each window (see `merge_windows`); `fills` of mask tokens. Where a
+    reference has a `top_k`, as many of the best labels or tokens with their probabilities, as `scores`. Scores have
+    six significant digits.
 
     Args:
         output: with logits, on any device.
@@ -52,7 +54,8 @@ def merge_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         silence = min(known["no_answer_score"], row["no_answer_score"])
         best = row if (row["score"], -row["start"]) > (known["score"], -known["start"]) else known
         merged[number] = best | {"no_answer_score": silence}
-    return [merged[number] for number in sorted(merged)]
+    names = ("score", "no_answer_score")
+    return [merged[number] | {name: _shown(merged[number][name]) for name in names} for number in sorted(merged)]
 
 
 def _place(reference: dict[str, Any]) -> dict[str, Any]:
@@ -60,30 +63,58 @@ def _place(reference: dict[str, Any]) -> dict[str, Any]:
     return {name: reference[name] for name in ("row", "index") if name in reference}
 
 
+def _shown(score: float) -> float:
+    """A score in six significant digits, which is what fp32 leaves of it."""
+    return float(f"{score:.6g}")
+
+
+def _scores(values: Sequence[float], places: Sequence[int], names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    """The best labels of one text or word."""
+    best = list(zip(places, values, strict=True))[:top_k]
+    return [{"label": names[place], "probability": _shown(value)} for place, value in best]
+
+
+def _best(logits: torch.Tensor, references: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """Probabilities and places of the best labels, the best first: as many as any of the samples asks for."""
+    most = max((reference.get("top_k") or 1 for reference in references), default=1)
+    probabilities = logits.float().softmax(-1)
+    if most == 1:
+        values, places = probabilities.max(-1, keepdim=True)
+    else:
+        values, places = probabilities.topk(min(most, logits.shape[-1]), -1)
+    return values.tolist(), places.tolist()
+
+
 def _classes(logits: torch.Tensor, references: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    probabilities, chosen = logits.float().softmax(-1).max(-1)
-    found = zip(references, chosen.tolist(), probabilities.tolist(), strict=True)
-    return [_place(r) | {"label": names[label], "probability": p} for r, label, p in found]
+    rows = []
+    for reference, values, places in zip(references, *_best(logits, references), strict=True):
+        row = _place(reference) | {"label": names[places[0]], "probability": _shown(values[0])}
+        top_k = reference.get("top_k")
+        rows.append(row | {"scores": _scores(values, places, names, top_k)} if top_k else row)
+    return rows
 
 
 def _tags(logits: torch.Tensor, references: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    probabilities, chosen = logits.float().softmax(-1).max(-1)
-    found = zip(references, chosen.tolist(), probabilities.tolist(), strict=True)
-    return [_tag_row(r, labels, p, names) for r, labels, p in found]
+    found = zip(references, *_best(logits, references), strict=True)
+    return [_tag_row(reference, places, values, names) for reference, values, places in found]
 
 
 def _tag_row(
-    reference: dict[str, Any], labels: list[int], probabilities: list[float], names: Sequence[str]
+    reference: dict[str, Any], labels: list[list[int]], probabilities: list[list[float]], names: Sequence[str]
 ) -> dict[str, Any]:
+    """Of each token, the best labels and their probabilities are given, the best first."""
     first, text, spans = reference["first"], reference["text"], reference["spans"]
-    tags = [names[labels[place]] if place >= 0 else OUTSIDE for place in first]
+    tags = [names[labels[place][0]] if place >= 0 else OUTSIDE for place in first]
     found = []
     for kind, begin, end in entities(tags) if are_spans(names) else _words(tags):
-        sure = [probabilities[first[word]] for word in range(begin, end + 1)]
+        sure = [probabilities[first[word]][0] for word in range(begin, end + 1)]
         start, stop = spans[begin][0], spans[end][1]
         entity = {"type": kind, "text": text[start:stop], "start": start, "end": stop}
-        found.append(entity | {"probability": sum(sure) / len(sure)})
+        found.append(entity | {"probability": _shown(sum(sure) / len(sure))})
     row = _place(reference) | {"entities": found, "tags": tags}
+    if top_k := reference.get("top_k"):
+        seen = [(probabilities[place], labels[place]) if place >= 0 else ([], []) for place in first]
+        row["scores"] = [_scores(values, places, names, top_k) for values, places in seen]
     num_cut = sum(place < 0 for place in first)
     return row | {"num_words_cut": num_cut} if num_cut else row
 
@@ -111,10 +142,12 @@ def _fills(
     rows = []
     for i, reference in enumerate(references):
         places = [] if tokenizer is None else (ids[i] == tokenizer.mask_token_id).nonzero()[:, 0].tolist()
+        top_k = reference.get("top_k")
         fills = []
         for place in places:
-            probability, token = logits[i, place].float().softmax(-1).max(-1)
-            text = tokenizer.convert_ids_to_tokens(int(token))
-            fills.append({"position": place, "token": text, "probability": float(probability)})
+            values, tokens = _best(logits[i, place], [reference])
+            texts = tokenizer.convert_ids_to_tokens(tokens)
+            found = [{"token": t, "probability": _shown(p)} for t, p in zip(texts, values, strict=True)]
+            fills.append({"position": place, **found[0]} | ({"scores": found} if top_k else {}))
         rows.append(_place(reference) | {"fills": fills})
     return rows

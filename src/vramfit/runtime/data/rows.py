@@ -5,9 +5,10 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from vramfit.runtime.data.headless import NUM_ROWS, Guess, guess_columns
 from vramfit.runtime.data.lines import Lines
 from vramfit.runtime.data.source import DataSource
 
@@ -35,6 +36,8 @@ class Table:
     rows: Iterator[Row]
     by_position: bool = False
     """Whether the columns are numbers because the file has no header."""
+    guess: Guess | None = None
+    """Which columns these are, where the file has no header and its values tell."""
 
 
 @contextmanager
@@ -67,12 +70,16 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
         return Table((), iter(()))
     wanted = [*source.text_columns, *([source.label_column] if source.label_column else [])]
     columns = tuple(name.strip() for name in first[1])
-    if wanted and all(name.isdigit() and name not in columns for name in wanted):
+    seen, guess = [first], None
+    if not wanted and len(columns) == 2 and source.task == "sequence-classification":
+        seen += islice(records, NUM_ROWS)
+        guess = guess_columns([values for _, values, _ in seen])
+    if guess is not None or (wanted and all(name.isdigit() and name not in columns for name in wanted)):
         positions = tuple(str(n) for n in range(1, len(columns) + 1))
-        return Table(positions, _named(chain([first], records), positions), by_position=True)
+        return Table(positions, _named(chain(seen, records), positions), by_position=True, guess=guess)
     if first[2]:
         return Table((), iter([Row(first[0], {}, first[2])]))
-    return Table(columns, _named(records, columns))
+    return Table(columns, _named(chain(seen[1:], records), columns))
 
 
 def _num_fields(line: str, delimiter: str) -> int:

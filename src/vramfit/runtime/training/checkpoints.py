@@ -4,7 +4,6 @@ A checkpoint is a folder `step-N` with tensors (safetensors), `state.json`, and 
 and the hash of every other file. A folder whose name begins with a dot is being made or removed, and means nothing.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -16,12 +15,12 @@ from typing import Any
 import torch
 
 from vramfit.errors import VramfitError
+from vramfit.records.saving import FULL_DISK
 from vramfit.runtime.training.tensor_file import digest, sync_folder, write_tensors, write_text
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FORMAT = 1
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)

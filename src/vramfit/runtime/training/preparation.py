@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vramfit.errors import DataError, WorkloadError
+from vramfit.errors import WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
@@ -18,9 +18,9 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.data.examples import check_classes
 from vramfit.runtime.data.lengths import LONGEST, STRIDE
 from vramfit.runtime.data.samples import Samples, read_samples
-from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.stages import tell
@@ -66,29 +66,14 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     max_length = int(min(n for n in limits if n))
     settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
     tell(f"reading {request.data}")
-    train = read_samples(_source(request, request.data), tokenizer, **settings)
-    if request.task in HEADS_BY_LABELS and len(train.label_names) < 2:
-        raise DataError(
-            f"{request.data}: every row has the label {train.label_names[0]!r}: there is nothing to tell apart",
-            file=request.data,
-            hint="give rows of two labels or more; with --max-rows, more rows",
-        )
+    source = request.source(request.data)
+    train = read_samples(source, tokenizer, **settings)
+    check_classes(source, train.label_names)
     evaluation = None
     if request.eval_data is not None:
         names = train.label_names or None
-        evaluation = read_samples(_source(request, request.eval_data), tokenizer, label_names=names, **settings)
+        evaluation = read_samples(request.source(request.eval_data), tokenizer, label_names=names, **settings)
     return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
-
-
-def _source(request: TrainRequest, path: str) -> DataSource:
-    return DataSource(
-        path=path,
-        task=request.task,
-        text_columns=request.text_columns,
-        label_column=request.label_column,
-        skip_bad_rows=request.skip_bad_rows,
-        max_rows=request.max_rows,
-    )
 
 
 def make_plan(
@@ -183,7 +168,7 @@ def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int =
     if plan is not None and plan.workload.num_gpus != num_gpus:
         raise WorkloadError(
             [f"the plan is for {plan.workload.num_gpus} GPUs, and {num_gpus} processes were started"],
-            hint=f"plan anew with --gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
+            hint=f"plan anew with --num-gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
         )
     if plan is not None:
         return replace(plan.workload, seq=max(longest, 1)) if plan.workload.seq > longest else plan.workload

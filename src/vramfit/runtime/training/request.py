@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from vramfit.errors import WorkloadError, nearest_names
+from vramfit.runtime.data.source import DataSource
 from vramfit.units import SizeError, parse_memory
 from vramfit.workload import Workload
 
@@ -138,6 +139,17 @@ class TrainRequest:
         if self.offload == "weights" and self.checkpointing is None:
             given["checkpointing"] = "full"  # its layers come again for backward
         return {name: value for name, value in given.items() if value is not None}
+
+    def source(self, path: str) -> DataSource:
+        """A file of the run's, to be read."""
+        return DataSource(
+            path=path,
+            task=self.task,
+            text_columns=self.text_columns,
+            label_column=self.label_column,
+            skip_bad_rows=self.skip_bad_rows,
+            max_rows=self.max_rows,
+        )
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""

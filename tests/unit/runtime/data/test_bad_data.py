@@ -27,13 +27,6 @@ BAD: dict[str, tuple[str, str, str | bytes, int, str]] = {
     "no field": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"txt": "b"}', 2, "no text"),
     "not a text": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"text": ["b"]}', 2, "not a text"),
     "surrogate": ("masked-lm", "a.jsonl", '{"text": "good"}\n{"text": "\\ud800"}', 2, "surrogate"),
-    "fraction": (
-        "sequence-classification",
-        "a.jsonl",
-        lines({"text": "good", "label": 1}, {"text": "bad", "label": 0.5}),
-        2,
-        "regression",
-    ),
     "tags": (
         "token-classification",
         "a.jsonl",
@@ -194,6 +187,24 @@ def test_what_is_not_text_at_all(write: Any, read: Any) -> None:
         read(write("c.json", '{"data": [}'), "question-answering")
     with pytest.raises(DataError, match="does not say how to read it"):
         read(write("d.parquet", b"PAR1"))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
+def test_a_line_that_is_too_long_is_said_with_its_size(
+    write: Any, read: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vramfit.runtime.data.lines.MAX_LINE_BYTES", 1024)
+    long = '{"text": "' + 3061 * "é" + '"}'
+    content = f"text,label\n{long}\ngood,1\n" if name == "a.csv" else f'{{"text": "a"}}\n{long}\n{{"text": "b"}}\n'
+    with pytest.raises(DataError, match=r"line 2 has 5\.99 KiB, and at most 1\.00 KiB are read of a line") as caught:
+        read(write(name, content), "masked-lm")
+    assert caught.value.rows == (2,)
+    assert "UTF-8" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_line_of_the_most_bytes_is_read(write: Any, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramfit.runtime.data.lines.MAX_LINE_BYTES", 64)
+    assert len(read(write("a.txt", "a" * 63 + "\n" + "b" * 64), "masked-lm")) == 2
 
 
 def test_a_file_that_is_not_there(read: Any) -> None:

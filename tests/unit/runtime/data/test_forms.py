@@ -38,6 +38,56 @@ def test_tsv_is_literal_because_glue_is(write: Any, read: Any) -> None:
     assert texts(samples) == ['"good', 'bad" film']
 
 
+HEADLESS = [("a good film", "pos"), ("a bad film", "neg"), ("a very good film", "pos"), ("a very bad film", "neg")]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_file_without_a_header_is_understood_where_its_values_tell(
+    write: Any, read: Any, name: str, order: tuple[int, int]
+) -> None:
+    separator = "\t" if name == "a.tsv" else ","
+    path = write(name, "".join(separator.join(row[place] for place in order) + "\n" for row in HEADLESS))
+    samples = read(path)
+    assert [(r["row"], r["texts"][0], r["label"]) for r in samples.references] == [
+        (number, *row) for number, row in enumerate(HEADLESS, 1)
+    ]
+    text, label = order.index(0) + 1, order.index(1) + 1
+    assert samples.notes[0].startswith(f"no header: column {text} is read as the text, column {label} as the label;")
+    predicted = read(path, needs_labels=False)
+    assert texts(predicted) == [text for text, _ in HEADLESS]
+    assert "label" not in predicted.notes[0]
+
+
+def test_columns_that_are_named_come_before_what_values_tell(write: Any, read: Any) -> None:
+    path = write("a.csv", "".join(f"{text},{label}\n" for text, label in HEADLESS))
+    assert texts(read(path, text_columns=("2",), label_column="1")) == [label for _, label in HEADLESS]
+    with pytest.raises(DataError, match="no column 'review'"):
+        read(path, text_columns=("review",))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("body", "kind"), *HEADLESS],
+        HEADLESS[:2],
+        [("1", "pos"), ("2", "neg"), ("3", "pos"), ("4", "neg")],
+        [("yes", "pos"), ("no", "neg"), ("yes", "pos"), ("no", "neg")],
+        [(*row, "x") for row in HEADLESS],
+    ],
+)
+def test_values_that_do_not_tell_are_no_reason_to_guess(write: Any, read: Any, rows: list[tuple[str, ...]]) -> None:
+    with pytest.raises(DataError, match="none of its columns looks like the text") as caught:
+        read(write("a.csv", "".join(",".join(row) + "\n" for row in rows)))
+    assert "--text-column" in str(caught.value.hint)
+
+
+def test_a_header_that_is_known_is_a_header_whatever_is_below(write: Any, read: Any) -> None:
+    rows = "".join(f"{text},{label}\n" for text, label in HEADLESS)
+    samples = read(write("a.csv", f"text,label\n{rows}"))
+    assert (len(samples), samples.notes) == (4, ())
+
+
 def test_a_file_without_a_header_is_read_by_position(write: Any, read: Any) -> None:
     path = write("a.tsv", "ham\tgood film\nspam\tbad film\n")
     samples = read(path, text_columns=("2",), label_column="1")

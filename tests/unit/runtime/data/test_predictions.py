@@ -73,3 +73,44 @@ def test_masks_are_filled(read: Any, write: Any, tokenizer: Any) -> None:
     first, second = predictions(output, batch, samples.references, (), samples.task, tokenizer=tokenizer)
     assert first["fills"] == [{"position": 2, "token": "film", "probability": pytest.approx(1.0)}]
     assert second == {"row": 2, "index": 1, "fills": []}
+
+
+def test_the_scores_of_the_best_labels_on_demand(read: Any, write: Any) -> None:
+    names = ["a", "b", "c"]
+    samples = read(write("a.csv", "text\ngood\nbad\nfilm\n"), needs_labels=False, label_names=names)
+    logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 1.0, 2.0], [0.5, 0.25, 0.0]])
+    references = [r | {"top_k": k} for r, k in zip(samples.references, (2, None, 10), strict=True)]
+    rows = predictions(SimpleNamespace(logits=logits), samples.collate([0, 1, 2]), references, names, samples.task)
+    assert [s["label"] for s in rows[0]["scores"]] == ["b", "c"]
+    assert set(rows[1]) == {"row", "index", "label", "probability"}
+    assert [s["label"] for s in rows[2]["scores"]] == ["a", "b", "c"]
+    assert sum(s["probability"] for s in rows[2]["scores"]) == pytest.approx(1.0, abs=1e-5)
+    for row, values in zip(rows, logits.softmax(-1).tolist(), strict=True):
+        assert row["probability"] == float(f"{max(values):.6g}")
+        assert row.get("scores", [row])[0]["probability"] == row["probability"]
+    assert [row["label"] for row in rows] == ["b", "a", "a"]
+
+
+def test_the_scores_of_every_word_and_every_mask_on_demand(read: Any, write: Any, tokenizer: Any) -> None:
+    names = ("B-place", "I-place", "O")
+    samples = read(
+        write("a.txt", "in berlin good\n"), "token-classification", needs_labels=False, max_length=4, label_names=names
+    )
+    output = SimpleNamespace(
+        logits=torch.tensor([[[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]])
+    )
+    asked = [r | {"top_k": 2} for r in samples.references]
+    (row,) = predictions(output, samples.collate([0]), asked, names, samples.task)
+    assert [[s["label"] for s in word] for word in row["scores"]] == [["O", "I-place"], ["B-place", "I-place"], []]
+    assert (row["tags"], row["num_words_cut"]) == (["O", "B-place", "O"], 1)
+    masked = read(write("b.txt", "good [MASK]\n"), "masked-lm", needs_labels=False)
+    logits = torch.zeros(1, 4, len(tokenizer))
+    for token, value in (("film", 30), ("bad", 29)):
+        logits[0, 2, tokenizer.convert_tokens_to_ids(token)] = value
+    asked = [r | {"top_k": 2} for r in masked.references]
+    (row,) = predictions(
+        SimpleNamespace(logits=logits), masked.collate([0]), asked, (), masked.task, tokenizer=tokenizer
+    )
+    (fill,) = row["fills"]
+    assert [s["token"] for s in fill["scores"]] == ["film", "bad"]
+    assert (fill["position"], fill["token"]) == (2, "film")
