@@ -40,7 +40,8 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
     if message is None:
         raise VramfitError("no out-of-memory message was found", hint=NOTHING_FOUND)
     named = keywords.get("gpu")
-    gpu, *alike = [find_gpu(named).name] if named else _gpus_of(message) or [None]
+    found = [find_gpu(named).name] if named else _gpus_of(message)
+    gpu = found[0] if found else None
     cause, headline, holdings, findings = blame(message)
     plan, no_plan = None, None
     budget_bytes = _budget(message)
@@ -55,7 +56,7 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
         findings=findings,
         budget_bytes=budget_bytes,
         gpu=gpu,
-        gpus_alike=tuple(name for name in alike if name is not None),
+        gpus_alike=tuple(found[1:]),
         plan=plan,
         no_plan=no_plan,
     )

@@ -191,9 +191,9 @@ def _find_waiting(bench: Bench, training: Training, waiting: Waiting, sampled: L
     if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(bench, packed, sampled):
         return packed
     padded = _find_with(bench, training, waiting, sampled, packs=False)
-    if packed is None and padded is not None and padded.estimate.has_large_mask:
-        if why_not_packed(bench, padded.choice.recipe, sampled) is None:  # packed attention has no mask
-            packed = _find_with(bench, training, waiting, sampled, packs=True)
+    has_mask = packed is None and padded is not None and padded.estimate.has_large_mask
+    if has_mask and padded and why_not_packed(bench, padded.choice.recipe, sampled) is None:  # packed has no mask
+        packed = _find_with(bench, training, waiting, sampled, packs=True)
     return _quicker_of(bench, packed, padded, sampled)
 
 
