@@ -59,7 +59,11 @@ def max_batch_html(m: MaxBatch) -> str:
     return _card(
         _head(e.workload.model, [e.workload.task, e.workload.mode, *job(e.workload, batch=False), target(e)]),
         _answer(found, TONES["good" if m.batch else "bad"]),
-        *([_quiet(f"{m.margin_batch:,} with the margin that plans keep: {m.margin_reason}.")] if m.margin_reason else []),
+        *(
+            [_quiet(f"{m.margin_batch:,} with the margin that plans keep: {m.margin_reason}.")]
+            if m.margin_reason
+            else []
+        ),
         _quiet(f"What limits it: {m.limited_by}."),
         estimate_bar(e),
     )
