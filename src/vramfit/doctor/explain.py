@@ -39,9 +39,8 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
     message, count = most_telling(find_messages(log.splitlines() if isinstance(log, str) else log))
     if message is None:
         raise VramfitError("no out-of-memory message was found", hint=NOTHING_FOUND)
-    named = keywords.get("gpu")
-    found = [find_gpu(named).name] if named else _gpus_of(message)
-    gpu = found[0] if found else None
+    gpus = [find_gpu(keywords["gpu"]).name] if keywords.get("gpu") else _gpus_of(message)
+    gpu = gpus[0] if gpus else None
     cause, headline, holdings, findings = blame(message)
     plan, no_plan = None, None
     budget_bytes = _budget(message)
@@ -56,7 +55,7 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
         findings=findings,
         budget_bytes=budget_bytes,
         gpu=gpu,
-        gpus_alike=tuple(found[1:]),
+        gpus_alike=tuple(gpus[1:]),
         plan=plan,
         no_plan=no_plan,
     )

@@ -52,7 +52,7 @@ def _why_not(bench: Bench, search: Search, chosen: Choice, other: Choice, length
     if chosen.recipe.graphs and not other.recipe.graphs:
         return "recorded passes do not wait for the host, whose time differs from machine to machine"
     more = [PRICED[name] for name in other.recipe.priced if name not in chosen.recipe.priced]
-    needed, saved = 1 - chosen.recipe.price / other.recipe.price, 1 - other_s / own_s
+    needed, saved = 1 - bench.price(chosen.recipe) / bench.price(other.recipe), 1 - other_s / own_s
     return f"{' and '.join(more)} must save {needed:.0%} of the time to be taken, and save {saved:.0%}{where}"
 
 

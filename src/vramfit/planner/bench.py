@@ -20,7 +20,7 @@ from vramfit.models.build import build_meta
 from vramfit.models.tasks import supported_attention
 from vramfit.planner.floor import Shapes
 from vramfit.planner.request import Request
-from vramfit.planner.space import Recipe
+from vramfit.planner.space import PRICES, REHEARSED, Recipe
 from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
 from vramfit.techniques import casting, fusing
@@ -151,6 +151,10 @@ class Bench:
     def timed_batch(self, recipe: Recipe) -> int:
         """Samples of full length that go through a GPU in a step."""
         return self.full_samples or self.share if recipe.attention == "packed" else self.share
+
+    def price(self, recipe: Recipe) -> float:
+        """What a recipe's time counts for beside simpler settings."""
+        return recipe.price_by(REHEARSED if self.request.rehearses else PRICES)
 
     def floor_bytes(self, recipe: Recipe) -> int:
         """What is held at least, whatever the split and the checkpointing: known without a trace, or by a short one."""

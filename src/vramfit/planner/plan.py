@@ -13,7 +13,7 @@ from vramfit.planner.evaluation import choose_evaluation
 from vramfit.planner.lengths import Lengths, lengths_of
 from vramfit.planner.margin import Margin, margin_of, tight_margin_of
 from vramfit.planner.reasons import reasons_of, why_not_packed
-from vramfit.planner.request import Request
+from vramfit.planner.request import REHEARSAL, Request
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.shortfall import no_plan_fits
 from vramfit.planner.space import NOTHING, Recipe, Training, Waiting, recipes, trainings, waitings
@@ -88,6 +88,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             pads_evaluation: True where evaluations are padded though steps are packed, as those of a Trainer are.
             group_by_length: True where samples of like length meet in padded batches, as in `vramfit train`: step times
                 are of such batches.
+            rehearses: True for a run on an emulated GPU: of what fits, what is quick on a CPU is taken.
             num_gpus, num_nodes: GPUs that share each step, in so many machines; `parallel` says how, or it is chosen.
             offload: `optimizer` or `weights` to have it so, False for neither; `host_memory` is what may wait there.
 
@@ -191,16 +192,16 @@ def _find_waiting(bench: Bench, training: Training, waiting: Waiting, sampled: L
     if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(bench, packed, sampled):
         return packed
     padded = _find_with(bench, training, waiting, sampled, packs=False)
-    has_mask = packed is None and padded is not None and padded.estimate.has_large_mask
-    if has_mask and padded and why_not_packed(bench, padded.choice.recipe, sampled) is None:  # packed has no mask
-        packed = _find_with(bench, training, waiting, sampled, packs=True)
+    has_large_mask = packed is None and padded is not None and padded.estimate.has_large_mask
+    if padded is not None and has_large_mask and why_not_packed(bench, padded.choice.recipe, sampled) is None:
+        packed = _find_with(bench, training, waiting, sampled, packs=True)  # which has no mask
     return _quicker_of(bench, packed, padded, sampled)
 
 
 def _find_packed(bench: Bench, training: Training, waiting: Waiting, sampled: Lengths | None) -> Found | None:
     """The fastest choice without padding, where lengths are known and there would be enough of it, or where layers can
     be fused, which is for packed rows."""
-    if sampled is None or "attention" in bench.request.fixed:
+    if sampled is None or "attention" in bench.request.fixed or bench.request.rehearses:
         return None
     if waiting.offload is not None or not bench.can_pack or bench.base.num_gpus > 1:
         return None
@@ -240,7 +241,7 @@ def _compiled(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
     request, recipe = bench.request, plain.choice.recipe
     capability = bench.target.profile.compute_capability
     before_s = (request.steps or 0) * _seconds(bench, plain, sampled)
-    if "compile" in request.fixed or request.exact or before_s < LEAST_COMPILED_S:
+    if "compile" in request.fixed or request.exact or request.rehearses or before_s < LEAST_COMPILED_S:
         return None
     if plain.estimate.workload.fused:  # as fast, and at once
         return None
@@ -275,21 +276,23 @@ def _recorded(bench: Bench, plain: Found, sampled: Lengths | None) -> Found | No
         return None
     found.search.before = plain.search
     made = found.choice.recipe
-    priced = [_seconds(bench, f, sampled) * f.choice.recipe.price for f in (found, plain)]
+    priced = [_seconds(bench, f, sampled) * bench.price(f.choice.recipe) for f in (found, plain)]
     is_worse = made.optimizer != recipe.optimizer or priced[0] > SLOWER * priced[1]
     return None if request.graphs is None and is_worse else found
 
 
 def _may_wait(bench: Bench, plain: Found, sampled: Lengths | None) -> bool:
     """Whether the device of a run that is not short may wait for the host."""
-    if bench.request.exact or (bench.request.steps or 0) * _seconds(bench, plain, sampled) < LEAST_RECORDED_S:
+    if bench.request.exact or bench.request.rehearses:
+        return False
+    if (bench.request.steps or 0) * _seconds(bench, plain, sampled) < LEAST_RECORDED_S:
         return False
     return bench.host_share(plain.choice.recipe, plain.choice.micro_batch) >= NEAR_HOST
 
 
 def _cost(bench: Bench, found: Found, sampled: Lengths | None) -> float:
     """Seconds of a step, what changes the results times its price, and so what leaves no room for other lengths."""
-    price = found.choice.recipe.price * (TIGHT_PRICE if found.margin.is_tight else 1.0)
+    price = bench.price(found.choice.recipe) * (TIGHT_PRICE if found.margin.is_tight else 1.0)
     return _seconds(bench, found, sampled) * price
 
 
@@ -378,6 +381,8 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
         notes.append(NOT_RECORDED)
     elif bench.request.steps is None and choice.recipe.attention == "packed" and not choice.recipe.graphs:
         notes += [MAY_WAIT] * (bench.host_share(choice.recipe, choice.micro_batch) >= NEAR_HOST)
+    if bench.request.rehearses:
+        notes.append(REHEARSAL)
     if choice.recipe.compile:
         notes.append(f"compiling takes about {COMPILE_S:.0f} s before the first step, which step times leave out")
     return Plan(

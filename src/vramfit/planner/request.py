@@ -27,7 +27,12 @@ NOT_PLANNED = {
     "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
 }
 """Keyword → the one value it has in a plan, and why."""
-OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation", "group_by_length")
+REHEARSAL = (
+    "the emulated GPU computes on the CPU: of the settings that fit, those that are quick there are taken (fp32, no "
+    "8-bit optimizer, no layer computed twice), unless others are named"
+)
+"""What a plan of a rehearsal is like."""
+OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +53,8 @@ class Request:
     """Whether evaluations are padded where steps are packed: another loop runs them."""
     group_by_length: bool = False
     """Whether samples of like length meet in padded batches."""
+    rehearses: bool = False
+    """Whether the plan is run on an emulated GPU: then what is quick on a CPU is taken, of what fits."""
     fused: bool | None = None
     """Whether layers are fused, where they can be; None has them so."""
     graphs: bool | None = None
@@ -86,7 +93,7 @@ class Request:
         margin = _margin(given.pop("margin", None), problems)
         exact = given.pop("exact", False) is True
         trust = bool(given.pop("trust_remote_code", False))
-        order = {name: given.pop(name, False) is True for name in ("pads_evaluation", "group_by_length")}
+        order = {name: given.pop(name, False) is True for name in ("pads_evaluation", "group_by_length", "rehearses")}
         steps = given.pop("steps", None)
         switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", None)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):

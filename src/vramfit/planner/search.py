@@ -129,7 +129,7 @@ class Search:
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))
         if self._steps(family):
-            price = replace(family.recipe, checkpointing="full").price
+            price = self.bench.price(replace(family.recipe, checkpointing="full"))
             self._push(fastest * price, _Whole(family))
 
     def _push_eight_bit(self, family: _Family) -> None:
@@ -137,7 +137,7 @@ class Search:
         fastest = min(p.step_time_s for p in family.plain.values())
         for recipe in self._recipes if family.sibling is None else ():
             if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
-                self._push(fastest * recipe.price, _Family(recipe, sibling=family))
+                self._push(fastest * self.bench.price(recipe), _Family(recipe, sibling=family))
 
     def _checkpoint(self, family: _Family) -> None:
         """Trace a recipe with all layers checkpointed, and queue every number of layers."""
@@ -154,7 +154,7 @@ class Search:
         return checkpointing_steps(family.recipe, bench.num_layers, able=bench.can_checkpoint)
 
     def _push_guess(self, guess: "_Guess") -> None:
-        self._push(self._look(guess).step_time_s * self._recipe(guess).price, guess)
+        self._push(self._look(guess).step_time_s * self.bench.price(self._recipe(guess)), guess)
 
     def _look(self, guess: "_Guess") -> Peek:
         return guess.family.guess(guess.num_checkpointed, self.bench.num_layers, guess.micro_batch)

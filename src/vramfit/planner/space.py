@@ -15,6 +15,8 @@ LORA_RANK = 16
 PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.15, "amp": 0.02, "weights": 0.25}
 """What a change must bring in time to be taken: near ties go to the simpler settings, and moments are not rounded for
 a few percent. Steps whose layers wait in host memory took 1.2 to 1.5 times what was predicted, on an H200."""
+REHEARSED = {**PRICES, "checkpointing": 1.0, "adamw-8bit": 20.0, "amp": 50.0}
+"""The same on an emulated GPU, which computes on the CPU: what is slow there is for where nothing else fits."""
 PRICED = {
     "checkpointing": "layers that are computed twice",
     "adamw-8bit": "moments in 8 bits",
@@ -57,7 +59,11 @@ class Recipe:
     @property
     def price(self) -> float:
         """What its time counts for beside simpler settings."""
-        return sum((PRICES[name] for name in self.priced), 1.0)
+        return self.price_by(PRICES)
+
+    def price_by(self, prices: Mapping[str, float]) -> float:
+        """The same by other prices."""
+        return sum((prices[name] for name in self.priced), 1.0)
 
     @property
     def priced(self) -> list[str]:
@@ -173,6 +179,8 @@ def recipes(
 def _precisions(request: Request, capability: tuple[int, int]) -> list[str]:
     if request.exact:
         return ["fp32"]
+    if request.rehearses:  # a CPU has no tf32
+        return ["fp32", usual_precision(capability, infers=False)]
     return [usual_precision(capability, infers=False), "tf32" if capability >= BF16_CAPABILITY else "fp32"]
 
 

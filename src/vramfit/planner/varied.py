@@ -194,7 +194,7 @@ def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> C
         len(search.families) == 1 and choice.recipe.compile and not bench.base.compile
     ):  # chosen before, as it is without
         return _grown(bench, search, choice, lengths)
-    others = sorted(search.largest(), key=lambda c: c.step_time_s * c.recipe.price)
+    others = sorted(search.largest(), key=lambda c: c.step_time_s * bench.price(c.recipe))
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]
     best = _quickest(bench, compared, lengths)
     faster = [c for c in search.fitting() if c.step_time_s < best.step_time_s and c not in compared]
@@ -203,9 +203,9 @@ def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> C
 
 def _quickest(bench: Bench, choices: Sequence[Choice], lengths: Lengths) -> Choice:
     best, *others = choices
-    best_s = time_on_lengths(bench, best, lengths) * best.recipe.price if others else 0.0
+    best_s = time_on_lengths(bench, best, lengths) * bench.price(best.recipe) if others else 0.0
     for other in others:
-        price = other.recipe.price
+        price = bench.price(other.recipe)
         if least_on_lengths(bench, other, lengths) * price < best_s:
             other_s = time_on_lengths(bench, other, lengths) * price
             best, best_s = (other, other_s) if other_s < best_s else (best, best_s)

@@ -105,7 +105,7 @@ def make_plan(
     if former is not None:
         keywords |= {name: getattr(former, name) for name in CHOSEN}
     if place.emulated is not None:
-        keywords.setdefault("precision", "fp32")  # it computes on the CPU, where half precision is slow
+        keywords["rehearses"] = True
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
     keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place, least)}
     if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it

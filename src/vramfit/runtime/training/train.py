@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
+from vramfit.planner.request import REHEARSAL
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
@@ -238,6 +239,8 @@ def _plan(
     plan = make_plan(request, data, place, former, num_gpus, least)
     if plan is not None:
         plan.save(output / PLAN)
+        if place.emulated is not None:
+            on_event(events.Note(text=f"{REHEARSAL[0].upper()}{REHEARSAL[1:]}."))
         fewer = [reason.setting for reason in plan.reasons if reason.kind == "numeric" and not _asked(request, reason)]
         if fewer:
             on_event(events.Note(text=f"Planned with fewer bits: {', '.join(fewer)}. With --exact, without."))

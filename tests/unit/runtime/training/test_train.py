@@ -461,7 +461,10 @@ def test_more_than_the_host_may_hold_is_refused_before_training(tmp_path: Path) 
 
 def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"device": "emulated", "memory": "64MiB"}
-    run(tmp_path, output=str(tmp_path / "whole"), **settings)
+    said: list[Event] = []
+    record = train(request_of(tmp_path, output=str(tmp_path / "whole"), **settings), on_event=said.append)
+    assert any(isinstance(e, Note) and "those that are quick there are taken" in e.text for e in said)
+    assert (record.settings["optimizer"], record.settings["precision"]) == ("adamw-fused", "fp32")
     request = request_of(tmp_path, resume=True, **settings)
     with pytest.raises(Interrupted):
         train(request, on_event=stopped_at(5))
