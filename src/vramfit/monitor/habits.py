@@ -182,17 +182,17 @@ class Piles:
                         piled += self._pile(user, name, value, kept[0], self._when_filled(name, look))
         for user, name, value in graphs:
             filled = self._when_filled(name, look, grown=self._is_new(name, value))
-            self._keep(_graphs_kept(_place(user, name), name, value, max(look.grown_bytes - piled, 0), filled), name)
+            self._keep(_graphs_kept(place_of(user, name), name, value, max(look.grown_bytes - piled, 0), filled), name)
         self._last_evaluating = look.evaluating
 
     def findings(self) -> Iterator[MemoryFinding]:
         yield from list(self._found.values())
 
     def _grows(self, value: Any) -> bool:
-        """Whether a container has grown since the last look, and the one before."""
+        """Whether a container has grown since the last look, and before; looks of an evaluation lie in between."""
         size = len(value)
         before, times = self._sizes.get(id(value), (0, 0))
-        self._sizes[id(value)] = size, times + 1 if size > before else 0
+        self._sizes[id(value)] = size, times + (size > before) if size >= before else 0
         return size >= PILE and size > before and times >= 1
 
     def _is_new(self, name: str, value: Any) -> bool:
@@ -222,7 +222,7 @@ class Piles:
             origin = look.origin(last)
             module = origin.module if origin is not None and origin.module else look.module
             made = f", made by {origin.operator} at {origin.source}" if origin is not None else ""
-            self._keep(make(name, _place(frame, name), module, len(value), num_bytes, made), name)
+            self._keep(make(name, place_of(frame, name), module, len(value), num_bytes, made), name)
         return num_bytes
 
     def _keep(self, finding: MemoryFinding, name: str) -> None:
@@ -231,7 +231,7 @@ class Piles:
             self._found[finding.check, name] = finding
 
 
-def _place(frame: FrameType, name: str) -> str:
+def place_of(frame: FrameType, name: str) -> str:
     return line_that_fills(frame, name) or place(frame.f_code.co_filename, frame.f_lineno)
 
 

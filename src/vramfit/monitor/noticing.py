@@ -10,6 +10,8 @@ from vramfit.monitor.habits import Candidate, KeptGraphs, Look, Padding, Piles
 from vramfit.monitor.leaks import leak_findings
 from vramfit.monitor.ledger import Ledger
 from vramfit.monitor.places import tensors_in
+from vramfit.monitor.retained import RetainedGraphs
+from vramfit.monitor.retention import RETAINED, Retention
 from vramfit.records.watch import MemoryFinding, WatchPhase
 
 LOOKS_UNTIL = 8
@@ -26,6 +28,7 @@ class Noticing:
         owns: whether a tensor lies in the memory that is watched.
         categories: storages that belong to models and optimizers.
         on_host: whether the memory that is watched is the host's.
+        retained: graphs that backward passes did not free.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Noticing:
         owns: Callable[[torch.Tensor], bool],
         categories: Callable[[], dict[int, str]],
         on_host: Callable[[], bool],
+        retained: RetainedGraphs,
     ) -> None:
         self.model_name = ""
         """Class of the model that was called last."""
@@ -41,6 +45,7 @@ class Noticing:
         self._owns = owns
         self._categories = categories
         self._on_host = on_host
+        self._retention = Retention(retained)
         self._graphs, self._piles, self._padding = KeptGraphs(), Piles(), Padding()
         self._leaks: dict[str, tuple[WatchPhase, MemoryFinding]] = {}
         self._line = ""
@@ -116,6 +121,7 @@ class Noticing:
             on_host=self._on_host(),
         )
         self._piles.look(frame, look)
+        self._retention.look(frame, self.model_name, held)
         if self._ledger is not None:
             for phase, leak in leak_findings(self._ledger.leaks(self._categories())):
                 known = self._leaks.get(leak.source)
@@ -128,7 +134,10 @@ class Noticing:
         Args:
             sized: whether there is an allocator that tells bytes.
         """
-        found = [*self._graphs.findings(sized=sized), *self._piles.findings()]
+        retained = self._retention.finding
+        where = "" if retained is None else retained.source
+        found = [f for f in self._piles.findings() if f.check != "watch.graphs-kept" or f.source != where]
+        found += [*self._graphs.findings(sized=sized), *([] if retained is None else [retained])]
         padding = self._padding.finding(self.model_name)
         found += [padding] if padding is not None else []
         found += self._unexplained_leaks(found)
@@ -141,8 +150,9 @@ class Noticing:
         """Leaks that no other finding names: not on the same line, nor kept by a graph that is named."""
         named = {finding.source for finding in found}
         graph_kept = any(finding.check == "watch.eval-keeps-graph" for finding in found)
+        retained = any(finding.check == RETAINED for finding in found)
         return [
             leak
             for source, (phase, leak) in list(self._leaks.items())
-            if source not in named and not (graph_kept and phase == "evaluation")
+            if source not in named and not (graph_kept if phase == "evaluation" else retained)
         ]

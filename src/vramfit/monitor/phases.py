@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from vramfit.monitor.places import all_frames, locals_of, tensors_in
+from vramfit.monitor.retained import OutputHook, RetainedGraphs
 from vramfit.records.watch import WatchPhase
 
 LOOKS_ALWAYS_UNTIL, LOOKS_EVERY = 4, 16
@@ -42,6 +43,8 @@ class Phases:
         self.current: WatchPhase = "load"
         self.step = 0
         self.num_forwards = 0
+        self.retained = RetainedGraphs(guard)
+        """Graphs that backward passes did not free."""
         self._listener = listener
         self._guard = guard
         self._depth = 0
@@ -58,9 +61,11 @@ class Phases:
             register_optimizer_step_post_hook(self._after_step),
             *(handle for model in self._models for handle in self._hook(model)),
         ]
+        self.retained.start()
         self._look()
 
     def stop(self) -> None:
+        self.retained.stop()
         self._stop_looking()
         for handle in self._handles:
             handle.remove()
@@ -132,21 +137,18 @@ class Phases:
         number, hooked = self.num_forwards, 0
         for tensor in tensors_in(output):
             if tensor.requires_grad and not tensor.is_leaf and hooked < MAX_OUTPUTS_HOOKED:
-                tensor.register_hook(self._on_gradient(number))
+                tensor.register_hook(OutputHook(tensor.grad_fn, number, self._on_gradient))
                 hooked += 1
 
-    def _on_gradient(self, forward_number: int) -> Callable[[torch.Tensor], None]:
-        def told(gradient: torch.Tensor) -> None:
-            self._guard(lambda: self._backward(forward_number))
+    def _on_gradient(self, hook: OutputHook) -> None:
+        self._guard(lambda: self._backward(hook))
 
-        told.__torch_unserializable__ = True  # type: ignore[attr-defined]  # a tensor that is saved needs no warning
-        return told
-
-    def _backward(self, forward_number: int) -> None:
+    def _backward(self, hook: OutputHook) -> None:
         """A gradient has come to a model's output."""
         if not self._handles:
             return
-        self._listener.on_backward(forward_number)
+        self.retained.backward(hook)
+        self._listener.on_backward(hook.forward_number)
         if self.current != "backward":
             self._change("backward")
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)

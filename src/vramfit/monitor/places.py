@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 MAX_FRAMES = 60
 MAX_ITEMS = 10_000
+MAX_KEYS = 100
 CONTAINERS = (list, tuple, deque)
 
 
@@ -95,10 +96,29 @@ def tensors_in(value: Any, *, depth: int = 2) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth=depth - 1)
 
 
+def containers_in(name: str, value: Any, *, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """A value and what lies inside it that is a tensor or can hold some, each with the words that lead to it.
+
+    Into dictionaries and plain objects only: what lies in a list has no name.
+    """
+    kind = type(value)
+    if issubclass(kind, (*CONTAINERS, torch.Tensor)):
+        yield name, value
+    elif issubclass(kind, dict):
+        yield name, value
+        for key, item in islice(list(value.items()), MAX_KEYS) if depth else ():
+            if isinstance(key, str):
+                yield from containers_in(f"{name}[{key!r}]", item, depth=depth - 1)
+    elif depth and not issubclass(kind, (type, ModuleType, torch.nn.Module)):
+        kept = getattr(value, "__dict__", None)
+        for key, item in islice(list(kept.items()), MAX_KEYS) if type(kept) is dict else ():
+            yield from containers_in(f"{name}.{key}", item, depth=depth - 1)
+
+
 def line_that_fills(frame: FrameType, name: str) -> str | None:
     """file:line in a frame's function where a variable is added to; None where no such line is found."""
     code = frame.f_code
-    word = re.escape(name)
+    word = re.escape(name).replace("'", "[\"']")
     pattern = re.compile(rf"(?<![\w.]){word}\s*(?:\.(?:append|extend|add)\(|\[[^]]*\]\s*=|\+=|=\s*{word}\b)")
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     last = max((n for _, _, n in code.co_lines() if n is not None), default=code.co_firstlineno)

@@ -84,7 +84,13 @@ class Watch(ContextDecorator):
         self._ledger = Ledger(self._owns, lambda: self._phases.current, self._failed) if detailed else None
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
-        self._noticing = Noticing(self._ledger, self._owns, self._categories, lambda: self._source.name == "cpu")
+        self._noticing = Noticing(
+            self._ledger,
+            self._owns,
+            self._categories,
+            lambda: self._source.name == "cpu",
+            self._phases.retained,
+        )
         self._job = JobSeen()
         self._model: ref[torch.nn.Module] | None = None
         self._largest: tuple[LiveTensors, ...] = ()

@@ -621,3 +621,96 @@ def test_the_stepper_recovers_under_it() -> None:
     assert w.record.num_steps == 4
     assert w.record.num_ooms == 1
     assert len(w.record.out_of_memory) == 1
+
+
+def test_losses_in_a_list_whose_graphs_backward_retains_are_named_with_both_lines(
+    gpu: EmulatedGPU, detailed: bool
+) -> None:
+    losses: list[torch.Tensor] = []
+    with quiet(detailed=detailed) as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        held = []
+        for _ in range(8):
+            loss = model(samples()).square().mean()
+            loss.backward(retain_graph=True)  # retained
+            optimizer.step()
+            losses.append(loss)  # kept with its activations
+            held.append(gpu.requested_bytes)
+    assert [f.check for f in w.findings] == ["watch.graphs-retained"]
+    found = only(w, "watch.graphs-retained")
+    assert found.source.endswith(line_of("kept with its activations"))
+    assert "`losses` keeps the graphs of 8 forward passes" in found.what
+    assert line_of("retained") in found.what
+    assert "drop retain_graph=True" in found.fix
+    assert "loss.detach() or loss.item() in `losses`" in found.fix
+    assert found.num_bytes == pytest.approx(8 * (held[-1] - held[0]) / 7, rel=0.01)
+
+
+def test_retained_graphs_are_named_inside_dictionaries_and_objects_and_with_evaluations_in_between(
+    gpu: EmulatedGPU,
+) -> None:
+    class Meter:
+        def __init__(self) -> None:
+            self.history: dict[str, list[torch.Tensor]] = {"loss": []}
+
+    meter = Meter()
+    with quiet() as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(8):
+            loss = model(samples()).square().mean()
+            (loss * 2).backward(retain_graph=True)  # as a scaler does
+            optimizer.step()
+            meter.history["loss"].append(loss)  # deep inside
+            model.eval()
+            with torch.no_grad():
+                model(samples())
+            model.train()
+    found = only(w, "watch.graphs-retained")
+    assert "`meter.history['loss']`" in found.what
+    assert found.source.endswith(line_of("deep inside"))
+
+
+def test_graphs_that_a_second_backward_frees_are_not_called_retained(gpu: EmulatedGPU) -> None:
+    losses: list[torch.Tensor] = []
+    before = torch.Tensor.backward, torch.autograd.backward
+    with quiet() as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(8):
+            loss = model(samples()).square().mean()
+            loss.backward(retain_graph=True)
+            torch.autograd.backward(loss)
+            optimizer.step()
+            losses.append(loss)
+    assert "watch.graphs-retained" not in [f.check for f in w.findings]
+    assert (torch.Tensor.backward, torch.autograd.backward) == before
+
+
+def test_graphs_that_nobody_keeps_are_not_called_retained(gpu: EmulatedGPU) -> None:
+    with quiet() as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(8):
+            loss = model(samples()).square().mean()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+    assert not w.findings
+
+
+def test_losses_in_a_list_are_named_though_an_evaluation_follows_every_step(gpu: EmulatedGPU) -> None:
+    losses: list[torch.Tensor] = []
+    with quiet() as w:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(8):
+            loss = model(samples()).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+            model.eval()
+            with torch.no_grad():
+                model(samples())
+            model.train()
+    assert "`losses`" in only(w, "watch.graphs-kept").what
