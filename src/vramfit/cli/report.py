@@ -73,6 +73,7 @@ def _predicted(subject: "Subject") -> "Subject":
     with working("Predicting"):
         from vramfit.estimator.grid import fit_grid
         from vramfit.estimator.predict import estimate
+        from vramfit.report.html.subject import NOT_PREDICTED
 
         def show(done: int, total: int) -> None:
             tell(f"batches and lengths, {done} of {total} done")
@@ -86,7 +87,7 @@ def _predicted(subject: "Subject") -> "Subject":
                 subject = replace(subject, course_estimate=estimate(workload.model, **keywords))
             return replace(subject, grid=fit_grid(workload, on_cell=show))
         except VramfitError as error:
-            return replace(subject, notes=(*subject.notes, f"batches and lengths were not predicted: {error}"))
+            return replace(subject, notes=(*subject.notes, f"{NOT_PREDICTED}: {error}"))
 
 
 def _keywords(workload: object) -> dict[str, object]:

@@ -262,6 +262,22 @@ def test_weights_that_forward_changes_in_the_first_window_cannot_be_put_back_and
     assert stepper.num_steps == 0
 
 
+@pytest.mark.filterwarnings(MOVES)
+def test_weights_that_forward_changes_are_no_obstacle_where_memory_suffices() -> None:
+    """Also where the module's own output is tried first."""
+    stepper = make_stepper(Momentum(), loss_fn=None, count_fn=None)
+    stepper.step(make_batch(TASK))
+    assert (stepper.num_steps, stepper.num_recoveries) == (1, 0)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_buffer_that_stays_is_not_taken_for_one_that_moves() -> None:
+    model = Late(out_of_sight=False)
+    stepper = make_stepper(model, loss_fn=None, count_fn=None)  # tries the module on two samples first
+    stepper.step(make_batch(TASK))
+    assert stepper._state.moving == ()
+
+
 class Holding(torch.nn.Module):
     """Has something, and appends to it where it can."""
 

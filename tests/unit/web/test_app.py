@@ -59,15 +59,10 @@ def test_a_largest_batch_and_a_plan_are_those_of_the_library(client: TestClient)
     assert planned["found"]["commands"]["plan"].startswith("vramfit plan bert-mini --batch 64 --seq 128 --gpu t4")
 
 
-@pytest.mark.parametrize(
-    ("model", "memory", "has"), [("bert-mini", "140MiB", "offload"), ("bert-tiny", "80MiB", "checkpointing")]
-)
-def test_every_setting_that_a_plan_answers_can_be_asked_for(
-    client: TestClient, model: str, memory: str, has: str
-) -> None:
-    asked = {"model": model, "batch": 8, "seq": 128, "gpu": "t4", "memory": memory}
+def test_every_setting_that_a_plan_answers_can_be_asked_for(client: TestClient) -> None:
+    asked = {"model": "bert-mini", "batch": 8, "seq": 128, "gpu": "t4", "memory": "140MiB"}
     plan = client.get("/api/plan", params=asked).json()["found"]
-    assert has in plan["settings"]
+    assert "offload" in plan["settings"]
     estimate = client.get("/api/estimate", params=plan["settings"])
     assert estimate.status_code == 200, estimate.text
     assert estimate.json()["safe_reserved_bytes"] == plan["safe_reserved_bytes"]

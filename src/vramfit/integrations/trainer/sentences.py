@@ -6,6 +6,7 @@ import torch
 
 from vramfit.integrations.trainer.heads import MAX_DIFFERENCE
 from vramfit.runtime.random_state import RandomState
+from vramfit.runtime.state.model_state import untouched
 from vramfit.step.inputs import each_tensor
 from vramfit.step.own_loss import still
 
@@ -50,7 +51,7 @@ def is_mean(trainer: Any, name: str, loss: Any) -> bool | None:
     try:
         dataset = datasets[name] if isinstance(datasets, dict) and name else datasets
         rows = [dataset[i] for i in range(NUM_TRIED)]
-        with still(loss):
+        with untouched(loss), still(loss):
             whole, first, last = (
                 _loss(trainer, loss, part) for part in (rows, rows[: NUM_TRIED // 2], rows[NUM_TRIED // 2 :])
             )

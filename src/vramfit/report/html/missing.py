@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vramfit.report.html.subject import METRICS, PLAN, Subject
+from vramfit.report.html.subject import METRICS, NOT_PREDICTED, PLAN, Subject
 
 EMULATED = "this run was on the emulated GPU, for which the CPU computes"
 
@@ -18,7 +18,7 @@ def reasons_of(subject: Subject) -> Iterator[str]:
         yield f"No time of a step: {why}."
     if subject.workload is None:
         yield f"No predicted step and no map of what fits: there is no {PLAN} in the folder of the run."
-    elif subject.grid is None and not subject.notes:  # a note says why it could not be predicted
+    elif subject.grid is None and not any(NOT_PREDICTED in note for note in subject.notes):
         yield "No map of what fits by batch and length: it was not asked for (--no-grid)."
     if subject.plan is not None and not subject.plan.alternatives:
         yield "No other settings: none were predicted for this plan."

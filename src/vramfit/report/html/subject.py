@@ -18,6 +18,8 @@ from vramfit.records.run import RunRecord
 from vramfit.workload import Workload
 
 RUN, PLAN, METRICS = "run.json", "plan.json", "metrics.jsonl"
+NOT_PREDICTED = "batches and lengths were not predicted"
+"""Begins the note that says why not."""
 MAX_FILE_BYTES = 256 * 2**20
 MAX_LINES = 200_000
 HINT = "give the folder of a run, or a file with the JSON of an estimate, a plan, a measurement or a run"

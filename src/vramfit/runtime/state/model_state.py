@@ -23,13 +23,13 @@ MAX_NAMED = 3
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Passes inside leave the model and the random generators as they were."""
+    """Passes inside leave the model's state and the random generators as they were."""
     state = ModelState(model)
     state.keep()
     try:
         yield
     finally:
-        state.put_back()
+        state.put_back(is_tried_out=True)
 
 
 class ModelState:
@@ -87,12 +87,12 @@ class ModelState:
         Raises:
             WorkloadError: they change what cannot be put back.
         """
-        for tensor in self._tensors:
-            tensor.moves = tensor.moves or tensor.has_moved()
         for path in self._changed_weights():  # from now on they are copied before a window, as buffers are
             self._tensors.add(self._weights.pop(path), path).moves = True
         self._versions = self._versions_now()
         if self.is_settled:
+            for tensor in self._tensors:
+                tensor.moves = tensor.moves or tensor.has_moved()
             return
         with _disable_current_modes():
             rebound = [path for holder in self._holders for path in holder.moved()]
@@ -108,7 +108,7 @@ class ModelState:
         """Let everything be as it was kept.
 
         Args:
-            is_tried_out: the window was for nothing: what its passes did to weights, of which there is no copy, stays.
+            is_tried_out: the passes were for nothing: what they did to weights, of which there is no copy, stays.
 
         Raises:
             WorkloadError: something has changed of which nobody knows what it was.

@@ -94,7 +94,7 @@ class HeldTensor:
 
     def settle(self) -> None:
         """The first window is over: what it changed moves, and a large tensor that stayed needs no copy."""
-        self.moves = self.moves or self.has_moved() or self.differs()
+        self.moves = self.moves or (self.has_moved() if self._copy is None else self.differs())
         tensor = self.tensor()
         if not self.moves and tensor is not None and tensor.nbytes > MAX_STILL_BYTES:
             self._copy, self._is_copied = None, False
@@ -106,11 +106,15 @@ class HeldTensor:
             WorkloadError: it has changed, and what it was is not known.
         """
         tensor = self.tensor()
-        has_changed = tensor is None or self.moves or self._is_new or self.has_moved()
+        has_changed = tensor is None or self.moves or self.has_moved()
         if self._copy is None and has_changed:
             raise lost(self.path, "and no pass before had, so that there is no copy of so large a tensor")
-        if self._copy is not None and not has_changed and self.differs():
-            raise lost(self.path, "out of PyTorch's sight (through .data, or by a kernel of its own), as none before")
+        if not has_changed and self.differs():
+            if not self._is_new:
+                raise lost(
+                    self.path, "out of PyTorch's sight (through .data, or by a kernel of its own), as none before"
+                )
+            has_changed = True
         if tensor is None:
             assert self._copy is not None
             tensor = self._copy.to(self._device, copy=True)

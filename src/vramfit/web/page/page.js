@@ -6,7 +6,7 @@ import { $, allowed, blank, build, catalogue, form, keepInAddress, longest, plac
 
 const SLOW_AFTER_MS = 350, MAX_FLYING = 2, MAX_SLOW = 2;
 let flying = 0, wanted = 0, sent = 0, shown = 0, movedAt = null;
-let rowKey = null, planKey = null, slowTimer, rowStop = new AbortController(), planStop = new AbortController();
+let rowKey = null, planKey = null, slowTimer, rowStop = new AbortController(), planStop = new AbortController(), cells = [];
 
 async function ask(path, parameters, signal) {
   const response = await fetch(`${path}?${parameters}`, { signal, headers: { Accept: "application/json" } });
@@ -67,8 +67,6 @@ function askSlowly() {
     askPlan(forPlan, planStop.signal);
   }
 }
-
-let cells = [];
 
 // Numbers that stand there stay, dimmed, until the new one comes.
 async function askRow(parameters, signal) {
