@@ -549,14 +549,22 @@ def test_long_samples_are_cut_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_strange_about_labels_is_said_first_and_kept(tmp_path: Path) -> None:
-    rows = [f"the film was fine,{n / 7:.2f}\n" for n in range(60)]
+    rows = [f"the film was fine,{n % 8 / 2}\n" for n in range(64)]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
     seen: list[Event] = []
     record = train(request_of(tmp_path, max_steps=1), on_event=seen.append)
     assert isinstance(seen[0], Note)
     assert seen[0].warns
-    assert "60 labels in 60 rows, decimals" in seen[0].text
-    assert "60 labels in 60 rows, decimals" in record.notes[0]
+    assert "8 labels in 64 rows, decimals" in seen[0].text
+    assert "8 labels in 64 rows, decimals" in record.notes[0]
+
+
+def test_numbers_are_not_trained_as_classes(tmp_path: Path) -> None:
+    rows = [f"the film was fine,{n / 7:.2f}\n" for n in range(60)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
+    with pytest.raises(DataError, match=r"regression is not supported.* 51 different decimals in 60 rows"):
+        train(request_of(tmp_path, skip_bad_rows=True))
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_numbers_of_the_evaluation_data_are_said_with_their_names(tmp_path: Path) -> None:
