@@ -29,7 +29,7 @@ def is_own(model: torch.nn.Module) -> bool:
     while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
         inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-    return not type(inner).forward.__module__.startswith("transformers.")
+    return not str(type(inner).forward.__module__).startswith("transformers.")
 
 
 def own_loss(model: torch.nn.Module, batch: Batch, *, autocast: Autocast = nullcontext) -> HeadLoss:
