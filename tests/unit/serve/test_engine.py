@@ -13,9 +13,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from vramfit.errors import CheckpointError, NoPlanFits
 from vramfit.serve import engine as engine_module
-from vramfit.serve import limits
+from vramfit.serve import limits, long_texts
 from vramfit.serve import loading as loading_module
-from vramfit.serve import long_texts
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
 Heads = dict[str, Path]

@@ -5,8 +5,8 @@ from math import isfinite, isnan
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import MAX_SHOWN_CHARACTERS, BadValue, shown
-from vramfit.units import counted
+from vramfit.runtime.data.bad_rows import BadValue
+from vramfit.units import MAX_SHOWN_CHARACTERS, counted, shown
 
 NUM_NAMED = 8
 MISSING = "nan"
