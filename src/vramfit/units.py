@@ -2,6 +2,9 @@
 
 import re
 from decimal import Decimal
+from numbers import Real
+from operator import index
+from typing import Any
 
 from vramfit.errors import VramfitError
 
@@ -31,6 +34,8 @@ _ACCEPTED = (
 )
 _SIZE = re.compile(r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-zA-Z]*)")
 MAX_BYTES = 2**63 - 1
+MAX_SHOWN_CHARACTERS = 60
+"""Of a value in a message."""
 
 
 class SizeError(VramfitError, ValueError):
@@ -52,8 +57,9 @@ def parse_bytes(size: str | int, *, name: str = "size") -> int:
     >>> parse_bytes("11.17GiB"), parse_bytes("16 GB"), parse_bytes(512)
     (11993696174, 16000000000, 512)
     """
+    size = plain(size)
     if isinstance(size, bool) or not isinstance(size, str | int):
-        raise SizeError(f"{name} {size!r} is not a size", hint=_ACCEPTED)
+        raise SizeError(f"{name} {shown(size)} is not a size", hint=_ACCEPTED)
     text = str(size).strip()
     match = _SIZE.fullmatch(text)
     unit = match["unit"].lower() if match else ""
@@ -106,3 +112,26 @@ def counted(count: float, noun: str) -> str:
     """
     shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{shown} {noun}" + ("" if count == 1 else "s")
+
+
+def plain(value: Any) -> Any:
+    """A number of any kind, such as numpy's, as Python's own; anything else as it is.
+
+    >>> plain(8), plain(True), plain("8")
+    (8, True, '8')
+    """
+    if isinstance(value, bool):
+        return value
+    try:
+        return index(value)
+    except (TypeError, ValueError):
+        return float(value) if isinstance(value, Real) else value
+
+
+def shown(value: object) -> str:
+    """A value for a message: quoted, and not too long."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"

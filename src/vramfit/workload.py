@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.units import SizeError, parse_memory
+from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_memory, plain, shown
 
 Task = Literal[
     "sequence-classification",
@@ -58,6 +58,8 @@ NO_LOSS = (
 """A module may have a loss whatever its task is called: only who resolves the model can tell."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
+COUNTS = ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes")
+SWITCHES = ("dropout", "compile", "fused", "graphs")
 MAX_COUNT = 2**31 - 1
 """Upper bound of every count: CUDA kernels index with 32 bits, and sizes stay exact integers."""
 
@@ -143,10 +145,8 @@ class Workload:
         problems: list[str] = []
         for name in ("memory", "host_memory"):
             object.__setattr__(self, name, _size(name, getattr(self, name), problems))
-        for name in ("lengths", "freeze"):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+        for name in (*COUNTS, "lengths", "checkpointing", "freeze", "max_grad_norm"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         object.__setattr__(self, "freeze", _freeze_parts(self.freeze))
         problems += _wrong_choices(self) + _wrong_counts(self)
         if not problems:
@@ -213,6 +213,16 @@ def _size(name: str, value: Any, problems: list[str]) -> int | None:
         return None
 
 
+def _plain(value: Any) -> Any:
+    """A number, or a list of them, as Python's own, whatever package it is from; anything else as it is."""
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
+
+
+def switched(name: str, value: Any) -> list[str]:
+    """What is wrong with a keyword that is on or off; the word "no" would turn it on."""
+    return [] if isinstance(value, bool) else [f"{name} {shown(value)} is not True or False"]
+
+
 def _freeze_parts(freeze: Any) -> Any:
     """Several things to freeze as a tuple of texts; one thing, or what is wrong anyway, as it is."""
     parts = freeze.split(",") if isinstance(freeze, str) and "," in freeze else freeze
@@ -226,58 +236,59 @@ def _wrong_choices(w: Workload) -> list[str]:
     for name, allowed in CHOICES.items():
         value = getattr(w, name)
         optional = name in ("attention", "quantize", "offload", "parallel")
-        if value in allowed or (value is None and optional):
+        if _is_text(value, *allowed) or (value is None and optional):
             continue
-        problems.append(f"{name} {value!r} is not one of {', '.join(allowed)} ({_meant(name, value, allowed)})")
+        problems.append(f"{name} {shown(value)} is not one of {', '.join(allowed)} ({_meant(name, value, allowed)})")
     if not isinstance(w.model, str) or not w.model:
         problems.append("model must be a name, a folder or a hub id")
-    if w.checkpointing is not None and w.checkpointing != "full" and not _is_count(w.checkpointing):
-        problems.append(f"checkpointing {w.checkpointing!r} is not 'full' or a number of layers")
+    if not (w.checkpointing is None or _is_text(w.checkpointing, "full") or _is_count(w.checkpointing)):
+        problems.append(f"checkpointing {shown(w.checkpointing)} is not 'full' or a number of layers")
+    problems += [problem for name in SWITCHES for problem in switched(name, getattr(w, name))]
     problems += [
-        f"{name} {getattr(w, name)!r} is not True or False"
-        for name in ("dropout", "compile", "fused")
-        if not isinstance(getattr(w, name), bool)
+        f"{name} {shown(getattr(w, name))} is not a text such as {such!r}"
+        for name, such in (("gpu", "t4"), ("torch_version", "2.11"))
+        if not isinstance(getattr(w, name), str | None)
     ]
     return problems + _wrong_freeze(w.freeze)
 
 
 def _meant(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """What was meant by a wrong value: another keyword's, or the nearest of its own."""
-    if name == "quantize" and value in CHOICES["precision"]:
+    if name == "quantize" and _is_text(value, *CHOICES["precision"]):
         return f"{value} is a precision: take --precision {value}, precision={value!r}"
-    if name == "precision" and value in CHOICES["quantize"]:
+    if name == "precision" and _is_text(value, *CHOICES["quantize"]):
         return f"{value} is a quantization: take --quantize {value}, quantize={value!r}"
-    return f"nearest: {nearest_names(str(value), allowed, 1)[0]}"
+    return f"nearest: {nearest_names(str(value)[:MAX_SHOWN_CHARACTERS], allowed, 1)[0]}"
 
 
 def _wrong_freeze(freeze: object) -> list[str]:
-    if freeze is None or freeze in FREEZE_NAMES or _is_count(freeze):
+    if freeze is None or _is_text(freeze, *FREEZE_NAMES) or _is_count(freeze):
         return []
     if isinstance(freeze, tuple) and freeze and all(isinstance(p, str) and p for p in freeze):
         wrong = [p for p in freeze if p.isdecimal() and not _is_count(int(p[:20]))]
-        return [f"freeze {p!r}: {p} is not a number of layers" for p in wrong]
+        return [f"freeze {shown(p)} is not a number of layers" for p in wrong]
     if isinstance(freeze, str) and any(c in freeze for c in ".*?["):
         return []
     return [
-        f"freeze {freeze!r} is not {', '.join(FREEZE_NAMES)}, a number of layers, "
+        f"freeze {shown(freeze)} is not {', '.join(FREEZE_NAMES)}, a number of layers, "
         "patterns of parameter names such as 'bert.encoder.layer.0.*', or several of these"
     ]
 
 
 def _wrong_counts(w: Workload) -> list[str]:
     problems = []
-    for name in ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes"):
+    for name in COUNTS:
         value = getattr(w, name)
         optional = name in ("accumulate", "micro_batch", "num_labels", "lora")
         if not (_is_count(value) or (value is None and optional)):
-            problems.append(f"{name} {value!r} is not a whole number from 1 to {MAX_COUNT:,}")
+            problems.append(f"{name} {shown(value)} is not a whole number from 1 to {MAX_COUNT:,}")
     if w.lengths is not None:
         wrong = [n for n in w.lengths if not _is_count(n)] if isinstance(w.lengths, tuple) else [w.lengths]
         if wrong or not w.lengths:
-            problems.append(f"lengths {wrong[:3] or '()'} are not whole numbers of tokens from 1")
+            problems.append(f"lengths {shown(wrong[:3] or ())} are not whole numbers of tokens from 1")
     norm = w.max_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0):
-        problems.append(f"max_grad_norm {norm!r} is not a positive number")
+        problems.append(f"max_grad_norm {shown(norm)} is not a positive number")
     return problems
 
 
@@ -438,6 +449,11 @@ def _ranks_contradictions(w: Workload) -> list[tuple[bool, str]]:
         (shards and w.lora is not None, "lora learns little, and fsdp has little to cut: take parallel ddp"),
         (shards and w.quantize is not None, f"quantize {w.quantize} weights cannot be cut: take parallel ddp"),
     ]
+
+
+def _is_text(value: object, *known: str) -> bool:
+    """Whether it is one of these; an array would compare each of its elements."""
+    return isinstance(value, str) and value in known
 
 
 def _is_count(value: object) -> bool:

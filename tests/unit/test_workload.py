@@ -1,5 +1,7 @@
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vramfit.errors import WorkloadError
@@ -167,3 +169,55 @@ def test_what_does_not_go_with_offloading_is_refused_by_name(keywords: dict[str,
 
 def test_host_memory_is_read_as_people_write_it() -> None:
     assert Workload(model="m", host_memory="8GiB").host_memory == 8 * 2**30  # type: ignore[arg-type]
+
+
+class Strange:
+    """Neither a number nor a text, and compared with anything it gives no answer, as arrays do."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Workload)])
+@pytest.mark.parametrize("value", [Strange(), object(), b"x", 1.5j, [[]], {"a": 1}, np.arange(3)])
+def test_a_value_of_the_wrong_kind_is_a_problem_and_never_an_accident(name: str, value: Any) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_keywords(**{"model": "bert-tiny", name: value})
+    assert any(problem.startswith(name) for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    "name", ["task", "batch", "memory", "gpu", "freeze", "dropout", "torch_version", "max_grad_norm"]
+)
+def test_a_wrong_value_is_not_shown_at_any_length(name: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.from_keywords(**{"model": "bert-tiny", name: ["9" * 10_000]})
+    assert len(str(caught.value)) < 500
+
+
+def test_whole_numbers_of_other_packages_are_kept_as_pythons_own() -> None:
+    given = Workload(
+        model="bert-tiny",
+        batch=np.int64(8),  # type: ignore[arg-type]
+        seq=np.array(64),  # type: ignore[arg-type]
+        lengths=[np.uint16(n) for n in range(1, 9)],  # type: ignore[arg-type]
+        checkpointing=np.int8(1),  # type: ignore[arg-type]
+        max_grad_norm=np.float32(0.5),  # type: ignore[arg-type]
+        memory=np.int64(2**33),  # type: ignore[arg-type]
+        attention="packed",
+        loop="stepper",
+    )
+    kinds = (given.batch, given.seq, given.checkpointing, given.max_grad_norm, given.memory, *(given.lengths or ()))
+    assert [type(value) for value in kinds] == [int, int, int, float, int, *[int] * 8]
+    assert from_json(Workload, to_json(given)) == given
+
+
+@pytest.mark.parametrize("value", [np.float64(8), np.bool_(True), True, np.array([8])])
+def test_what_is_no_whole_number_does_not_count(value: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"batch .* is not a whole number"):
+        Workload(model="bert-tiny", batch=value)

@@ -6,9 +6,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from vramfit.checkpoints.places import is_plain_name, plain_file, read_json_object
+from vramfit.checkpoints.places import is_plain_name, read_json_object
 from vramfit.checkpoints.wording import shown
 from vramfit.errors import CheckpointError
+from vramfit.models.links import plain_file
 
 Kind = Literal["safetensors", "bin"]
 MAX_SHARDS = 10_000

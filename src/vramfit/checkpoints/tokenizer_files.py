@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.checkpoints.places import MAX_JSON_BYTES, plain_file, read_json_object
+from vramfit.checkpoints.places import MAX_JSON_BYTES, read_json_object
+from vramfit.models.links import plain_file
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 

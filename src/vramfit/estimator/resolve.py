@@ -12,7 +12,7 @@ from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.techniques.catalogue import conflicts
 from vramfit.techniques.packed_attention import takes_heads
-from vramfit.workload import CHOICES, NO_LOSS, Workload
+from vramfit.workload import CHOICES, NO_LOSS, Workload, switched
 
 
 def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorkload, Target]:
@@ -26,7 +26,9 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         WorkloadError: everything that does not go together.
         UnknownModel, UnknownGPU: no such name.
     """
-    trust = bool(keywords.get("trust_remote_code", False))
+    trust = keywords.get("trust_remote_code", False)
+    if problems := switched("trust_remote_code", trust):
+        raise WorkloadError(problems)
     given = {name: value for name, value in keywords.items() if name != "trust_remote_code"}
     name = model if isinstance(model, str) and model else type(model).__name__
     workload = Workload.from_keywords(model=name, **given)

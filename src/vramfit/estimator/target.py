@@ -8,7 +8,7 @@ from vramfit.cuda.profile import VERIFIED, CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
 from vramfit.errors import WorkloadError
 from vramfit.records.estimate import Basis
-from vramfit.units import format_bytes
+from vramfit.units import format_bytes, shown
 from vramfit.workload import Workload
 
 OLDEST_TORCH = (2, 10)
@@ -100,9 +100,9 @@ def _typical(capability: tuple[int, int]) -> GPU:
 
 
 def _release(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", text)
     if match is None:
-        raise WorkloadError([f"torch_version {text!r} is not a version such as 2.11 or 2.13.0"])
+        raise WorkloadError([f"torch_version {shown(text)} is not a version such as 2.11 or 2.13.0"])
     release = (int(match[1]), int(match[2]))
     if release < OLDEST_TORCH:
         raise WorkloadError([f"torch_version {text} is older than 2.10, the oldest that is predicted for"])

@@ -2,8 +2,8 @@
 
 A connection costs whoever opens it nothing, and the server a file handle. So their number is bounded below the
 process's limit of file handles, and a newcomer is let in at the cost of a crowd: of the connections from one address
-that all wait for the rest of their headers, or of their bodies, the one that has waited longest. An honest client,
-whose request comes with its connection, is never that one.
+that all wait for the rest of their headers, or of their bodies, the one that has waited longest. An honest client's
+request comes with its connection: it is never that one.
 """
 
 import os

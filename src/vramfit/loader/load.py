@@ -8,6 +8,7 @@ from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest, make_request
 from vramfit.records.load_report import LoadReport
 from vramfit.stages import tell
+from vramfit.units import shown
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,8 @@ def load(
     >>> report.model_class, model.training
     ('BertForSequenceClassification', False)
     """
+    if not (progress is None or callable(progress)):
+        raise WorkloadError([f"progress {shown(progress)} cannot be called with bytes read and bytes to read"])
     request = make_request(
         model,
         plan=plan,

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.workload import Workload
+from vramfit.units import plain, shown
+from vramfit.workload import Workload, switched
 
 FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
 
@@ -45,6 +46,11 @@ def make_request(
     Raises:
         WorkloadError: a bad seed or value, with the nearest; an offload that is no load's.
     """
+    problems = switched("random_weights", random_weights) + switched("trust_remote_code", trust_remote_code)
+    if plan is not None and not isinstance(getattr(plan, "workload", None), Workload):
+        problems.append(f"plan {shown(plan)} is not a Plan, as vramfit.plan gives it")
+    if problems:
+        raise WorkloadError(problems)
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
         keywords["offload"] = None
@@ -52,12 +58,13 @@ def make_request(
             device, keywords["memory"] = "cpu", None
         elif plan.workload.offload == "weights":  # the plan's memory is for activations too
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
-    if keywords.get("offload") == "activations":
+    if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
         raise WorkloadError(["offload activations is for training; a load offers offload weights"])
-    name = model if isinstance(model, str) and model else str(model)[:200] if model else ""
+    name = model if isinstance(model, str) else "" if model is None else str(model)[:200]
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
+    seed = plain(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise WorkloadError([f"seed {seed!r} is not a whole number from 0"])
+        raise WorkloadError([f"seed {shown(seed)} is not a whole number from 0"])
     return LoadRequest(
         model=model,
         workload=workload,

@@ -10,6 +10,7 @@ from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.catalogue import find_entry, unknown_model
 from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
 from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
+from vramfit.models.links import plain_file
 from vramfit.models.remote import has_own_code, load_remote_config, remote_class
 from vramfit.models.tasks import class_for_task, task_of_class
 
@@ -115,7 +116,7 @@ def _config_file(name: str) -> Path | None:
         path = Path(name).expanduser()
         if path.is_dir():
             (path / "config.json").exists()  # refuses now what cannot be entered
-            return path / "config.json"
+            return plain_file(path, "config.json") or path / "config.json"
         return path if path.exists() else None
     except PermissionError:
         raise CheckpointError(f"{name} cannot be read: permission denied", file=name) from None

@@ -6,7 +6,13 @@ from typing import Any
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
 from vramfit.models.hub import NotOnHubError, fetch_config
+from vramfit.models.links import plain_file
 
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model"),
+)
+"""What a tokenizer may be read from."""
 HINT = "name a folder that holds tokenizer.json or vocab.txt beside config.json"
 
 
@@ -16,9 +22,13 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     Some `tokenizer.json` carry a fixed length to pad and cut to, which a saved copy would go on with; it is taken off.
 
     Raises:
-        CheckpointError: there is no tokenizer, or none that gives the places of its tokens (a fast one does).
+        CheckpointError: there is no tokenizer, none that gives the places of its tokens (a fast one does), or a file
+            of it that is a link out of the folder.
     """
     name = str(path_or_name)
+    if Path(name).is_dir():
+        for file in FILES:
+            plain_file(Path(name), file)
     try:
         tokenizer = _load(name)
     except NotOnHubError as error:

@@ -8,6 +8,9 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.plan import LengthSummary
+from vramfit.units import shown
+
+ONE_EACH = "one whole number from 1 for each sample"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,19 +71,23 @@ def lengths_of(given: Any) -> Lengths:
             why = getattr(error, "strerror", None) or error
             raise VramfitError(f"cannot read {given}: {why}", hint="give a file with one length a line") from None
         return _checked(lines, str(given))
-    return _checked(given, "a list")
+    try:
+        values = list(given)
+    except TypeError:
+        raise VramfitError(f"lengths {shown(given)} are neither a list nor a file", hint=ONE_EACH) from None
+    return _checked(values, "a list")
 
 
 def _checked(values: Iterable[Any], source: str) -> Lengths:
     counts = []
     for number, value in enumerate(values, 1):
         text = str(value).strip()
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        if not (text.isascii() and text.isdigit() and len(text) <= 20 and 0 < int(text) < 2**31):
             raise VramfitError(
                 f"lengths, {source}: number {number} is {text[:40]!r}, not a number of tokens",
-                hint="one whole number from 1 for each sample",
+                hint=ONE_EACH,
             )
         counts.append(int(text))
     if not counts:
-        raise VramfitError(f"lengths, {source}: nothing in it", hint="one whole number from 1 for each sample")
+        raise VramfitError(f"lengths, {source}: nothing in it", hint=ONE_EACH)
     return Lengths(values=tuple(counts), source=source)

@@ -22,7 +22,7 @@ from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
 from vramfit.stages import within
 from vramfit.techniques.catalogue import TRITON_CAPABILITY
-from vramfit.units import counted
+from vramfit.units import counted, plain
 
 COMPILE_S = 30.0
 """What compiling is taken to take before the first step, training and evaluation together: for training, BERT-base took
@@ -99,7 +99,8 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
     >>> plan("bert-tiny", batch=32, seq=128, gpu="t4").accumulate
     1
     """
-    if keywords.get("num_gpus", 1) != 1:
+    num_gpus = plain(keywords.get("num_gpus", 1))
+    if isinstance(num_gpus, int) and num_gpus != 1:
         from vramfit.planner.ranks import plan_for_ranks
 
         return plan_for_ranks(model, lengths, keywords)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.units import SizeError, parse_bytes
-from vramfit.workload import Workload
+from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_bytes, plain, shown
+from vramfit.workload import CHOICES, Workload, switched
 
 ALLOWABLE: Mapping[str, str] = {
     "bf16": "weights, gradients and optimizer state in bfloat16: small updates are rounded away",
@@ -74,7 +74,10 @@ class Request:
         Raises:
             WorkloadError: unknown keywords, things that cannot be allowed, a margin that is none; all at once.
         """
-        given = {name: value for name, value in keywords.items() if value is not None}
+        given = {name: plain(value) for name, value in keywords.items() if value is not None}
+        strange = [name for name in CHOICES if not isinstance(given.get(name, ""), str | bool)]
+        if strange:
+            raise WorkloadError([f"{name} {shown(given[name])} is not a text" for name in strange])
         offloads = given.get("offload") is not False
         if not offloads:
             del given["offload"]
@@ -88,22 +91,20 @@ class Request:
         ]
         for name, (value, why) in NOT_PLANNED.items():
             if given.pop(name, value) != value:
-                problems.append(f"{name} {keywords[name]!r}: {why}")
+                problems.append(f"{name} {shown(keywords[name])}: {why}")
         allow = _allowed(given.pop("allow", ()), problems)
         margin = _margin(given.pop("margin", None), problems)
-        exact = given.pop("exact", False) is True
-        trust = bool(given.pop("trust_remote_code", False))
-        order = {name: given.pop(name, False) is True for name in ("pads_evaluation", "group_by_length", "rehearses")}
+        on = {
+            name: given.pop(name, False)
+            for name in ("exact", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
+        }
         steps = given.pop("steps", None)
         switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", None)}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-            problems.append(f"steps {steps!r} is not a whole number from 1")
-        problems += [
-            f"{name} {value!r} is not True or False"
-            for name, value in switches.items()
-            if not isinstance(value, bool | None)
-        ]
-        if exact and given.get("compile") is True:
+            problems.append(f"steps {shown(steps)} is not a whole number from 1")
+        for name, value in {**on, **switches}.items():
+            problems += switched(name, value) if value is not None else []
+        if on["exact"] is True and given.get("compile") is True:
             problems.append("exact and compile do not go together: fused kernels round otherwise")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
             problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
@@ -112,11 +113,9 @@ class Request:
         return Request(
             fixed=given,
             allow=allow,
-            exact=exact,
             margin=margin,
-            trust_remote_code=trust,
             steps=steps,
-            **order,
+            **on,
             **switches,
             offloads=offloads,
         )
@@ -124,12 +123,15 @@ class Request:
 
 def _allowed(value: str | Iterable[str], problems: list[str]) -> frozenset[str]:
     """Names from a list, or from text with commas."""
+    if not isinstance(value, str | list | tuple | set | frozenset):
+        problems.append(f"allow {shown(value)} is neither a list of names nor a text with commas between them")
+        return frozenset()
     names = value.split(",") if isinstance(value, str) else [str(name) for name in value]
     names = [name.strip() for name in names if name.strip()]
     for name in names:
         if name not in ALLOWABLE:
-            near = nearest_names(name, ALLOWABLE, 1)[0]
-            problems.append(f"allow {name!r} is not one of {', '.join(ALLOWABLE)} (nearest: {near})")
+            near = nearest_names(name[:MAX_SHOWN_CHARACTERS], ALLOWABLE, 1)[0]
+            problems.append(f"allow {shown(name)} is not one of {', '.join(ALLOWABLE)} (nearest: {near})")
     return frozenset(names) & frozenset(ALLOWABLE)
 
 
@@ -149,5 +151,5 @@ def _margin(value: Any, problems: list[str]) -> float | int | None:
     try:
         return parse_bytes(value, name="margin")
     except SizeError:
-        problems.append(f"margin {value!r} is neither a share below 1 (0.05, 5%) nor a size (500MiB)")
+        problems.append(f"margin {shown(value)} is neither a share below 1 (0.05, 5%) nor a size (500MiB)")
         return None

@@ -15,7 +15,7 @@ LORA_RANK = 16
 PRICES = {"checkpointing": 0.02, "adamw-8bit": 0.15, "amp": 0.02, "weights": 0.25}
 """What a change must bring in time to be taken: near ties go to the simpler settings, and moments are not rounded for
 a few percent. Steps whose layers wait in host memory took 1.2 to 1.5 times what was predicted, on an H200."""
-REHEARSED = {**PRICES, "checkpointing": 1.0, "adamw-8bit": 20.0, "amp": 50.0}
+REHEARSED = {**PRICES, "checkpointing": 1.5, "adamw-8bit": 7.0, "amp": 20.0}
 """The same on an emulated GPU, which computes on the CPU: what is slow there is for where nothing else fits."""
 PRICED = {
     "checkpointing": "layers that are computed twice",

@@ -4,13 +4,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from vramfit.runtime.data.bad_rows import BadValue, shown
+from vramfit.runtime.data.bad_rows import BadValue
 from vramfit.runtime.data.columns import Columns
 from vramfit.runtime.data.examples import Reference, read_example
 from vramfit.runtime.data.rows import Row
 from vramfit.runtime.data.top_k import MOST, wrong_top_k
 from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.serve.replies import Refused
+from vramfit.units import shown
 from vramfit.workload import Task
 
 KEYS = ("inputs", "instances")

@@ -491,3 +491,33 @@ def test_a_thousand_micro_batches_take_no_longer_than_a_few() -> None:
     few = estimate("bert-tiny", batch=40, accumulate=20, seq=16, gpu="t4")
     many = estimate("bert-tiny", batch=4000, accumulate=2000, seq=16, gpu="t4")
     assert many.peak_allocated_bytes == few.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            {"gpu": 5},
+            {"gpu": ["t4"]},
+            {"torch_version": 2.11},
+            {"torch_version": "9" * 5_000 + ".1"},
+            {"graphs": None},
+        ),
+        *({"batch": "x"}, {"precision": 3}, {"memory": []}, {"trust_remote_code": "no"}),
+    ],
+)
+def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match=f"^{next(iter(wrong))} "):
+        tiny(**wrong)
+
+
+@pytest.mark.parametrize("model", [5, None, [], b"bert-tiny", object()])
+def test_a_model_that_is_none_is_said_to_be_so(model: Any) -> None:
+    with pytest.raises(VramfitError):
+        estimate(model, batch=1)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    assert figures(tiny(batch=np.int64(8), seq=np.int32(64))) == figures(tiny())

@@ -489,3 +489,15 @@ def test_other_errors_on_the_way_stay_what_they_are(folder: Path, monkeypatch: p
     monkeypatch.setattr(ToHost, "bring", fail)
     with pytest.raises(RuntimeError, match="something else"):
         load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"plan": 5}, {"plan": {}}, {"progress": 5}, {"trust_remote_code": "no"}, {"random_weights": "no"}),
+        *({"task": 5}, {"precision": []}, {"memory": {}}, {"seed": "x"}, {"num_labels": 1.5}, {"offload": 3}),
+    ],
+)
+def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match=f"^{next(iter(wrong))} "):
+        vramfit.load("bert-tiny", **({"device": "cpu", "random_weights": True} | wrong))

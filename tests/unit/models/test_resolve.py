@@ -228,3 +228,38 @@ def test_the_catalogue_is_not_changed_by_what_is_done_to_a_resolved_configuratio
     entry = find_entry("bert-tiny")
     assert entry is not None
     assert resolve("bert-tiny").config.hidden_size == entry.hidden_size == 128
+
+
+def test_a_configuration_that_is_a_link_out_of_its_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    inside = tmp_path / "model"
+    inside.mkdir()
+    (inside / "config.json").symlink_to("../config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is a link that leaves the folder"):
+        resolve(inside)
+    (inside / "config.json").unlink()
+    (inside / "config.json").symlink_to("gone.json")
+    with pytest.raises(CheckpointError, match="which does not exist"):
+        resolve(inside)
+
+
+def test_a_configuration_may_be_a_link_inside_its_folder_or_its_folder_a_link(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").rename(folder / "real.json")
+    (folder / "config.json").symlink_to("real.json")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    assert resolve(tmp_path / "elsewhere").config.num_labels == 5
+
+
+def test_a_snapshot_of_the_hub_cache_is_links_to_blobs_of_its_repository(folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--owner--name"
+    snapshot, blobs = repository / "snapshots" / "abc123", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (folder / "config.json").rename(blobs / "f00d")
+    (snapshot / "config.json").symlink_to("../../blobs/f00d")
+    assert resolve(snapshot).config.num_labels == 5
+    (tmp_path / "models--owner--other" / "blobs").mkdir(parents=True)
+    (blobs / "f00d").rename(tmp_path / "models--owner--other" / "blobs" / "f00d")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../../models--owner--other/blobs/f00d")
+    with pytest.raises(CheckpointError, match="leaves the folder"):
+        resolve(snapshot)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,3 +240,15 @@ def test_packed_attention_is_planned_where_it_is_asked_for() -> None:
     made = plan("bert-mini", gpu="h200", memory="400MiB", attention="packed", **TINY)
     check(made)
     assert (made.workload.attention, made.workload.precision) == ("packed", "amp-bf16")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"gpu": 5}, {"allow": 5}, {"lengths": 5}, {"exact": "yes"}, {"trust_remote_code": "no"}, {"steps": 1.5}),
+        *({"precision": ["fp32"]}, {"offload": {}}, {"num_gpus": "two"}, {"batch": []}, {"memory": 1.5}),
+    ],
+)
+def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(VramfitError, match=f"^{next(iter(wrong))} "):
+        plan("bert-tiny", **({"gpu": "t4", **TINY} | wrong))

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vramfit.errors import DataError
-from vramfit.units import counted
+from vramfit.units import MAX_SHOWN_CHARACTERS, counted
 
 NUM_SHOWN = 5
 NUM_NAMED = 8
-MAX_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +30,6 @@ class BadValue(ValueError):
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
         self.hint = hint
-
-
-def shown(value: object) -> str:
-    """A value for a message: quoted, and not too long."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return f"a {type(value).__name__} that is nested too deeply"
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def some_of(names: Sequence[str]) -> str:

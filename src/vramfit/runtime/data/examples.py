@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from vramfit.errors import DataError
-from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, shown, some_of
+from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, some_of
 from vramfit.runtime.data.columns import FORMS, Columns, find_columns
 from vramfit.runtime.data.documents import open_table
 from vramfit.runtime.data.label_kinds import OTHER_COLUMN, WrongKind, doubts, wrong_kind
@@ -15,7 +15,7 @@ from vramfit.runtime.data.labels import LabelNames, in_order
 from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
 from vramfit.runtime.data.rows import Row
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
-from vramfit.units import counted
+from vramfit.units import counted, shown
 
 Reference = dict[str, Any]
 """What is known of a sample beside its tokens: `row`, the line it begins on; `index`, the rows of data before it; and

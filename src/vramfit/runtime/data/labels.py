@@ -6,7 +6,8 @@ from math import isnan
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import BadValue, shown, some_of
+from vramfit.runtime.data.bad_rows import BadValue, some_of
+from vramfit.units import shown
 
 MISSING = "nan"
 """What pandas writes where a label is missing, in any case."""
