@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.checkpoints.broken import load_script
 
+from vramfit.checkpoints import header_text
 from vramfit.checkpoints.entry import DTYPE_BITS, TORCH_DTYPES
-from vramfit.checkpoints.header_text import MAX_TENSORS
+from vramfit.checkpoints.header_text import MAX_METADATA, MAX_TENSORS
 from vramfit.checkpoints.safetensors_header import MAX_HEADER_BYTES, read_header
 from vramfit.errors import CheckpointError
 
@@ -223,3 +224,22 @@ def test_a_header_of_bert_large_is_read_in_a_blink(tmp_path: Path) -> None:
     began = time.process_time()
     assert len(read_header(path)) == 400
     assert time.process_time() - began < 0.1
+
+
+def test_metadata_without_end_is_refused_after_its_first_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    usual = header_text._string
+
+    def counted(path: Path, text: str, position: int) -> tuple[str, int]:
+        looked_at.append(position)
+        return usual(path, text, position)
+
+    monkeypatch.setattr(header_text, "_string", counted)
+    many = {str(n): "" for n in range(10 * MAX_METADATA)}
+    error = failure(write(tmp_path, {"__metadata__": many, **SOUND}))
+    assert f"a __metadata__ of more than {MAX_METADATA:,} entries" in str(error)
+    assert len(looked_at) < 3 * MAX_METADATA
+    fewer = dict(list(many.items())[:MAX_METADATA])
+    assert len(read_header(write(tmp_path, {"__metadata__": fewer, **SOUND}))) == 1
