@@ -15,6 +15,8 @@ from vramfit.checkpoints.wording import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, sh
 from vramfit.errors import nearest_names
 
 MAX_TENSORS = 100_000
+MAX_METADATA = 10_000
+"""Entries of the free-form part; what is published has some dozens."""
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 2**62
 
@@ -137,11 +139,15 @@ def _skip_metadata(path: Path, text: str, position: int) -> int:
     if text[position : position + 1] != "{":
         raise bad_file(path, "has a __metadata__ that is no object", SAVE_AGAIN, tensor="__metadata__")
     position = _skip(text, position + 1)
-    first = True
+    num_entries = 0
     while text[position : position + 1] != "}":
-        if not first:
+        if num_entries:
             position = _expect(path, text, position, ",")
-        first = False
+        num_entries += 1
+        if num_entries > MAX_METADATA:
+            raise bad_file(
+                path, f"has a __metadata__ of more than {MAX_METADATA:,} entries", SAVE_AGAIN, tensor="__metadata__"
+            )
         _, position = _string(path, text, position)
         position = _expect(path, text, position, ":")
         if text[position : position + 1] != '"':

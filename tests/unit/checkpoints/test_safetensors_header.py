@@ -10,8 +10,9 @@ import pytest
 from tests.counting import num_bytes_read, num_calls
 from tests.unit.checkpoints.broken import load_script
 
+from vramfit.checkpoints import header_text
 from vramfit.checkpoints.entry import DTYPE_BITS, TORCH_DTYPES
-from vramfit.checkpoints.header_text import MAX_TENSORS
+from vramfit.checkpoints.header_text import MAX_METADATA, MAX_TENSORS
 from vramfit.checkpoints.safetensors_header import MAX_HEADER_BYTES, read_header
 from vramfit.errors import CheckpointError
 
@@ -233,3 +234,22 @@ def test_reading_a_header_takes_work_in_proportion_to_its_tensors(tmp_path: Path
 def test_nothing_but_the_header_is_read(tmp_path: Path) -> None:
     path = with_tensors(tmp_path / "x.safetensors", 400)  # 1.6 MB of data
     assert num_bytes_read(lambda: read_header(path)) < 200_000
+
+
+def test_metadata_without_end_is_refused_after_its_first_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    usual = header_text._string
+
+    def counted(path: Path, text: str, position: int) -> tuple[str, int]:
+        looked_at.append(position)
+        return usual(path, text, position)
+
+    monkeypatch.setattr(header_text, "_string", counted)
+    many = {str(n): "" for n in range(10 * MAX_METADATA)}
+    error = failure(write(tmp_path, {"__metadata__": many, **SOUND}))
+    assert f"a __metadata__ of more than {MAX_METADATA:,} entries" in str(error)
+    assert len(looked_at) < 3 * MAX_METADATA
+    fewer = dict(list(many.items())[:MAX_METADATA])
+    assert len(read_header(write(tmp_path, {"__metadata__": fewer, **SOUND}))) == 1
