@@ -84,7 +84,7 @@ def run(
     if job and options.offload != "weights":
         raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
 
-    keywords: dict[str, Any] = options.keywords()
+    keywords: dict[str, Any] = options.keywords(trains=False)
     trust = bool(keywords.pop("trust_remote_code", False))
     request = make_request(
         options.model,

@@ -126,12 +126,16 @@ class WorkloadOptions:
         _option("trust_remote_code", "Let the model's repository run its own Python code here.", panel=_WHERE),
     ] = False
 
-    def keywords(self) -> dict[str, Any]:
-        """Keywords of the one workload that was described; a list of batches or lengths is refused."""
+    def keywords(self, *, trains: bool = True) -> dict[str, Any]:
+        """Keywords of the one workload that was described; a list of batches or lengths is refused.
+
+        Args:
+            trains: whether the verb trains where no mode is given.
+        """
         cells = self.cells()
         if len(cells) > 1:
             raise typer.BadParameter("this verb takes one batch and one length, not a list")
-        self._look()
+        self._look(trains=trains)
         return cells[0]
 
     def cells(self) -> list[dict[str, Any]]:
@@ -152,9 +156,9 @@ class WorkloadOptions:
             Workload.from_keywords(model=self.model, **{k: v for k, v in keywords.items() if k != "trust_remote_code"})
         self._look()
 
-    def _look(self) -> None:
+    def _look(self, *, trains: bool = True) -> None:
         """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
-        if self.task == "features" and self.mode in (None, "train"):
+        if self.task == "features" and (self.mode == "train" or (self.mode is None and trains)):
             raise WorkloadError([NO_LOSS])
         look_at_gpu(self.gpu)
         if self.model:
