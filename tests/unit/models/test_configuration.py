@@ -38,7 +38,7 @@ def test_a_folder_without_config_json_says_so(tmp_path: Path) -> None:
 
 def test_a_config_json_that_is_a_folder_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
-    assert "is not a file" in str(failure(tmp_path))
+    assert "is a folder, not a file" in str(failure(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,10 @@ def test_without_a_network_a_name_is_answered_at_once(tmp_path: Path, monkeypatc
     assert "where the hub can be reached" in (caught.value.hint or "")
 
 
-def test_a_vocabulary_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
-    made = tmp_path / "model"
+def test_a_vocabulary_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    made, outside = tmp_path / "model", tmp_path / "outside.json"
     made.mkdir()
-    (made / "tokenizer.json").symlink_to(tokenizer_folder / "tokenizer.json")
+    outside.write_text("{}")
+    (made / "tokenizer.json").symlink_to(outside)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is a link that leaves the folder"):
         load_tokenizer(made)
