@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
@@ -48,6 +49,7 @@ def run(
         str | None,
         typer.Option(metavar="MODEL", help="The model that ran: a plan that fits is found.", rich_help_panel="The job"),
     ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
     json: Json = False,
 ) -> None:
     """Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.
@@ -60,14 +62,18 @@ def run(
     if model is None and keywords:
         unused = ", ".join(f"--{name.replace('_', '-')}" for name in keywords)
         raise typer.BadParameter(f"{unused}: settings of a job need --model, which says of what")
+    if model is None and save is not None:
+        raise typer.BadParameter("--save writes a plan, which needs --model")
     if log == "-" and sys.stdin.isatty():
         console(stderr=True).print("Paste the message, then end with Ctrl-D:", style="dim")
     with _opened(log) as stream:
         explanation = _explain(stream, model, keywords)
+    if save is not None and explanation.plan is not None:
+        explanation.plan.save(save)
     if json:
         print_json(explanation)
     else:
-        _show(explanation)
+        _show(explanation, saved_as=None if save is None else str(save))
     if explanation.no_plan is not None:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -98,7 +104,7 @@ def _opened(log: str) -> Iterator[IO[str]]:
         raise VramfitError(f"cannot read {log}: {error.strerror}", hint="give a log file, or - for stdin") from None
 
 
-def _show(explanation: "Explanation") -> None:
+def _show(explanation: "Explanation", *, saved_as: str | None) -> None:
     from vramfit.report.explanation import gpu_of_plan, render_explanation
 
     out = console()
@@ -109,6 +115,6 @@ def _show(explanation: "Explanation") -> None:
         out.print("\n[bold]What fits[/bold]")
         if (said := gpu_of_plan(explanation)) is not None:
             out.print(said, style="yellow")
-        out.print(render_plan(explanation.plan))
+        out.print(render_plan(explanation.plan, saved_as=saved_as))
     elif explanation.no_plan is None and explanation.message.kind in ("allocator", "driver", "library"):
         out.print("\nWith --model, --batch and --seq, the settings that fit are found too.", style="dim")

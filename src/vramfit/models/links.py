@@ -43,11 +43,12 @@ def _stays(target: Path, folder: Path) -> bool:
     if target.is_relative_to(folder.resolve()):
         return True
     # hub cache: models--owner--name/snapshots/<revision>/model.safetensors → ../../blobs/<sha>
-    absolute = folder.absolute()
-    for snapshots in absolute.parents:
-        repository = snapshots.parent
-        if snapshots.name == "snapshots" and repository.name.startswith("models--"):
-            return target.is_relative_to((repository / "blobs").resolve())
+    for place in (folder.absolute(), folder.resolve()):  # the folder may be a link to a snapshot
+        for snapshots in place.parents:
+            repository = snapshots.parent
+            is_cache = snapshots.name == "snapshots" and repository.name.startswith("models--")
+            if is_cache and target.is_relative_to((repository / "blobs").resolve()):
+                return True
     return False
 
 

@@ -61,5 +61,5 @@ def _reason(chosen: str, found: Mapping[str, Plan], failures: Mapping[str, NoPla
             why += f"; {name} does not fit"
         elif name in found:
             step = found[name].step_time_s
-            why += f"; {name} takes {step * 1e3:.3g} ms a step, this {found[chosen].step_time_s * 1e3:.3g} ms"
+            why += f"; {name} takes {step:.3g} s a step, this {found[chosen].step_time_s:.3g} s"
     return Reason(setting=f"parallel {chosen}", kind="free", why=why)

@@ -39,6 +39,20 @@ def check(
     warn_of_names(model, loss_fn)
 
 
+def check_batch(batch: Any) -> None:
+    """Refuse a batch that holds no tensors, before it is split.
+
+    Raises:
+        WorkloadError: what it holds.
+    """
+    if not batch:
+        raise WorkloadError(["the batch is empty"], hint="give a dict of tensors, one row a sample")
+    arrays = [name for name, value in batch.items() if type(value).__module__ == "numpy"]
+    if arrays:
+        problem = f"{', '.join(arrays)} of the batch: numpy arrays, not tensors"
+        raise WorkloadError([problem], hint="make tensors of them with torch.from_numpy")
+
+
 def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
     """What does not go with where the weights are."""
     layers = offloading.layer_slots_of(model)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.contradictions import check
+from vramfit.runtime.contradictions import check, check_batch
 from vramfit.runtime.distributed.own_passes import own_passes
 from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.graphs import CannotRecord
@@ -38,7 +38,7 @@ from vramfit.techniques import casting, checkpointing, compiling, fusing, offloa
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
 from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.units import parse_bytes
+from vramfit.units import parse_bytes, plain
 from vramfit.workload import Offload, Precision
 
 SAME_SIZE_RETRIES = 1
@@ -125,7 +125,7 @@ class Stepper:
                 casting.apply(model)
             if plan.workload.compile and not compiling.is_applied(model):
                 _compile(model)
-        precision = precision or "fp32"
+        precision, micro_batch = precision or "fp32", plain(micro_batch)
         check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
         if ranks is not None and offload is not None:
             raise WorkloadError([f"offload {offload} is for one GPU: with several, shard the model (Shards)"])
@@ -170,8 +170,8 @@ class Stepper:
         self._state = ModelState(model, loss=loss_fn)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
-        plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
-        is_able = self._packs and plain and has_packed_kernel(self._device, precision)
+        is_plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
+        is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
         self._recording = Recording(model, self._autocast, is_on=bool(graphs) and is_able)
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
@@ -282,6 +282,7 @@ class Stepper:
 
     def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
+        check_batch(batch)
         self._drop_gradients()
         attempts: list[str] = []
         self._state.keep()

@@ -257,6 +257,8 @@ def test_a_snapshot_of_the_hub_cache_is_links_to_blobs_of_its_repository(folder:
     (folder / "config.json").rename(blobs / "f00d")
     (snapshot / "config.json").symlink_to("../../blobs/f00d")
     assert resolve(snapshot).config.num_labels == 5
+    (tmp_path / "my-model").symlink_to(snapshot)
+    assert resolve(tmp_path / "my-model").config.num_labels == 5
     (tmp_path / "models--owner--other" / "blobs").mkdir(parents=True)
     (blobs / "f00d").rename(tmp_path / "models--owner--other" / "blobs" / "f00d")
     (snapshot / "config.json").unlink()

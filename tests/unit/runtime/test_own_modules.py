@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -228,3 +229,15 @@ def test_whatever_forward_gives_is_watched(given: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert {"forward", "backward", "optimizer"} <= set(watching.record.phases)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"), [({}, "the batch is empty"), ({"x": np.zeros((4, 2))}, "x of the batch: numpy arrays")]
+)
+def test_a_batch_without_tensors_is_refused_in_words(batch: Any, words: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    two: Any = np.int64(2)
+    stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=two)
+    assert stepper.micro_batch == 2
+    with pytest.raises(WorkloadError, match=words):
+        stepper.step(batch)

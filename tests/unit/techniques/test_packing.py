@@ -260,14 +260,18 @@ def test_labels_of_samples_are_no_labels_of_tokens_though_they_are_as_many() -> 
     assert stepper.step(batch) == pytest.approx(plain.step(batch), rel=1e-5)
 
 
+SEEN: list[int] = []
+"""Widths of passes; global, since a rehearsal puts back what hooks hold."""
+
+
 def test_a_rehearsal_of_packed_windows_is_full() -> None:
     model = packed_model("bert", "sequence-classification")
-    seen: list[int] = []
-    model.register_forward_pre_hook(lambda m, a, k: seen.append(k["input_ids"].shape[1]), with_kwargs=True)
+    SEEN.clear()
+    model.register_forward_pre_hook(lambda m, a, k: SEEN.append(k["input_ids"].shape[1]), with_kwargs=True)
     Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16).rehearse(
         make_batch("sequence-classification")
     )
-    assert max(seen) == 48
+    assert max(SEEN) == 48
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering"])
