@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.cli import main as cli
 from vramfit.cli import predict
@@ -46,7 +47,7 @@ def test_standard_output_that_is_full_is_named(arguments: tuple[str, ...], unbuf
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            timeout=120,
+            timeout=LIMIT_S,
         )
     assert done.returncode == 1
     assert "Error: cannot write standard output: No space left on device" in done.stderr

@@ -1,7 +1,5 @@
 """Which connections may be open, and which is closed first, by a clock that the test moves."""
 
-import resource
-
 import pytest
 
 from vramfit.listening import connections as module
@@ -124,8 +122,8 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever(clock: Clock, awaits: 
 
 
 def test_there_are_fewer_connections_than_file_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1024, 1024))
     monkeypatch.setattr(module, "_num_open", lambda: 30)
     assert most_connections() == 1024 - 30 - module.SPARE_HANDLES
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (-1, -1))  # RLIM_INFINITY
     assert most_connections() == module.MAX_CONNECTIONS

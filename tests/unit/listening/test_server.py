@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.waiting import LIMIT_S, wait_until
+
 from vramfit.listening.server import CLOSE, Server
 from vramfit.listening.sockets import listen
 
-WAIT_S = 60
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FEW_HANDLES = """
 import resource, socket, sys
@@ -39,7 +40,7 @@ class Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
             self.asked.set()
-            await asyncio.to_thread(self.go_on.wait, WAIT_S)
+            await asyncio.to_thread(self.go_on.wait, LIMIT_S)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -55,13 +56,13 @@ def running(app: Any, **options: Any) -> Iterator[tuple[Server, int]]:
         yield server, port
     finally:
         server.should_exit = True
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
         bound.close()
         assert not thread.is_alive()
 
 
 def connect(port: int, data: bytes = b"") -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    made = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
     made.sendall(data)
     return made
 
@@ -99,7 +100,7 @@ def test_clients_are_answered_beside_more_silent_connections_than_there_are_file
                 assert heard(honest).startswith(b"HTTP/1.1 200")
     finally:
         process.terminate()
-        _, log = process.communicate(timeout=WAIT_S)
+        _, log = process.communicate(timeout=LIMIT_S)
         for one in held:
             one.close()
     assert "Traceback" not in log
@@ -116,11 +117,7 @@ def test_a_flood_of_requests_that_are_no_http_leaves_a_short_log(capfd: Any) -> 
 
 def is_said(server: Server) -> bool:
     """Whether answers say that connections end, after a while."""
-    for _ in range(WAIT_S * 100):
-        if CLOSE in server.server_state.default_headers:
-            return True
-        threading.Event().wait(0.01)
-    return False
+    return bool(wait_until(lambda: CLOSE in server.server_state.default_headers, "connections to be said to end"))
 
 
 def test_a_server_that_stops_answers_everybody_says_so_and_resets_nobody() -> None:
@@ -130,7 +127,7 @@ def test_a_server_that_stops_answers_everybody_says_so_and_resets_nobody() -> No
         for one in (idle, talking, slow):
             assert b"connection: close" not in heard(one).lower()
         slow.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert app.asked.wait(WAIT_S)
+        assert app.asked.wait(LIMIT_S)
         server.should_exit = True
         assert is_said(server)
         talking.sendall(REQUEST)

@@ -36,7 +36,8 @@ def plain() -> torch.nn.Module:
     return torch.nn.Linear(4, 4, device="meta")
 
 
-def test_everything_is_replaced_while_it_lasts_and_put_back_afterwards() -> None:
+def test_everything_is_replaced_while_it_lasts_and_put_back_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "transformers")  # the command line, in this process, may have hushed it
     before = everything()
     with stand_ins(plain(), Autocast(None)):
         assert all(now != then for now, then in zip(everything(), before, strict=True))
