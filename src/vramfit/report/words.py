@@ -58,7 +58,7 @@ _OPERATORS = {
     "tanh": "tanh outputs",
 }
 _IN_ATTENTION = {
-    "add": "attention scores with the mask",
+    "add": "attention scores, or rotary sums",
     "bmm": "attention scores, context",
     "div": "scaled attention scores",
     "mul": "scaled attention scores",

@@ -49,7 +49,8 @@ def test_an_operator_nobody_named_is_told_as_it_is() -> None:
 
 def test_the_same_operator_means_something_else_in_attention() -> None:
     assert operator_name("bmm", "bert.encoder.layer.0.attention.self") != operator_name("bmm", "head")
-    assert operator_name("add", "bert.encoder.layer.0.attention.self") == "attention scores with the mask"
+    named = operator_name("add", "bert.encoder.layer.0.attention.self")
+    assert named == "attention scores, or rotary sums"
     assert operator_name("add", "bert.encoder.layer.0.attention.output") == "sums"
 
 

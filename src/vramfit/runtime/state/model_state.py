@@ -133,9 +133,9 @@ class ModelState:
             return
         more = f" and {len(self.moving) - MAX_NAMED} more" if len(self.moving) > MAX_NAMED else ""
         warnings.warn(
-            f"every forward pass changes {', '.join(self.moving[:MAX_NAMED])}{more}: what depends on these values depends "
-            "on how many passes a batch is split into, and on checkpointing, in which layers pass twice; a step that is "
-            "done again in the same micro-batches is the same to the bit",
+            f"every forward pass changes {', '.join(self.moving[:MAX_NAMED])}{more}: what depends on these values "
+            "depends on how many passes a batch is split into, and on checkpointing, in which layers pass twice; a "
+            "step that is done again in the same micro-batches is the same to the bit",
             stacklevel=4,
         )
 
