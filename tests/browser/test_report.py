@@ -83,8 +83,10 @@ def test_a_module_can_be_looked_into_and_left(page: Page, report: Path) -> None:
     whole = page.evaluate(level)
     page.evaluate(click.format(1))
     page.wait(f"{level} !== '{whole}'")
+    assert page.evaluate(level) != whole
     page.evaluate(click.format(0))
     page.wait(f"{level} === '{whole}'")
+    assert page.evaluate(level) == whole
 
 
 def test_the_curves_of_a_run_leave_no_hole(page: Page, tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def test_every_task_is_predicted(task: str, loop: str) -> None:
     assert made.breakdown["optimizer"] < made.breakdown["weights"] / 2
 
 
+def test_a_module_without_a_head_is_predicted() -> None:
+    model = build_meta(resolve("bert-tiny", task="features"))
+    made = estimate(model, batch=2, seq=16, lora=8, gpu="h200")
+    assert made.breakdown["optimizer"] < made.breakdown["weights"] / 2
+
+
 def test_the_stepper_moves_adapters_and_head_alone() -> None:
     model = small()
     apply_techniques(model, Workload(model="m", lora=4, quantize="int8"))

@@ -89,7 +89,7 @@ def make_record(
         best_step=progress.best_step,
         budget_bytes=plan.budget_bytes if plan is not None else None,
         predicted_reserved_bytes=_predicted_bytes(plan, evaluates=data.evaluation is not None),
-        most_reserved_bytes=plan.most_reserved_bytes if plan is not None and place.emulated is None else None,
+        most_reserved_bytes=_most_bytes(plan, place),
         measured_reserved_bytes=place.reserved_bytes,
         measured_allocated_bytes=place.allocated_bytes,
         num_retries=place.num_retries,
@@ -115,6 +115,13 @@ def _predicted_bytes(plan: Plan | None, *, evaluates: bool) -> int | None:
     if plan is None:
         return None
     return max(e.safe_reserved_bytes for e in ((plan.estimate, plan.evaluation) if evaluates else (plan.estimate,)))
+
+
+def _most_bytes(plan: Plan | None, place: Place) -> int | None:
+    """What the allocator was held to; an emulated GPU computes with other kernels, and is held to its size."""
+    if plan is None or place.emulated is not None:
+        return None
+    return min(plan.budget_bytes, plan.most_reserved_bytes + place.held_bytes)
 
 
 def _short_of_memory(num_retries: int, num_steps: int) -> list[str]:

@@ -34,6 +34,8 @@ class Place:
         if self.device.type == "cuda":
             self.name = str(self.device)
         self._retries_before = self._count_retries()
+        self.held_bytes = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        """What this process held on the device before: no plan counts it."""
 
     @property
     def has_budget(self) -> bool:

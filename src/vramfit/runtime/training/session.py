@@ -257,8 +257,7 @@ class Session:
 def _limit(request: TrainRequest, place: Place, plan: Plan | None) -> int | None:
     """What PyTorch may reserve: the plan's limit, and what this process held on the device before."""
     if plan is not None:
-        held_bytes = torch.cuda.memory_allocated(place.device) if place.device.type == "cuda" else 0
-        return min(plan.budget_bytes, plan.limit_bytes + held_bytes)
+        return min(plan.budget_bytes, plan.limit_bytes + place.held_bytes)
     if place.has_budget and request.memory is not None:
         return parse_bytes(request.memory, name="memory")
     return None
