@@ -12,7 +12,7 @@ from vramfit.planner.space import Recipe, Training
 from vramfit.planner.varied import WORTH_PACKING, padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
-from vramfit.techniques.catalogue import BF16_CAPABILITY, Technique, find
+from vramfit.settings import BF16_CAPABILITY, Technique, find
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 

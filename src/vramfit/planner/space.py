@@ -7,7 +7,7 @@ from typing import Any, Literal
 from vramfit.errors import WorkloadError
 from vramfit.planner.request import Request
 from vramfit.records.estimate import Kind
-from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by, usual_precision
+from vramfit.settings import BF16_CAPABILITY, KINDS, conflicts, used_by, usual_precision
 from vramfit.workload import Workload
 
 LORA_RANK = 16

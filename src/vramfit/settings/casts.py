@@ -1,0 +1,50 @@
+"""`casts`: under autocast, a layer's weights cast by one call."""
+
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Casts(Setting):
+    """How autocast's copies of weights are made."""
+
+    keyword, order, applied = "casts", 240, 80
+    value = Choice(("each", "together"))
+    default = "each"
+    planned_default = "together"
+    in_run = False
+    help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."
+    is_planned = True
+    must_match_on_resume = False
+    techniques = (
+        Technique(
+            values=("together",),
+            kind="free",
+            does="under autocast, a layer's weights are cast by one call and let go of when its forward ends",
+            costs="none",
+        ),
+    )
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        """Where there is autocast, and nothing else that changes what layers hold."""
+        from vramfit.techniques import casting
+
+        return casting.is_for(w)
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        """Hooks on layers."""
+        from vramfit.techniques import casting
+
+        casting.apply(model)
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        """Without hooks."""
+        from vramfit.techniques import casting
+
+        casting.undo(model)
