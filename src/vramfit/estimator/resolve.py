@@ -40,7 +40,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     workload = replace(
         workload,
         model=resolved.name,
-        task=resolved.task,  # type: ignore[arg-type]
+        task=resolved.task,
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)

@@ -79,16 +79,26 @@ def conflicts(workload: "Workload", capability: tuple[int, int], gpu: str) -> li
     return [text for s in SETTINGS.values() for text in s.gpu_problems(workload, capability, which)]
 
 
-def in_words(workload: "Workload", *, without: tuple[str, ...] = ()) -> list[str]:
-    """Phrases for the settings of a workload that are not as they are by themselves."""
-    found = (s.words(workload) for s in SETTINGS.values() if s.group != "job" and s.keyword not in without)
+def in_words(workload: "Workload") -> list[str]:
+    """Phrases for how a workload is done, but for what is as it is by itself."""
+    found = (s.words(workload) for s in SETTINGS.values() if s.group != "job")
     return [text for text in found if text is not None]
+
+
+CHOSEN: tuple[str, ...] = tuple(s.keyword for s in SETTINGS.values() if s.is_planned and s.is_in_run)
+"""Keywords that a plan chooses and a person may: what is said of a plan in a line."""
+
+
+def chosen_in_words(workload: "Workload") -> list[str]:
+    """Phrases for what a plan chooses, but for how the batch is split."""
+    return [text for text in (SETTINGS[name].brief(workload) for name in CHOSEN) if text is not None]
 
 
 __all__ = [
     "ALLOWABLE",
     "APPLIED",
     "BF16_CAPABILITY",
+    "CHOSEN",
     "KINDS",
     "PLANNED",
     "SETTINGS",
@@ -97,6 +107,7 @@ __all__ = [
     "Kind",
     "Setting",
     "Technique",
+    "chosen_in_words",
     "conflicts",
     "find",
     "having",

@@ -66,6 +66,10 @@ class Attention(Setting):
         """With its noun."""
         return f"{w.attention} attention" if w.attention else None
 
+    def brief(self, w: "Workload") -> str | None:
+        """Padded is what everyone has."""
+        return "packed" if w.attention == "packed" else None
+
 
 class Mask(Setting):
     """The attention mask."""

@@ -1,7 +1,9 @@
 """`casts`: under autocast, a layer's weights cast by one call."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from vramfit.settings.fused import Fused
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Choice
 
@@ -30,6 +32,11 @@ class Casts(Setting):
             costs="none",
         ),
     )
+
+    def settled(self, chosen: Mapping[str, Any]) -> str:
+        """Together where there is autocast, and nothing else that makes a layer's copies."""
+        can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
+        return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"
 
     def is_applied_for(self, w: "Workload") -> bool:
         """Where there is autocast, and nothing else that changes what layers hold."""

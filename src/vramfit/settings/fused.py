@@ -1,7 +1,7 @@
 """`fused`: a layer of BERT's kind as one function, with kernels of vramfit's own."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
 from vramfit.settings.values import Switch
@@ -50,6 +50,12 @@ class Fused(Setting):
             yield f"fused and offload {w.offload} do not go together yet"
         if w.num_gpus > 1:
             yield "fused is for one GPU yet"
+
+    def settled(self, chosen: Mapping[str, Any]) -> bool:
+        """On where it can be."""
+        plain = chosen["lora"] is None and chosen["quantize"] is None and chosen["offload"] is None
+        is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
+        return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
         """Its kernels are Triton's."""

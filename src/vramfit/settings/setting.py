@@ -5,7 +5,7 @@ options, the training request, saved plans, reasons, words of reports, the schem
 page are derived from it. Nothing here imports torch: `apply` and `undo` import what they need when they run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -69,6 +69,8 @@ class Setting:
     """Whether a plan chooses it where the user does not."""
     planned_default: ClassVar[Any] = None
     """What a plan takes where it has no reason for another value; None: the default."""
+    proposes: ClassVar[tuple[Any, ...]] = ()
+    """Values that a plan tries besides, wherever nothing contradicts them; each costs a trace."""
     allows: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names for `allow`, and what each means: values that a plan takes only where it is allowed."""
     in_run: ClassVar[bool | None] = None
@@ -97,6 +99,10 @@ class Setting:
         """Why a GPU cannot run it."""
         yield from ()
 
+    def settled(self, chosen: Mapping[str, Any]) -> Any:
+        """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""
+        return chosen[self.keyword]
+
     def is_applied_for(self, w: "Workload") -> bool:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
@@ -120,6 +126,10 @@ class Setting:
         if value is True:
             return self.keyword
         return f"{self.keyword} {self.shown(value)}"
+
+    def brief(self, w: "Workload") -> str | None:
+        """The same in a list of what a plan chose."""
+        return self.words(w)
 
     def shown(self, value: Any) -> str:
         """A value as people write it."""

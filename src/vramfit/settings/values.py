@@ -50,7 +50,7 @@ class Choice:
     @property
     def annotation(self) -> Any:
         """A literal of the names."""
-        one_of = Literal[self.names]  # type: ignore[valid-type]
+        one_of: Any = Literal.__getitem__(self.names)
         return one_of | None if self.optional else one_of
 
     def normal(self, value: Any) -> Any:

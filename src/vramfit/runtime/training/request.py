@@ -240,7 +240,8 @@ class TrainRequest(_Options):
                 object.__setattr__(self, name, value)
             if not is_left_open and name not in ("model", "data", "output"):
                 problems += option.value.problems(name, value)
-        problems = problems or _contradictions(self) or self._workload_problems()
+        problems += _contradictions(self)
+        problems += [] if problems else self._workload_problems()
         if problems:
             raise WorkloadError(problems)
 
@@ -286,7 +287,8 @@ class TrainRequest(_Options):
 
 
 def _contradictions(r: TrainRequest) -> list[str]:
-    is_cuda = r.device is not None and r.device.split(":")[0] == "cuda"
+    is_cuda = str(r.device).split(":")[0] == "cuda"
+    smooths = isinstance(r.label_smoothing, int | float) and r.label_smoothing > 0
     rules = [
         (r.task not in TRAINED_TASKS, f"task {r.task} is not one of {', '.join(TRAINED_TASKS)}, which can be trained"),
         (
@@ -301,10 +303,10 @@ def _contradictions(r: TrainRequest) -> list[str]:
         (r.patience is not None and r.eval_data is None, "patience needs eval_data: nothing says what is better"),
         (r.eval_every is not None and r.eval_data is None, "eval_every needs eval_data"),
         (
-            r.label_smoothing > 0 and r.task not in SMOOTHED,
+            smooths and r.task not in SMOOTHED,
             f"label_smoothing is for {', '.join(SMOOTHED)}, not {r.task}",
         ),
-        (bool(r.graphs) and r.label_smoothing > 0, "graphs and label_smoothing do not go together yet"),
+        (bool(r.graphs) and smooths, "graphs and label_smoothing do not go together yet"),
         (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]
