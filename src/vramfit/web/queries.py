@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     class JobQuery(_Query):
         """The job and the GPU, whatever way it is done."""
 
-        model: str
-        seq: int
-        memory: str | None
+        model: str = ""
+        seq: int = 0
+        memory: str | None = None
 
     SettingsQuery = JobQuery
 else:

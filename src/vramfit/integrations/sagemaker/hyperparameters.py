@@ -10,7 +10,7 @@ from typing import Any
 from vramfit.errors import DataError, WorkloadError, nearest_names
 from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, Job
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
-from vramfit.settings.values import Switch
+from vramfit.settings.values import Switch, Value
 
 ALIASES = {
     "learning_rate": "lr",
@@ -155,10 +155,10 @@ def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         if name in OURS:
             files[name] = text
         elif name in AMP:
-            if Switch().parse(text) is True:
+            if _read(given, text, Switch(), problems) is True:
                 made["precision"] = AMP[name]
         elif name in known:
-            made[name] = _value(given, name, text, problems)
+            made[name] = _read(given, text, OPTIONS[name].value, problems)
         elif name in THE_JOBS:
             problems.append(f"hyperparameter {given} is the job's to decide: it comes from channels and folders")
         else:
@@ -169,11 +169,9 @@ def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return made, files
 
 
-def _value(given: str, name: str, text: str, problems: list[str]) -> Any:
+def _read(given: str, text: str, kind: Value, problems: list[str]) -> Any:
     """A value from text; numbers such as 2.0 are whole ones too."""
-    kind = OPTIONS[name].value
-    whole = text.strip().removesuffix(".0") if kind.option_type is int else text
-    value = kind.normal(kind.parse(whole))
+    value = kind.normal(kind.parse(text.strip().removesuffix(".0") if kind.option_type is int else text))
     if kind.option_type is not str and isinstance(value, str):
         wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind.option_type]
         problems.append(f"hyperparameter {given} is {text!r}, not {wanted}")

@@ -236,8 +236,7 @@ class TrainRequest(_Options):
             given = getattr(self, name)
             is_left_open = given is None and not isinstance(option, RunOption)
             value = given if is_left_open else option.value.normal(given)
-            if name not in ("memory", "host_memory"):  # as they were written, for people
-                object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)
             if not is_left_open and name not in ("model", "data", "output"):
                 problems += option.value.problems(name, value)
         problems += _contradictions(self)
