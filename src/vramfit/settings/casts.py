@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 
 class Casts(Setting):
-    """How autocast's copies of weights are made."""
-
     keyword, order, applied = "casts", 240, 80
-    value = Choice(("each", "together"))
+    value = Choice(names=("each", "together"))
     default = "each"
     planned_default = "together"
     in_run = False
@@ -34,24 +32,20 @@ class Casts(Setting):
     )
 
     def settled(self, chosen: Mapping[str, Any]) -> str:
-        """Together where there is autocast, and nothing else that makes a layer's copies."""
         can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
         return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"
 
     def is_applied_for(self, w: "Workload") -> bool:
-        """Where there is autocast, and nothing else that changes what layers hold."""
         from vramfit.techniques import casting
 
         return casting.is_for(w)
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """Hooks on layers."""
         from vramfit.techniques import casting
 
         casting.apply(model)
 
     def undo(self, model: "torch.nn.Module") -> None:
-        """Without hooks."""
         from vramfit.techniques import casting
 
         casting.undo(model)

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class Compile(Setting):
-    """`torch.compile` on the model's layers."""
-
     keyword, order = "compile", 210
     value = Switch()
     default = False
@@ -29,7 +27,6 @@ class Compile(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Hooks and packed integers are not compiled."""
         if not w.compile:
             return
         if w.offload == "weights":
@@ -42,6 +39,5 @@ class Compile(Setting):
             yield "compile is for one GPU yet"
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """Inductor writes Triton kernels."""
         if w.compile and capability < TRITON_CAPABILITY:
             yield f"compile: Triton does not compile for {gpu}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.settings.setting import Setting, Technique
-from vramfit.settings.values import is_count, is_text, number_or_text
+from vramfit.settings.values import Value, is_count, is_text, number_or_text
 from vramfit.units import plain, shown
 
 if TYPE_CHECKING:
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 NAMES = ("embeddings", "encoder", "backbone")
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
+@dataclass(frozen=True, kw_only=True)
+class Frozen(Value):
     """Parts by name, the k lowest layers, patterns of parameter names, or several of these."""
 
+    optional: bool = True
     metavar: str | None = "NAME|K|PATTERN,…"
-    annotation: ClassVar[Any] = str | int | tuple[str, ...] | None
-    option_type: ClassVar[type] = str
+    kind: ClassVar[Any] = str | int | tuple[str, ...]
 
     def normal(self, value: Any) -> Any:
-        """Several things as a tuple of texts; one thing, or what is wrong anyway, as it is."""
         value = plain(value)
         parts = value.split(",") if isinstance(value, str) and "," in value else value
         if not isinstance(parts, tuple | list):
@@ -33,7 +32,6 @@ class Frozen:
         return tuple(part.strip() if isinstance(part, str) else str(part) if is_count(part) else part for part in parts)
 
     def problems(self, name: str, value: Any) -> list[str]:
-        """What names nothing."""
         if value is None or is_text(value, *NAMES) or is_count(value):
             return []
         if isinstance(value, tuple) and value and all(isinstance(p, str) and p for p in value):
@@ -47,14 +45,11 @@ class Frozen:
         ]
 
     def parse(self, text: str) -> int | str | tuple[str, ...]:
-        """A number of layers, a name or a pattern; or several of them."""
         parts = tuple(part.strip() for part in text.split(","))
         return parts if len(parts) > 1 else number_or_text(parts[0])
 
 
 class Freeze(Setting):
-    """Parameters that do not learn."""
-
     keyword, order, applied = "freeze", 150, 30
     value = Frozen()
     help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
@@ -70,17 +65,14 @@ class Freeze(Setting):
     )
 
     def is_applied_for(self, w: "Workload") -> bool:
-        """None lets everything learn again."""
         return True
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """`requires_grad` off."""
         from vramfit.techniques import freezing
 
         freezing.apply(model, w.freeze)
 
     def words(self, w: "Workload") -> str | None:
-        """A number has its noun."""
         if w.freeze is None:
             return None
         if isinstance(w.freeze, int):

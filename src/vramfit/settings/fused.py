@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class Fused(Setting):
-    """Fused layers in packed training under autocast."""
-
     keyword, order, applied = "fused", 220, 90
     value = Switch()
     default = False
@@ -33,7 +31,6 @@ class Fused(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """It is written for packed autocast passes of plain layers."""
         if not w.fused:
             return
         if not w.trains or w.attention != "packed":
@@ -52,24 +49,20 @@ class Fused(Setting):
             yield "fused is for one GPU yet"
 
     def settled(self, chosen: Mapping[str, Any]) -> bool:
-        """On where it can be."""
         plain = chosen["lora"] is None and chosen["quantize"] is None and chosen["offload"] is None
         is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
         return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """Its kernels are Triton's."""
         if w.fused and capability < TRITON_CAPABILITY:
             yield f"fused: Triton does not compile for {gpu}"
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """Layers that can be fused."""
         from vramfit.techniques import fusing
 
         fusing.require(model)
 
     def undo(self, model: "torch.nn.Module") -> None:
-        """Layers as they were."""
         from vramfit.techniques import fusing
 
         fusing.undo(model)

@@ -16,8 +16,6 @@ TASKS = ("sequence-classification", "token-classification", "masked-lm")
 
 
 class Graphs(Setting):
-    """Packed passes captured as CUDA graphs, and replayed."""
-
     keyword, order = "graphs", 230
     value = Switch()
     default = False
@@ -35,7 +33,6 @@ class Graphs(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """A graph is of fixed sizes and addresses."""
         if not w.graphs:
             return
         if not w.trains or w.attention != "packed":

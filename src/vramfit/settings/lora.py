@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Lora(Setting):
-    """LoRA adapters on the attention projections."""
-
     keyword, order, applied = "lora", 180, 40
     value = Count(optional=True, metavar="RANK")
     help = "Rank of LoRA adapters on the attention projections; none unless given."
@@ -31,7 +29,6 @@ class Lora(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Adapters need layers that may learn."""
         if w.lora is None:
             return
         if w.mode != "train":
@@ -46,7 +43,6 @@ class Lora(Setting):
             yield "lora learns little, and fsdp has little to cut: take parallel ddp"
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """peft's adapters."""
         from vramfit.techniques import lora
 
         lora.apply(model, w.lora)

@@ -5,20 +5,14 @@ from vramfit.settings.values import Bytes, Text
 
 
 class _Machine(Setting):
-    """Says where, not what: a resumed run may be elsewhere."""
-
     group = "machine"
     in_inference = True
     must_match_on_resume = is_kept_on_resume = False
 
-    def words(self, w: object) -> str | None:
-        """Said in the headline."""
-        return None
+    is_said = False
 
 
 class Gpu(_Machine):
-    """The GPU."""
-
     keyword, order = "gpu", 300
     value = Text(such="t4")
     in_run = True
@@ -26,8 +20,6 @@ class Gpu(_Machine):
 
 
 class Memory(_Machine):
-    """The budget."""
-
     keyword, order = "memory", 310
     value = Bytes()
     in_run = True
@@ -36,8 +28,6 @@ class Memory(_Machine):
 
 
 class HostMemory(_Machine):
-    """The budget of what is offloaded."""
-
     keyword, order = "host_memory", 320
     value = Bytes()
     in_run = True
@@ -46,8 +36,6 @@ class HostMemory(_Machine):
 
 
 class TorchVersion(_Machine):
-    """The torch."""
-
     keyword, order = "torch_version", 330
     value = Text(such="2.11", metavar="X.Y")
     help = "Predict for this torch, such as 2.11; the installed one unless given."

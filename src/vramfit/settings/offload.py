@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 
 class Offload(Setting):
-    """What waits in host memory."""
-
     keyword, order, applied = "offload", 200, 100
-    value = Choice(("optimizer", "activations", "weights"), optional=True)
+    value = Choice(names=("optimizer", "activations", "weights"), optional=True)
     help = "What is kept in host memory until it is needed."
     is_planned = in_inference = at_load = True
     must_match_on_resume = False
@@ -31,7 +29,6 @@ class Offload(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """What moves needs a place and a time to move."""
         if w.offload is None:
             return
         if w.offload == "optimizer" and not w.trains:
@@ -71,11 +68,9 @@ class Offload(Setting):
             yield f"offload weights and quantize {w.quantize} do not go together"
 
     def is_applied_for(self, w: "Workload") -> bool:
-        """Weights and the optimizer move when they are on a device: the loader's and the stepper's work."""
         return bool(w.offload == "activations")
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """Inputs of checkpointed layers go out."""
         from vramfit.techniques import layer_inputs
 
         layer_inputs.apply(model)

@@ -11,10 +11,8 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Setting):
-    """What takes the step."""
-
     keyword, order = "optimizer", 160
-    value = Choice(("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
+    value = Choice(names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
     default = "adamw"
     help = "Optimizer; `adamw` is torch's default (foreach)."
     is_planned = True
@@ -44,15 +42,12 @@ class Optimizer(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Some steps need whole matrices."""
         if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
             yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """The 8-bit step is a Triton kernel."""
         if capability < TRITON_CAPABILITY and w.optimizer == "adamw-8bit" and w.trains:
             yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"
 
     def words(self, w: "Workload") -> str | None:
-        """Said where it steps."""
         return str(w.optimizer) if w.trains else None

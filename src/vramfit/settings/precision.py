@@ -28,10 +28,8 @@ def _meant(value: object) -> str | None:
 
 
 class Precision(Setting):
-    """The types of weights and products."""
-
     keyword, order, applied = "precision", 100, 20
-    value = Choice(NAMES, meant=_meant)
+    value = Choice(names=NAMES, meant=_meant)
     default = "fp32"
     help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
     is_planned = in_inference = at_load = True
@@ -58,7 +56,6 @@ class Precision(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """fp16 weights do not train."""
         if w.precision == "fp16" and w.trains:
             yield (
                 "precision fp16 cannot train: fp16 weights overflow without a GradScaler, and GradScaler "
@@ -66,7 +63,6 @@ class Precision(Setting):
             )
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """GPUs before Ampere have neither bfloat16 nor TF32."""
         if w.precision in ("amp-bf16", "bf16") and capability < BF16_CAPABILITY:
             instead = "amp-fp16" if w.precision == "amp-bf16" or w.trains else "fp16"
             yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
@@ -74,11 +70,9 @@ class Precision(Setting):
             yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """Weights in their type."""
         from vramfit.techniques import precision
 
         precision.apply(model, w.precision)
 
     def words(self, w: "Workload") -> str:
-        """Always said."""
         return str(w.precision)

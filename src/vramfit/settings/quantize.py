@@ -21,10 +21,8 @@ def _meant(value: object) -> str | None:
 
 
 class Quantize(Setting):
-    """Linear weights in fewer bits."""
-
     keyword, order, applied = "quantize", 190, 50
-    value = Choice(("int8", "int8-dynamic", "int4"), optional=True, meant=_meant)
+    value = Choice(names=("int8", "int8-dynamic", "int4"), optional=True, meant=_meant)
     help = "Linear weights in fewer bits."
     is_planned = in_inference = at_load = True
     allows = (("int8", "frozen weights in 8 bits"),)
@@ -38,7 +36,6 @@ class Quantize(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Rounded weights do not learn."""
         if w.quantize is None:
             return
         if w.trains and w.lora is None and not freezes_layers(w):
@@ -49,7 +46,6 @@ class Quantize(Setting):
             yield f"quantize {w.quantize} weights cannot be cut: take parallel ddp"
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """int4 has a kernel of its own."""
         if w.quantize != "int4":
             return
         if w.precision != "bf16":
@@ -58,7 +54,6 @@ class Quantize(Setting):
             yield f"quantize int4: {gpu} has no product with int4 weights; take int8"
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        """Weights that do not learn, where there is a backward pass; else all."""
         from vramfit.techniques import quantization
 
         quantization.apply(model, w.quantize, trains=w.trains)

@@ -11,10 +11,8 @@ if TYPE_CHECKING:
 
 
 class Allocator(Setting):
-    """How segments grow."""
-
     keyword, order, group = "allocator", 250, "machine"
-    value = Choice(("default", "expandable"))
+    value = Choice(names=("default", "expandable"))
     default = "default"
     planned_default = "expandable"
     in_run = False
@@ -30,13 +28,10 @@ class Allocator(Setting):
     )
 
     def words(self, w: "Workload") -> str | None:
-        """With its noun."""
         return None if w.allocator == "default" else f"{w.allocator} segments"
 
 
 class NumGpus(Setting):
-    """How many GPUs share the step."""
-
     keyword, order, group = "num_gpus", 260, "machine"
     value = Count()
     default = 1
@@ -44,7 +39,6 @@ class NumGpus(Setting):
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """The mean of the whole batch is the Stepper's."""
         if w.num_gpus == 1:
             return
         if not w.trains:
@@ -55,28 +49,21 @@ class NumGpus(Setting):
             yield f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"
 
     def words(self, w: "Workload") -> str | None:
-        """With how they share."""
         return f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})" if w.num_gpus > 1 else None
 
 
 class Parallel(Setting):
-    """How several GPUs share a model."""
-
     keyword, order, group = "parallel", 270, "machine"
-    value = Choice(("ddp", "fsdp"), optional=True)
+    value = Choice(names=("ddp", "fsdp"), optional=True)
     in_run = True
     help = "How several GPUs share a model: `ddp`, each has all of it; `fsdp`, each has a part."
     is_measured = on_page = False
     must_match_on_resume = False
 
-    def words(self, w: "Workload") -> str | None:
-        """Said with the number of GPUs."""
-        return None
+    is_said = False
 
 
 class NumNodes(Setting):
-    """How many machines these GPUs are in."""
-
     keyword, order, group = "num_nodes", 280, "machine"
     value = Count()
     default = 1
@@ -84,24 +71,18 @@ class NumNodes(Setting):
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """As many in each."""
         if w.num_gpus % w.num_nodes != 0:
             machines = f"{w.num_nodes} machines: not as many in each (num_gpus counts all of them)"
             yield f"num_gpus {w.num_gpus} are in {machines}"
 
-    def words(self, w: "Workload") -> str | None:
-        """Said with the number of GPUs."""
-        return None
+    is_said = False
 
 
 class Loop(Setting):
-    """Whose step it is."""
-
     keyword, order = "loop", 290
-    value = Choice(("plain", "stepper"))
+    value = Choice(names=("plain", "stepper"))
     default = "plain"
     help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
 
     def words(self, w: "Workload") -> str | None:
-        """With its noun."""
         return None if w.loop == "plain" else f"{w.loop} loop"

@@ -88,6 +88,8 @@ class Setting:
     on_page: ClassVar[bool] = True
     """Whether the page and the API take it."""
 
+    is_said: ClassVar[bool] = True
+    """Whether reports name it where it is not the default; what a headline says anyway is not said again."""
     applied: ClassVar[int] = 0
     """In which order settings change a model; 0 for those that do not."""
 
@@ -121,7 +123,7 @@ class Setting:
     def words(self, w: "Workload") -> str | None:
         """How a report calls it; None where it is as it is by itself."""
         value = getattr(w, self.keyword)
-        if value is None or value == self.default:
+        if not self.is_said or value is None or value == self.default:
             return None
         if value is True:
             return self.keyword

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.settings.setting import Setting, Technique
-from vramfit.settings.values import Choice, Count, Number, Text, is_count
+from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
 
 if TYPE_CHECKING:
@@ -16,33 +16,25 @@ TASKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+@dataclass(frozen=True, kw_only=True)
+class Lengths(Value):
     """Tokens of each sequence of a batch."""
 
+    optional: bool = True
     metavar: str | None = "FILE|N,…"
-    annotation: ClassVar[Any] = tuple[int, ...] | None
-    option_type: ClassVar[type] = str
+    kind: ClassVar[Any] = tuple[int, ...]
 
     def normal(self, value: Any) -> Any:
-        """A tuple of Python's integers."""
         return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
     def problems(self, name: str, value: Any) -> list[str]:
-        """What are not whole numbers from 1."""
         if value is None:
             return []
         wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
         return [f"{name} {shown(wrong[:3] or ())} are not whole numbers of tokens from 1"] if wrong or not value else []
 
-    def parse(self, text: str) -> str:
-        """As it is: the command line reads numbers and files."""
-        return text
-
 
 class Model(Setting):
-    """What runs."""
-
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
     help = "A catalogue name, a folder with config.json, or a hub id; for objects, a name to show."
@@ -50,10 +42,8 @@ class Model(Setting):
 
 
 class Task(Setting):
-    """The head."""
-
     keyword, order, group = "task", 20, "job"
-    value = Choice(TASKS)
+    value = Choice(names=TASKS)
     default = "sequence-classification"
     in_run = True
     help = "The head on the encoder."
@@ -61,18 +51,14 @@ class Task(Setting):
 
 
 class Mode(Setting):
-    """What a step does."""
-
     keyword, order, group = "mode", 30, "job"
-    value = Choice(("train", "forward", "infer"))
+    value = Choice(names=("train", "forward", "infer"))
     default = "train"
     help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
     in_inference = True
 
 
 class Batch(Setting):
-    """The effective batch."""
-
     keyword, order, group = "batch", 40, "job"
     value = Count()
     default = 8
@@ -81,8 +67,6 @@ class Batch(Setting):
 
 
 class Accumulate(Setting):
-    """How many passes a step has."""
-
     keyword, order, group = "accumulate", 50, "job"
     value = Count(optional=True)
     in_run = False
@@ -98,36 +82,26 @@ class Accumulate(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Passes that are summed are a training step's."""
         if w.accumulate != 1 and not w.trains:
             yield f"accumulate is for mode train, not {w.mode}"
 
     def technique(self, value: Any) -> Technique | None:
-        """One pass is none."""
         return super().technique(value) if (value or 1) > 1 else None
 
-    def words(self, w: "Workload") -> str | None:
-        """Said with the batch."""
-        return None
+    is_said = False
 
 
 class MicroBatch(Setting):
-    """How large a pass is."""
-
     keyword, order, group = "micro_batch", 60, "job"
     value = Count(optional=True)
     help = "Samples that a forward pass sees; the largest, where the batch does not divide."
     is_planned = True
     must_match_on_resume = is_kept_on_resume = False
 
-    def words(self, w: "Workload") -> str | None:
-        """Said with the batch."""
-        return None
+    is_said = False
 
 
 class Seq(Setting):
-    """How long samples are."""
-
     keyword, order, group = "seq", 70, "job"
     value = Count()
     default = 128
@@ -137,15 +111,12 @@ class Seq(Setting):
 
 
 class RealLengths(Setting):
-    """How long each sample of a batch is."""
-
     keyword, order, group = "lengths", 80, "job"
     value = Lengths()
     help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one a line."
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """Lengths are of one packed pass."""
         if w.lengths is None:
             return
         if w.attention != "packed":
@@ -155,37 +126,27 @@ class RealLengths(Setting):
         if (w.accumulate or 1) > 1:
             yield "lengths are of one micro-batch: accumulate must be 1"
 
-    def words(self, w: "Workload") -> str | None:
-        """Not one by one."""
-        return None
+    is_said = False
 
 
 class NumLabels(Setting):
-    """How many classes there are."""
-
     keyword, order, group = "num_labels", 90, "job"
     value = Count(optional=True)
     help = "Size of a classification head; the configuration's unless given."
     at_load = in_inference = True
 
-    def words(self, w: "Workload") -> str | None:
-        """Left out: it is next to nothing."""
-        return None
+    is_said = False
 
 
 class MaxGradNorm(Setting):
-    """Clipping."""
-
     keyword, order = "max_grad_norm", 170
     value = Number(optional=True)
     in_run = True
     help = "Clip the gradient to this norm before the step."
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        """There is nothing to clip without a step."""
         if w.max_grad_norm is not None and not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
 
     def words(self, w: "Workload") -> str | None:
-        """As the norm."""
         return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"

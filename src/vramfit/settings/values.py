@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from vramfit.errors import nearest_names
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_memory, plain, shown
@@ -11,142 +11,119 @@ MAX_COUNT = 2**31 - 1
 """Upper bound of every count: CUDA kernels index with 32 bits, and sizes stay exact integers."""
 
 
-class Value(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Value:
     """One kind of value."""
+
+    optional: bool = False
+    """Whether None is a value too."""
+    metavar: str | None = None
+    """What help shows in place of a value."""
+    kind: ClassVar[Any] = str
+    """The type of a field that holds it, but for None."""
+    option_type: ClassVar[type] = str
+    """What the command line reads: str, int, float or bool."""
 
     @property
     def annotation(self) -> Any:
         """The type of a field that holds it."""
-
-    @property
-    def option_type(self) -> type:
-        """What the command line reads: str, int, float or bool."""
-
-    @property
-    def metavar(self) -> str | None:
-        """What help shows in place of a value."""
+        return self.kind | None if self.optional else self.kind
 
     def normal(self, value: Any) -> Any:
         """A value as it is kept: numbers of any package as Python's own, sizes in bytes; wrong values as they are."""
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        """What is wrong with a value; nothing where it is right."""
-
-    def parse(self, text: str) -> Any:
-        """A value from text, as the command line and files of settings give it; wrong texts as they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of several names."""
-
-    names: tuple[str, ...]
-    optional: bool = False
-    meant: Callable[[object], str | None] = lambda value: None
-    """What a wrong value was meant for, where the nearest name is not the answer."""
-    metavar: str | None = "NAME"
-    option_type: ClassVar[type] = str
-
-    @property
-    def annotation(self) -> Any:
-        """A literal of the names."""
-        one_of: Any = Literal.__getitem__(self.names)
-        return one_of | None if self.optional else one_of
-
-    def normal(self, value: Any) -> Any:
-        """As it is."""
-        return value
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Any value but the names, with the nearest one."""
-        if is_text(value, *self.names) or (value is None and self.optional):
-            return []
-        near = nearest_names(str(value)[:MAX_SHOWN_CHARACTERS], self.names, 1)[0]
-        meant = self.meant(value) or f"nearest: {near}"
-        return [f"{name} {shown(value)} is not one of {', '.join(self.names)} ({meant})"]
-
-    def parse(self, text: str) -> str:
-        """As it is."""
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A whole number from 1."""
-
-    optional: bool = False
-    metavar: str | None = "N"
-    option_type: ClassVar[type] = int
-
-    @property
-    def annotation(self) -> Any:
-        """An int."""
-        return int | None if self.optional else int
-
-    def normal(self, value: Any) -> Any:
-        """numpy's and torch's integers as Python's."""
         return plain(value)
 
     def problems(self, name: str, value: Any) -> list[str]:
-        """Anything but whole numbers from 1."""
-        if is_count(value) or (value is None and self.optional):
-            return []
-        return [f"{name} {shown(value)} is not a whole number from 1 to {MAX_COUNT:,}"]
+        """What is wrong with a value; nothing where it is right."""
+        is_right = (value is None and self.optional) or self.is_right(value)
+        return [] if is_right else [f"{name} {shown(value)} is not {self.wanted(value)}"]
+
+    def is_right(self, value: Any) -> bool:
+        """Whether it is a value."""
+        return isinstance(value, self.kind)
+
+    def wanted(self, value: Any) -> str:
+        """What should be there in place of a wrong value."""
+        raise NotImplementedError
+
+    def parse(self, text: str) -> Any:
+        """A value from text, as the command line and files of settings give it; wrong texts as they are."""
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Value):
+    """One of several names."""
+
+    names: tuple[str, ...]
+    meant: Callable[[object], str | None] = lambda value: None
+    """What a wrong value was meant for, where the nearest name is not the answer."""
+    metavar: str | None = "NAME"
+
+    @property
+    def kind(self) -> Any:
+        """A literal of the names."""
+        return Literal.__getitem__(self.names)
+
+    def is_right(self, value: Any) -> bool:
+        return is_text(value, *self.names)
+
+    def wanted(self, value: Any) -> str:
+        near = nearest_names(str(value)[:MAX_SHOWN_CHARACTERS], self.names, 1)[0]
+        return f"one of {', '.join(self.names)} ({self.meant(value) or f'nearest: {near}'})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Value):
+    """A whole number from 1."""
+
+    metavar: str | None = "N"
+    kind: ClassVar[Any] = int
+    option_type: ClassVar[type] = int
+
+    def is_right(self, value: Any) -> bool:
+        return is_count(value)
+
+    def wanted(self, value: Any) -> str:
+        return f"a whole number from 1 to {MAX_COUNT:,}"
 
     def parse(self, text: str) -> int | str:
-        """A number where the text is one."""
         return number_or_text(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+@dataclass(frozen=True, kw_only=True)
+class Switch(Value):
     """True or False."""
 
-    optional: bool = False
-    """Whether None leaves the choice to a plan."""
-    metavar: ClassVar[None] = None
+    kind: ClassVar[Any] = bool
     option_type: ClassVar[type] = bool
 
-    @property
-    def annotation(self) -> Any:
-        """A bool."""
-        return bool | None if self.optional else bool
-
     def normal(self, value: Any) -> Any:
-        """As it is."""
         return value
 
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Anything else: the word "no" would turn it on."""
-        if isinstance(value, bool) or (value is None and self.optional):
-            return []
-        return [f"{name} {shown(value)} is not True or False"]
+    def wanted(self, value: Any) -> str:
+        return "True or False"  # the word "no" would turn it on
 
     def parse(self, text: str) -> bool | str:
-        """The usual words for on and off."""
-        return {
-            **dict.fromkeys(("true", "1", "yes", "on"), True),
-            **dict.fromkeys(("false", "0", "no", "off"), False),
-        }.get(text.strip().lower(), text)
+        word = text.strip().lower()
+        return True if word in ("true", "1", "yes", "on") else False if word in ("false", "0", "no", "off") else text
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+@dataclass(frozen=True, kw_only=True)
+class Bytes(Value):
     """A size in bytes; text such as 11.17GiB is taken too."""
 
+    optional: bool = True
     metavar: str | None = "SIZE"
-    annotation: ClassVar[Any] = int | None
-    option_type: ClassVar[type] = str
+    kind: ClassVar[Any] = int
 
     def normal(self, value: Any) -> Any:
-        """Bytes; what is no size stays, and is a problem."""
         try:
             return None if value is None else parse_memory(value)
         except SizeError:
             return value
 
     def problems(self, name: str, value: Any) -> list[str]:
-        """What is no size."""
         try:
             if value is not None:
                 parse_memory(value, name=name)
@@ -154,77 +131,71 @@ class Bytes:
             return [f"{error} ({error.hint})"]
         return []
 
-    def parse(self, text: str) -> str:
-        """As it is: `normal` reads it."""
-        return text
 
-
-@dataclass(frozen=True, slots=True)
-class Number:
+@dataclass(frozen=True, kw_only=True)
+class Number(Value):
     """A number within bounds."""
 
     low: float = 0.0
-    high: float = float("inf")
-    wanted: str = "a positive number"
     includes_low: bool = False
-    optional: bool = False
+    high: float = float("inf")
+    words: str = "a positive number"
     metavar: str | None = "X"
+    kind: ClassVar[Any] = float
     option_type: ClassVar[type] = float
 
-    @property
-    def annotation(self) -> Any:
-        """A float."""
-        return float | None if self.optional else float
+    def is_right(self, value: Any) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return (self.low <= value if self.includes_low else self.low < value) and value < self.high
 
-    def normal(self, value: Any) -> Any:
-        """numpy's and torch's numbers as Python's."""
-        return plain(value)
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Anything that is no number, or outside of the bounds."""
-        if value is None and self.optional:
-            return []
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and (self.low <= value if self.includes_low else self.low < value) and value < self.high:
-            return []
-        return [f"{name} {shown(value)} is not {self.wanted}"]
+    def wanted(self, value: Any) -> str:
+        return self.words
 
     def parse(self, text: str) -> float | str:
-        """A number where the text is one."""
         try:
             return float(text)
         except ValueError:
             return text
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Any text."""
+@dataclass(frozen=True, kw_only=True)
+class Text(Value):
+    """Any text; an empty one only where there may be none."""
 
     such: str = ""
     """An example, for messages."""
     optional: bool = True
     metavar: str | None = "NAME"
-    option_type: ClassVar[type] = str
-
-    @property
-    def annotation(self) -> Any:
-        """A str."""
-        return str | None if self.optional else str
 
     def normal(self, value: Any) -> Any:
-        """As it is."""
         return value
 
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Anything but texts."""
-        if (isinstance(value, str) and (value or self.optional)) or (value is None and self.optional):
-            return []
-        return [f"{name} {shown(value)} is not a text such as {self.such!r}"]
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, str) and (bool(value) or self.optional)
 
-    def parse(self, text: str) -> str:
-        """As it is."""
-        return text
+    def wanted(self, value: Any) -> str:
+        return f"a text such as {self.such!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Value):
+    """Several texts with commas between them."""
+
+    metavar: str | None = "NAME,…"
+    kind: ClassVar[Any] = tuple[Any, ...]
+
+    def normal(self, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+
+    def wanted(self, value: Any) -> str:
+        return "a list of names"
+
+    def parse(self, text: str) -> Any:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def is_text(value: object, *known: str) -> bool:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting
-from vramfit.settings.values import Choice, Count, Number, Switch, Text, Value
-from vramfit.units import shown
+from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.workload import TRAINED_TASKS, Workload
 
 SMOOTHED: tuple[str, ...] = ("sequence-classification", "token-classification", "masked-lm")
@@ -20,52 +19,31 @@ SMOOTHED: tuple[str, ...] = ("sequence-classification", "token-classification", 
 DEFAULT_BATCH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Several names, or numbers."""
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Texts):
+    """Several whole numbers with commas between them."""
 
-    of_numbers: bool = False
-    metavar: str | None = "NAME,…"
-    annotation: ClassVar[Any] = tuple[Any, ...]
-    option_type: ClassVar[type] = str
+    metavar: str | None = "N,…"
 
-    def normal(self, value: Any) -> Any:
-        """A tuple."""
-        return tuple(value) if isinstance(value, list) else value
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(isinstance(one, int) for one in value)
 
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Anything but a tuple of names, or of numbers from 1."""
-        kind = int if self.of_numbers else str
-        if isinstance(value, tuple) and all(isinstance(one, kind) for one in value):
-            return []
-        return [f"{name} {shown(value)} is not a list of {'whole numbers' if self.of_numbers else 'names'}"]
+    def wanted(self, value: Any) -> str:
+        return "a list of whole numbers"
 
     def parse(self, text: str) -> Any:
-        """Parts between commas; wrong numbers as they are."""
-        parts = tuple(part.strip() for part in text.split(",") if part.strip())
-        return tuple(int(p) if p.isdigit() else p for p in parts) if self.of_numbers else parts
+        return tuple(number_or_text(part) for part in super().parse(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Seed:
+@dataclass(frozen=True, kw_only=True)
+class Seed(Count):
     """A whole number from 0."""
 
-    metavar: str | None = "N"
-    annotation: ClassVar[Any] = int
-    option_type: ClassVar[type] = int
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
-    def normal(self, value: Any) -> Any:
-        """As it is."""
-        return value
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        """Anything else."""
-        is_one = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-        return [] if is_one else [f"{name} {shown(value)} is not a whole number from 0"]
-
-    def parse(self, text: str) -> int | str:
-        """A number where the text is one."""
-        return int(text) if text.strip().isdigit() else text
+    def wanted(self, value: Any) -> str:
+        return "a whole number from 0"
 
 
 class RunOption(Setting):
@@ -105,7 +83,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
     RunOption("eval_data", Text(metavar="FILE"), None, "Evaluate on this; the best model is kept.", "data", **_ANEW),
     RunOption(
         "text_columns",
-        Names(),
+        Texts(),
         (),
         "Column of the texts; two with a comma for pairs. Found by their usual names unless given.",
         "data",
@@ -117,37 +95,37 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
     RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
     RunOption(
         "epochs",
-        Number(high=1e6, wanted="a number above 0 and below 1,000,000"),
+        Number(high=1e6, words="a number above 0 and below 1,000,000"),
         3,
         "Passes over the data.",
         "learning",
     ),
     RunOption("max_steps", Count(optional=True), None, "Batches to learn from, whatever the epochs say.", "learning"),
-    RunOption("lr", Number(high=1e3, wanted="a number above 0 and below 1,000"), 5e-5, "Learning rate.", "learning"),
+    RunOption("lr", Number(high=1e3, words="a number above 0 and below 1,000"), 5e-5, "Learning rate.", "learning"),
     RunOption(
         "weight_decay",
-        Number(high=1e3, includes_low=True, wanted=f"a number {_SHARE} 1,000"),
+        Number(high=1e3, includes_low=True, words=f"a number {_SHARE} 1,000"),
         0.01,
         "Weight decay of matrices; biases and norms are left alone.",
         "learning",
     ),
     RunOption(
         "warmup",
-        Number(includes_low=True, wanted="a share below 1 or a number of steps"),
+        Number(includes_low=True, words="a share below 1 or a number of steps"),
         0.1,
         "Warm-up: below 1 a share of all steps, from 1 on a number of steps.",
         "learning",
     ),
     RunOption(
         "schedule",
-        Choice(("linear", "cosine", "constant")),
+        Choice(names=("linear", "cosine", "constant")),
         "linear",
         "How the learning rate falls after the warm-up.",
         "learning",
     ),
     RunOption(
         "label_smoothing",
-        Number(high=1, includes_low=True, wanted=f"a number {_SHARE} 1"),
+        Number(high=1, includes_low=True, words=f"a number {_SHARE} 1"),
         0.0,
         "Share of a label that is spread over all classes.",
         "learning",
@@ -157,13 +135,13 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
-        "allow", Names(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
+        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
     ),
     RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
     RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
     RunOption(
         "fail_at",
-        Names(of_numbers=True, metavar="N,…"),
+        Numbers(),
         (),
         "Allocations that fail on the emulated GPU, by number.",
         "machine",
