@@ -115,10 +115,10 @@ def _without_torchao() -> None:
 
 
 def _little_memory() -> None:
-    from vramfit.loader import host
+    from vramfit.loader import budget
     from vramfit.units import MIB
 
-    host.available_bytes = lambda: 300 * MIB
+    budget.available_bytes = lambda: 300 * MIB
 
 
 def _lockable() -> None:

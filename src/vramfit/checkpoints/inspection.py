@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramfit.checkpoints.config_checks import check_config
-from vramfit.checkpoints.entry import TensorEntry
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
-from vramfit.checkpoints.matching import ShapeMismatch, match
-from vramfit.checkpoints.missing_keys import check_missing, fresh_names, refuse_absurd_depth
-from vramfit.checkpoints.reading import read_entries
-from vramfit.checkpoints.scan import check_values
-from vramfit.checkpoints.shapes import check_shapes
-from vramfit.checkpoints.subject import Subject
-from vramfit.checkpoints.tokenizer_checks import check_tokenizer
-from vramfit.checkpoints.unexpected_keys import check_family, check_unexpected
-from vramfit.checkpoints.weight_checks import check_dtypes, check_fit, check_names, summary, weights_against_gpu
+from vramfit.checkpoints.key_checks import (
+    check_family,
+    check_missing,
+    check_unexpected,
+    fresh_names,
+    refuse_absurd_depth,
+)
+from vramfit.checkpoints.matching import ShapeMismatch, Subject, match
+from vramfit.checkpoints.reading import check_values, read_entries
+from vramfit.checkpoints.safetensors_file import TensorEntry
+from vramfit.checkpoints.tokenizer import check_tokenizer
+from vramfit.checkpoints.weight_checks import (
+    check_dtypes,
+    check_fit,
+    check_names,
+    check_shapes,
+    summary,
+    weights_against_gpu,
+)
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, build_meta, resolve
 from vramfit.models.configuration import read_config_file
@@ -102,7 +111,7 @@ def inspect_checkpoint(
     subject = _gather(resolved, place, early, num_labels)
     findings = [*early, *_judge(subject), *check_fit(subject, gpu_free_bytes)]
     if scan:
-        findings += check_values(subject.entries)
+        findings += check_values(subject.entries, subject.files.kind)
     return _inspection(subject, findings)
 
 
