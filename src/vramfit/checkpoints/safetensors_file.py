@@ -125,7 +125,9 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
             file.seek(8)
             raw = file.read(length)
         if raw.count(b'"') + raw.count(b",") > MAX_MARKS:
-            raise bad_file(path, f"has a header with more than {MAX_TENSORS:,} tensors or as much else", SAVE_AGAIN)
+            raise bad_file(
+                path, f"has a header with more quotes and commas than {MAX_TENSORS:,} tensors need", SAVE_AGAIN
+            )
         with safe_open(path, framework="numpy") as opened:
             slices = [(name, opened.get_slice(name)) for name in opened.offset_keys()]
             entries = tuple(
