@@ -83,7 +83,6 @@ def inspect_checkpoint(
     scan: bool = False,
     gpu_free_bytes: int | None = None,
     num_labels: int | None = None,
-    folder: Path | None = None,
 ) -> Inspection:
     """Inspect a folder's checkpoint against the model its configuration describes; loads no weights.
 
@@ -94,21 +93,19 @@ def inspect_checkpoint(
         gpu_free_bytes: free memory of the GPU at hand; None to leave that check out.
         num_labels: size of the head that was asked for; None keeps the configuration's. Give it also with a
             resolved model whose head was resized, so that another size in the checkpoint means a new head.
-        folder: where the weights lie, when that is not the folder of the configuration.
 
     Raises:
         CheckpointError: files that are damaged, unsafe or absent; names file and tensor.
         UnknownModel, WorkloadError: as `models.resolve` raises them.
     """
     resolved = model if isinstance(model, ResolvedModel) else resolve(model, task=task, num_labels=num_labels)
-    place = folder or resolved.folder
-    if place is None:
+    if resolved.folder is None:
         raise CheckpointError(
             f"{resolved.name} has no weights on this machine",
             hint="give a folder with config.json and model.safetensors; `hf download` makes one",
         )
     early = check_config(resolved.config, _config_data(resolved))
-    subject = _gather(resolved, place, early, num_labels)
+    subject = _gather(resolved, resolved.folder, early, num_labels)
     findings = [*early, *_judge(subject), *check_fit(subject, gpu_free_bytes)]
     if scan:
         findings += check_values(subject.entries, subject.files.kind)
