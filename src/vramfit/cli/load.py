@@ -68,7 +68,7 @@ def run(
         **keywords,
     )
     with working(f"Loading {options.model}"):
-        from vramfit.loader.checked import load_and_compare
+        from vramfit.loader.comparison import load_and_compare
         from vramfit.loader.load import load_request
 
         request = request if device is not None else replace(request, device=_default_device())
