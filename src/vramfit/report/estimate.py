@@ -13,8 +13,8 @@ from vramfit.records.estimate import HOST_STEP, PHASES, Advice, Estimate
 from vramfit.report.advice import render_advice
 from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
 from vramfit.report.peak import Largest, render_peak
-from vramfit.report.words import NO_BREAK, duration, job, model_name, percent, phase_name, size, target
-from vramfit.units import format_bytes
+from vramfit.report.verdict import COLD, verdict_of
+from vramfit.report.words import NO_BREAK, duration, job, model_name, percent, phase_name, size, target, unbroken
 
 MAX_WIDTH = 120
 """Wider than this, bars say no more and lines are hard to follow."""
@@ -25,7 +25,12 @@ FIGURES = (
     ("reserved", "in segments held"),
     ("process", "with the CUDA context"),
 )
-COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
+VERDICT_MARKS = {
+    "good": ("✓", "bold green"),
+    "tight": ("✓", "bold green"),
+    "bad": ("✗", "bold red"),
+    "open": ("·", "bold"),
+}
 BASIS = {
     "verified": "Verified: this torch on this architecture was compared with measurements.",
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
@@ -80,40 +85,15 @@ def render_headline(estimate: Estimate, *, batch: bool = True, seq: bool = True)
 
 
 def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold: bool = True) -> RenderableType:
-    """Whether it fits, by how much, and in what; `what` words that it does not."""
-    free, capacity = estimate.free_bytes, estimate.capacity_bytes
-    if free is None or capacity is None or estimate.fits is None:
-        text = "No GPU and no amount of memory given, so whether it fits is left open (--gpu, --memory)."
-        return Text.assemble(("· ", "cyan"), text)
-    most, room = size(estimate.safe_reserved_bytes), f"{size(capacity)}{_on_gpu(estimate)}"
-    limit = estimate.workload.host_memory
-    if limit is not None and estimate.host_bytes > limit:
-        short = f"✗ {what}: {size(estimate.host_bytes - limit)} too much for the host's memory."
-        return Group(
-            Text(short, style="bold red"), _indented(f"{size(estimate.host_bytes)} wait there, of {size(limit)}.")
-        )
-    if not estimate.fits:
-        why = f"{size(-free)} too much" if free < 0 else "memory is too fragmented"
-        return Group(Text(f"✗ {what}: {why}.", style="bold red"), _indented(f"{most} to reserve in {room}."))
-    spare = f"{size(free)} to spare" if free > 0 else "nothing to spare"
-    lines: list[RenderableType] = [Text(f"✓ Fits, with {spare}.", style="bold green")]
-    lines.append(_indented(f"At most {most} reserved of {room}."))
-    if estimate.host_bytes:
-        lines.append(_indented(f"{size(estimate.host_bytes)} wait in host memory."))
-    if estimate.num_retries:
-        times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
-        warning = f"Tight: the allocator must empty its cache {times} to stay inside, which costs time."
-        lines.append(marked("!", warning, "yellow"))
-    if says_cold and estimate.fits_cold is False:
-        lines.append(marked("!", COLD, "yellow"))
+    """The verdict of `verdict_of`; `says_cold` False leaves out what a first matrix product costs."""
+    verdict = verdict_of(estimate, what)
+    mark, style = VERDICT_MARKS[verdict.tone]
+    lines: list[RenderableType] = [Text(unbroken(f"{mark} {verdict.headline}."), style=style)]
+    lines += [_indented(unbroken(fact)) for fact in verdict.facts]
+    if verdict.tone == "open":
+        lines.append(_indented("--gpu or --memory would tell."))
+    lines += [marked("!", warning, "yellow") for warning in verdict.warnings if says_cold or warning != COLD]
     return Group(*lines)
-
-
-def _on_gpu(estimate: Estimate) -> str:
-    if estimate.total_memory_bytes is None or estimate.workload.memory is not None:
-        return ""
-    context = format_bytes(estimate.context_bytes, digits=0).replace(" ", NO_BREAK)
-    return f" ({estimate.gpu}: {size(estimate.total_memory_bytes)}, CUDA takes {context})"
 
 
 def marked(mark: str, text: str, style: str) -> RenderableType:

@@ -10,9 +10,9 @@ from vramfit.models.catalogue import find_entry, unknown_model
 from vramfit.records.codec import to_data
 from vramfit.records.estimate import Estimate
 from vramfit.records.plan import Plan
-from vramfit.report.plan import KIND_WORDS, estimate_command, split_words, train_command
+from vramfit.report.plan import estimate_command, split_words, train_command
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import group_name, peak_moment
+from vramfit.report.words import KIND_WORDS, group_name, peak_moment
 from vramfit.web import answers
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
 from vramfit.workload import TRAINED_TASKS, Workload

@@ -15,11 +15,10 @@ from vramfit.report.html.subject import Subject
 from vramfit.report.html.timeline import is_near, timeline
 from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import NO_BREAK, duration, job, peak_moment, phase_name, target
+from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, job, peak_moment, phase_name, target
 from vramfit.units import counted, format_bytes
 from vramfit.workload import TRAINED_TASKS
 
-KIND_WORDS = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
 
