@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vramfit.errors import VramfitError
+from vramfit.records.display import Displayed
 from vramfit.records.saving import replace_file
 from vramfit.workload import Workload
 
@@ -86,8 +87,8 @@ class TimelinePoint:
     """Category → bytes at that moment, what is empty left out; they add up to `allocated_bytes`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Estimate(Displayed):
     """What a workload takes; `requested` ≤ `allocated` ≤ `reserved` ≤ `process`."""
 
     workload: Workload
@@ -168,21 +169,9 @@ class Estimate:
             raise VramfitError("an estimate read from a file has no stream to save", hint="estimate it again")
         replace_file(Path(path), pickle.dumps(self.snapshot()))
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import estimate_repr
 
-        return estimate_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import estimate_html
-
-        return estimate_html(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaxBatch:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class MaxBatch(Displayed):
     """The largest batch that fits."""
 
     batch: int
@@ -203,18 +192,6 @@ class MaxBatch:
     """The lower precision that is usual on the GPU, where fp32 was only the default and this can be instead."""
     usual_batch: int | None = None
     """The largest batch in it that leaves the same margin."""
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import max_batch_repr
-
-        return max_batch_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import max_batch_html
-
-        return max_batch_html(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vramfit.records.display import Displayed
 from vramfit.records.plan import Plan
 from vramfit.units import MIB
 
@@ -20,8 +21,8 @@ class Change:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fitting:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Fitting(Displayed):
     """A Trainer that was fitted into a budget."""
 
     trainer: str
@@ -44,9 +45,3 @@ class Fitting:
         A line with a minus for what was, one with a plus for what is.
         """
         return "".join(f"-{c.name}={c.before}\n+{c.name}={c.after}\n" for c in self.changes)
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import fitting_repr
-
-        return fitting_repr(self)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate
 from vramfit.workload import Workload
 
@@ -26,8 +27,8 @@ class PhaseMeasurement:
     """`torch.cuda.max_memory_reserved()`, the most since the start."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Measurement(Displayed):
     """A workload run for real, in a process of its own."""
 
     workload: Workload
@@ -67,12 +68,6 @@ class Measurement:
         """The median step, the first left out; None with fewer than two steps."""
         return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import measurement_repr
-
-        return measurement_repr(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseDifference:
@@ -88,8 +83,8 @@ class PhaseDifference:
     """The same as a fraction of what was measured."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Comparison(Displayed):
     """A prediction beside its measurement."""
 
     measurement: Measurement
@@ -104,18 +99,6 @@ class Comparison:
     """Of the allocated and reserved peaks, without its sign."""
     agrees: bool
     """Within the tolerance, and of one mind about whether it fits."""
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import comparison_repr
-
-        return comparison_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import comparison_html
-
-        return comparison_html(self)
 
 
 def compare(estimate: Estimate, measurement: Measurement, *, tolerance: float = 0.01) -> Comparison:

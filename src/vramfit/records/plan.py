@@ -6,6 +6,7 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
+from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate, Kind
 from vramfit.records.saving import replace_file
 from vramfit.units import MIB
@@ -82,8 +83,8 @@ class InstanceFit:
     safe_reserved_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Plan(Displayed):
     """The fastest settings found that fit, certified by prediction."""
 
     workload: Workload
@@ -208,15 +209,3 @@ class Plan:
         if w.checkpointing == "full":
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import plan_repr
-
-        return plan_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import plan_html
-
-        return plan_html(self)

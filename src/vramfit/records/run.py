@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vramfit.records.display import Displayed
+
 RECORD = "run.json"
 """The file of the record, in the folder of the saved model."""
 Status = Literal["completed", "stopped early"]
@@ -23,8 +25,8 @@ class EvaluationResult:
     """Whether nothing before it was better."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RunRecord(Displayed):
     """One fine-tuning run, finished."""
 
     model: str
@@ -97,15 +99,3 @@ class RunRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What it ran with: python, torch, transformers, vramfit, the GPU."""
     notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import run_repr
-
-        return run_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import run_html
-
-        return run_html(self)

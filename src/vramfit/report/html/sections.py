@@ -6,6 +6,7 @@ from vramfit.records.course import StepCourse
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Alternative, Plan
+from vramfit.report.display import estimate_bar, figures_row
 from vramfit.report.html import figures
 from vramfit.report.html.marks import Drawn
 from vramfit.report.html.markup import section, table, tag, text
@@ -13,7 +14,6 @@ from vramfit.report.html.missing import reasons_of
 from vramfit.report.html.run import run_sections
 from vramfit.report.html.subject import Subject
 from vramfit.report.html.timeline import is_near, timeline
-from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, job, peak_moment, phase_name, target
 from vramfit.units import counted, format_bytes
