@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def rooms_imported(path: Path) -> set[str]:
 def code_as_text(tree: ast.AST) -> list[str]:
     """Code that a list hands to an interpreter: the text after `-c`."""
     lists = [node.elts for node in ast.walk(tree) if isinstance(node, ast.List)]
-    pairs = [pair for items in lists for pair in zip(items, items[1:], strict=False)]
+    pairs = [pair for items in lists for pair in pairwise(items)]
     texts = [(a.value, b.value) for a, b in pairs if isinstance(a, ast.Constant) and isinstance(b, ast.Constant)]
     return [text for option, text in texts if option == "-c" and "import" in str(text)]
 

@@ -8,7 +8,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from vramfit.errors import VramfitError
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file
 
 HEADER = "# Written by `vramfit doctor --lock`"
 

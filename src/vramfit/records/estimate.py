@@ -1,4 +1,4 @@
-"""`Estimate`: what a workload will take on a GPU, and everything needed to show why."""
+"""`Estimate`: what a workload will take on a GPU, with everything that shows why; `FitGrid`: what fits by size."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vramfit.errors import VramfitError
+from vramfit.records.codec import replace_file
 from vramfit.records.display import Displayed
-from vramfit.records.saving import replace_file
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
@@ -206,3 +206,18 @@ class Advice:
     peak_allocated_bytes: int
     """After the change."""
     fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitGrid:
+    """The same job at several batches and lengths."""
+
+    micro_batches: tuple[int, ...]
+    """Samples a forward pass sees, ascending."""
+    seqs: tuple[int, ...]
+    """Tokens a sequence, ascending."""
+    safe_reserved_bytes: tuple[tuple[int, ...], ...]
+    """For each micro-batch, for each length: the upper bound of what is reserved."""
+    fits: tuple[tuple[bool | None, ...], ...]
+    """Likewise whether it fits; None without a capacity."""
+    capacity_bytes: int | None

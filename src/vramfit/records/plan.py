@@ -1,14 +1,13 @@
-"""`Plan`: the settings chosen for a job, why, and what else was possible."""
+"""`Plan`: the settings chosen for a job, why, and what else was possible; `Fitting`: a Trainer changed by one."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError
-from vramfit.records.codec import from_json, to_json
+from vramfit.records.codec import from_json, replace_file, to_json
 from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate, Kind
-from vramfit.records.saving import replace_file
 from vramfit.units import MIB
 from vramfit.workload import Workload
 
@@ -19,6 +18,8 @@ FRAGMENT_BYTES = 64 * MIB
 """Added to that share: segments grow by pages of 20 MiB, in a small pool and a large one."""
 PAGE_BYTES = 20 * MIB
 """PyTorch passes its limit by less than this where segments grow (`ExpandableSegment`, kLargeBuffer)."""
+TRAINER_BYTES = 22 * MIB
+"""The next batch, running sums and what callbacks keep: one more page of small blocks, and one of large ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,3 +210,40 @@ class Plan(Displayed):
         if w.checkpointing == "full":
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One setting that is not what it was."""
+
+    name: str
+    """As in `TrainingArguments`, or what was changed in words."""
+    before: str
+    after: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Fitting(Displayed):
+    """A Trainer that was fitted into a budget."""
+
+    trainer: str
+    """Its class."""
+    model: str
+    """The class of its model."""
+    plan: Plan
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is good to know beside."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What training reserves at most, with what the Trainer itself keeps."""
+        return min(self.plan.most_reserved_bytes + TRAINER_BYTES, self.plan.budget_bytes)
+
+    def diff(self) -> str:
+        """The changed arguments as a diff.
+
+        A line with a minus for what was, one with a plus for what is.
+        """
+        return "".join(f"-{c.name}={c.before}\n+{c.name}={c.after}\n" for c in self.changes)

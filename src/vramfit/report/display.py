@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vramfit.records.estimate import CATEGORIES, Estimate, MaxBatch
-from vramfit.records.fitting import Fitting
 from vramfit.records.load_report import LoadReport
 from vramfit.records.measurement import Comparison, Measurement
-from vramfit.records.plan import Plan
+from vramfit.records.plan import Fitting, Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
 from vramfit.report.html.markup import tag, text
@@ -16,6 +15,20 @@ from vramfit.report.words import duration, job, reserved_peak, reserved_words, r
 from vramfit.units import counted, format_bytes
 
 MAX_NAMES = 4
+COLOURS: Mapping[str, str] = {
+    "weights": "#3f74e0",
+    "gradients": "#8a5fd6",
+    "optimizer": "#e0952b",
+    "activations": "#2aa37c",
+    "temporaries": "#35a6c8",
+    "workspaces": "#7d8796",
+    "inputs": "#d0608c",
+    "unused": "#b6bec9",
+    "CUDA context": "#98a3b2",
+}
+"""The same in light and dark notebooks."""
+TONES = {"good": "#17915c", "tight": "#b07500", "bad": "#d43c4c", "open": "inherit"}
+WIDTH, HEIGHT = 800, 34
 
 
 def estimate_repr(e: Estimate) -> str:
@@ -141,22 +154,6 @@ def _count(things: tuple[object, ...], name: str) -> str:
 
 def _names(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
-
-
-COLOURS: Mapping[str, str] = {
-    "weights": "#3f74e0",
-    "gradients": "#8a5fd6",
-    "optimizer": "#e0952b",
-    "activations": "#2aa37c",
-    "temporaries": "#35a6c8",
-    "workspaces": "#7d8796",
-    "inputs": "#d0608c",
-    "unused": "#b6bec9",
-    "CUDA context": "#98a3b2",
-}
-"""The same in light and dark notebooks."""
-TONES = {"good": "#17915c", "tight": "#b07500", "bad": "#d43c4c", "open": "inherit"}
-WIDTH, HEIGHT = 800, 34
 
 
 def estimate_html(e: Estimate) -> str:

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from vramfit.records.estimate import Kind
 from vramfit.records.plan import Alternative, InstanceFit, Plan
-from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.charts import MIN_WIDTH, Meter, Point, Scatter
 from vramfit.report.estimate import Sized, marked
-from vramfit.report.scatter import Point, Scatter
 from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, model_name, percent, size, target
 from vramfit.workload import TRAINED_TASKS, Workload
 
