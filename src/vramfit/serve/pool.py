@@ -14,9 +14,8 @@ from typing import Any
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.serve.metrics import Metrics
-from vramfit.serve.replies import problem
+from vramfit.serve.request_queue import Job, Waiting, problem
 from vramfit.serve.settings import ServeSettings
-from vramfit.serve.waiting import Job, Waiting
 from vramfit.serve.worker import Begun, Failed, Figures, Ready, work
 
 START_S = 600.0
@@ -202,7 +201,7 @@ class Worker:
             rounds, self._rounds = self._rounds, []
             num_begun, self._num_begun = self._num_begun, 0
         self._past = self.figures or self._past
-        self._metrics.restarted()
+        self._metrics.restarts.inc()
         for _ in rounds:
             self._free.release()
         self._waiting.put_back([job for one in rounds[num_begun:] for job in one.values()])  # it never had them

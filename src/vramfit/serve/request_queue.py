@@ -1,15 +1,56 @@
-"""`Waiting`: requests in the order they came, bounded in number and bytes, taken by weight in tokens."""
+"""Requests in line, bounded and taken by weight in tokens; their replies, and the way of these to the event loop."""
 
+import asyncio
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, Generic, TypeVar
 
-from vramfit.serve.limits import BYTES_A_TOKEN, MAX_WAITING_BYTES
-from vramfit.serve.replies import Reply
+from vramfit.serve.settings import BYTES_A_TOKEN, MAX_WAITING_BYTES
 
+RETRY = {"Retry-After": "1"}
 _numbers = count()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """A request that cannot be answered; the client's to mend."""
+
+    def __init__(self, status: int, error: str, hint: str | None = None) -> None:
+        super().__init__(error)
+        self.reply = problem(status, error, hint)
+
+
+def answer(value: Any) -> Reply:
+    """A value as an answer.
+
+    Raises:
+        ValueError: it has numbers that JSON has not: NaN or infinity.
+    """
+    return Reply(200, dumps(value))
+
+
+def problem(status: int, error: str, hint: str | None = None) -> Reply:
+    """Why there is no answer."""
+    return Reply(status, dumps({"error": error, "hint": hint}), RETRY if status in (429, 503) else {})
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 @dataclass(eq=False, slots=True)
@@ -115,3 +156,27 @@ class Waiting:
             if alone:
                 break
         return taken
+
+
+class Mailbox(Generic[T]):
+    """Any thread may put; the loop of a future hands it out."""
+
+    def __init__(self) -> None:
+        self._letters: deque[tuple[asyncio.Future[T], T]] = deque()
+        self._is_called = False
+
+    def put(self, future: "asyncio.Future[T]", result: T) -> None:
+        """The result of a future, unless nobody waits for it by then; lost where its loop has ended."""
+        self._letters.append((future, result))
+        if self._is_called:
+            return
+        self._is_called = True
+        with suppress(RuntimeError):  # the loop is closed
+            future.get_loop().call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._is_called = False  # before looking: what is put from now on calls again
+        while self._letters:
+            future, result = self._letters.popleft()
+            if not future.done():
+                future.set_result(result)

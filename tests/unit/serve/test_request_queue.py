@@ -1,13 +1,14 @@
 """The line of requests: bounded, in order, taken by weight."""
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.serve import waiting as waiting_module
-from vramfit.serve.waiting import Full, Job, Waiting
+from vramfit.serve import request_queue
+from vramfit.serve.request_queue import Full, Job, Mailbox, Waiting
 
 
 def job(size: int = 4, wanted: bool = True) -> Job:
@@ -38,7 +39,7 @@ def test_the_next_one_is_turned_away_when_the_line_is_full(monkeypatch: pytest.M
     line.put(job())
     with pytest.raises(Full):
         line.put(job())
-    monkeypatch.setattr(waiting_module, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(request_queue, "MAX_WAITING_BYTES", 100)
     heavy = Waiting(10)
     heavy.put(job(90))
     with pytest.raises(Full):
@@ -74,3 +75,39 @@ def test_a_closed_line_gives_back_who_waits_and_lets_workers_go() -> None:
     thread.start()
     thread.join(LIMIT_S)
     assert taken == [None]
+
+
+NUM_THREADS, NUM_LETTERS = 4, 500
+
+
+def test_every_future_gets_its_own_result_whichever_thread_puts_it() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+
+    async def gather() -> list[int]:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(NUM_THREADS * NUM_LETTERS)]
+
+        def put(first: int) -> None:
+            for number in range(first, len(futures), NUM_THREADS):
+                mailbox.put(futures[number], number)
+
+        for first in range(NUM_THREADS):
+            threading.Thread(target=put, args=(first,)).start()
+        return await asyncio.wait_for(asyncio.gather(*futures), LIMIT_S)
+
+    assert asyncio.run(gather()) == list(range(NUM_THREADS * NUM_LETTERS))
+
+
+def test_a_result_that_nobody_waits_for_any_more_troubles_nobody() -> None:
+    mailbox: Mailbox[str] = Mailbox()
+
+    async def leave() -> "asyncio.Future[str]":
+        loop = asyncio.get_running_loop()
+        gone, here = loop.create_future(), loop.create_future()
+        gone.cancel()
+        mailbox.put(gone, "late")
+        mailbox.put(here, "in time")
+        assert await here == "in time"
+        return loop.create_future()
+
+    mailbox.put(asyncio.run(leave()), "its loop has ended")
