@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vramfit.monitor.job import JobSeen
+from vramfit.monitor.failure import JobSeen
 from vramfit.monitor.sources import MemorySource
 from vramfit.records.watch import OutOfMemoryReport
 from vramfit.units import MIB, format_bytes

@@ -13,7 +13,7 @@ class Metrics:
     """What has happened so far; any thread may count."""
 
     def __init__(self) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         self.replies = Counter("vramfit_requests", "Answers of /invocations by status.", ["status"], registry=registry)
         self.accepted = Counter("vramfit_accepted", "Requests that joined the line.", registry=registry)

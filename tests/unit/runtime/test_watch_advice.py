@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from vramfit.monitor.job import JobSeen
+from vramfit.monitor.failure import JobSeen
 from vramfit.records.watch import OutOfMemoryReport
 from vramfit.runtime import watch_advice
 from vramfit.units import GIB
