@@ -71,10 +71,6 @@ class Phases:
             handle.remove()
         self._handles = []
 
-    @property
-    def in_model(self) -> bool:
-        return self._depth > 0
-
     def _look(self) -> None:
         if self._scan is None:
             self._scan = register_module_forward_pre_hook(self._found)

@@ -185,26 +185,8 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
     return answers.CatalogueAnswer(
         version=__version__,
         torch_version=version("torch").partition("+")[0],
-        models=[
-            answers.ModelEntry(
-                name=m.name,
-                family=m.family,
-                num_parameters=m.num_parameters,
-                num_layers=m.num_layers,
-                max_positions=m.max_positions,
-            )
-            for m in all_entries()
-        ],
-        gpus=[
-            answers.GPUEntry(
-                name=g.name,
-                title=g.title,
-                kind=g.kind,
-                total_memory_bytes=g.total_memory_bytes,
-                supports_bf16=g.supports_bf16,
-            )
-            for g in all_gpus()
-        ],
+        models=[answers.ModelEntry.model_validate(entry) for entry in all_entries()],
+        gpus=[answers.GPUEntry.model_validate(gpu) for gpu in all_gpus()],
         row_of_gpus=list(ROW_OF_GPUS),
         choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
         allowable=dict(ALLOWABLE),

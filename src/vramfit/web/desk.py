@@ -2,15 +2,15 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from vramfit.web.limits import MAX_REMEMBERED_BYTES, MAX_WAITING, QUICK_S, SLOW_S
-from vramfit.web.neighbours import neighbours
+from vramfit.models.catalogue import find_entry
+from vramfit.web.limits import BATCH_STOPS, MAX_REMEMBERED_BYTES, MAX_WAITING, QUICK_S, SEQ_STOPS, SLOW_S
 from vramfit.web.queries import EstimateQuery, Query
-from vramfit.web.remembered import Remembered
 from vramfit.web.workers import Reply, Worker, worker_context
 
 QUIET_S = 0.04
@@ -24,6 +24,8 @@ MAX_HOMES = 256
 SLOW_NICENESS = 3
 
 IsGone = Callable[[], Awaitable[bool]]
+NUM_BATCHES = 8
+NUM_SEQS = 15
 
 
 class Busy(Exception):
@@ -226,3 +228,73 @@ class Desk:
 def _trace_of(query: EstimateQuery) -> EstimateQuery:
     """What stands for all queries that one trace answers."""
     return query.model_copy(update={"batch": 1, "memory": None})
+
+
+class Remembered:
+    """A bounded memory of answers.
+
+    >>> kept = Remembered(max_bytes=10)
+    >>> kept.put("a", (200, b"12345678")); kept.put("b", (200, b"1234"))
+    >>> kept.get("a") is None, kept.get("b")
+    (True, (200, b'1234'))
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._answers: OrderedDict[object, tuple[int, bytes]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._answers
+
+    def get(self, key: object) -> tuple[int, bytes] | None:
+        """The answer to a question that was asked before."""
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def put(self, key: object, answer: tuple[int, bytes]) -> None:
+        """Keep an answer, and drop old ones."""
+        if key in self._answers:
+            self.num_bytes -= len(self._answers.pop(key)[1])
+        self._answers[key] = answer
+        self.num_bytes += len(answer[1])
+        while self.num_bytes > self._max_bytes:
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self.num_bytes -= len(dropped)
+
+
+def neighbours(query: EstimateQuery, before: EstimateQuery | None = None) -> list[EstimateQuery]:
+    """Queries that differ by a move of one slider, the likeliest first.
+
+    Args:
+        before: what was asked before it: whoever moves a slider goes on in the same direction.
+    """
+    entry = find_entry(query.model)
+    longest = entry.max_positions if entry is not None else 512
+    before = before or query
+    batches = _nearest(BATCH_STOPS, query.batch, NUM_BATCHES, query.batch - before.batch)
+    seqs = _nearest([n for n in SEQ_STOPS if n <= longest], query.seq, NUM_SEQS, query.seq - before.seq)
+    return list(_changed(query, batches, seqs))
+
+
+def _changed(query: EstimateQuery, batches: Sequence[int], seqs: Sequence[int]) -> Iterator[EstimateQuery]:
+    for batch, seq in zip_longest(batches, seqs):
+        if batch is not None:
+            yield query.model_copy(update={"batch": batch, "micro_batch": None})
+        if seq is not None:
+            yield query.model_copy(update={"seq": seq})
+
+
+def _nearest(stops: Sequence[int], here: int, count: int, direction: int) -> list[int]:
+    """The stops around a place, the next two in the direction first, then those beside it; the place itself left out.
+
+    >>> _nearest([1, 2, 3, 4, 5, 6], 3, 4, 1), _nearest([1, 2, 3, 4, 5, 6], 3, 4, -1)
+    ([4, 5, 2, 6], [2, 1, 4, 5])
+    """
+    below = [n for n in stops if n < here][::-1]
+    above = [n for n in stops if n > here]
+    ahead, behind = (below, above) if direction < 0 else (above, below)
+    mixed = [n for pair in zip_longest(behind, ahead[2:]) for n in pair if n is not None]
+    return [*ahead[:2], *mixed][:count]

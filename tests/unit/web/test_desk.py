@@ -8,10 +8,8 @@ from tests.waiting import LIMIT_S
 
 from vramfit.web import desk as desk_module
 from vramfit.web import workers as workers_module
-from vramfit.web.desk import Busy, Desk, Gone
-from vramfit.web.neighbours import neighbours
+from vramfit.web.desk import Busy, Desk, Gone, Remembered, neighbours
 from vramfit.web.queries import EstimateQuery, PlanQuery
-from vramfit.web.remembered import Remembered
 from vramfit.web.workers import Worker, worker_context
 
 
