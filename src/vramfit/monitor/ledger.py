@@ -25,7 +25,7 @@ MIN_BYTES_A_ROUND = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StorageOrigin:
     """Where a storage comes from."""
 
     module: str
@@ -38,7 +38,7 @@ class Origin:
 class Entry:
     """A storage that is alive."""
 
-    origin: Origin
+    origin: StorageOrigin
     num_bytes: int
     round: int
     device: str
@@ -49,7 +49,7 @@ class Entry:
 class Leak:
     """Tensors of one origin that stay alive from round to round."""
 
-    origin: Origin
+    origin: StorageOrigin
     num_rounds: int
     num_tensors: int
     num_bytes: int
@@ -72,7 +72,7 @@ class Ledger(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.round = 0
-        self.last = Origin("", "", "", "load")
+        self.last = StorageOrigin("", "", "", "load")
         """Of the operator that ran last."""
         self.live_bytes = self.peak_bytes = 0
         self._owns = owns
@@ -106,7 +106,7 @@ class Ledger(TorchDispatchMode):
             if name:
                 self._names[id(module)] = name
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self._note(tensor, Origin(name.rpartition(".")[0], "parameter", "", "load"))
+            self._note(tensor, StorageOrigin(name.rpartition(".")[0], "parameter", "", "load"))
 
     def keep_only(self, device: str) -> None:
         """Forget what lies on other kinds of devices: another memory is watched from here on."""
@@ -125,7 +125,7 @@ class Ledger(TorchDispatchMode):
             return NotImplemented  # a quantized tensor goes first; its plain parts come here
         operator = func.overloadpacket.__name__
         module = self._module()
-        self.last = Origin(module, operator, self.last.source, self._phase())
+        self.last = StorageOrigin(module, operator, self.last.source, self._phase())
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -133,7 +133,7 @@ class Ledger(TorchDispatchMode):
             raise
         new = [t for t in _tensors(result) if t.untyped_storage()._cdata not in self._live and self._owns(t)]
         if new:
-            self.last = Origin(module, operator, user_line(), self._phase())
+            self.last = StorageOrigin(module, operator, user_line(), self._phase())
             for tensor in new:
                 self._note(tensor, self.last)
         return result
@@ -144,11 +144,13 @@ class Ledger(TorchDispatchMode):
         Args:
             categories: storages whose category is known, such as gradients.
         """
-        groups: dict[tuple[str, Origin], list[int]] = defaultdict(list)
+        groups: dict[tuple[str, StorageOrigin], list[int]] = defaultdict(list)
         for key, entry in list(self._live.items()):
             category = categories.get(key) or ("activations" if entry.origin.module else "other")
             origin = (
-                entry.origin if category in ("activations", "other") else Origin(entry.origin.module, "", "", "load")
+                entry.origin
+                if category in ("activations", "other")
+                else StorageOrigin(entry.origin.module, "", "", "load")
             )
             groups[category, origin].append(entry.num_bytes)
         made = [
@@ -168,7 +170,7 @@ class Ledger(TorchDispatchMode):
     def restart_peak(self) -> None:
         self.peak_bytes = self.live_bytes
 
-    def origin(self, tensor: torch.Tensor) -> Origin | None:
+    def origin(self, tensor: torch.Tensor) -> StorageOrigin | None:
         """Where a live tensor comes from; None for one made before the watch."""
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry.origin if entry is not None else None
@@ -176,7 +178,7 @@ class Ledger(TorchDispatchMode):
     def leaks(self, known: Iterable[int]) -> list[Leak]:
         """Origins that left tensors behind in several rounds that are over; those with a known place are none."""
         skipped = set(known)
-        groups: dict[Origin, list[Entry]] = defaultdict(list)
+        groups: dict[StorageOrigin, list[Entry]] = defaultdict(list)
         for key, entry in list(self._live.items()):
             if entry.round <= self.round - KEEPS_AFTER and entry.origin.phase != "load" and key not in skipped:
                 groups[entry.origin].append(entry)
@@ -188,7 +190,7 @@ class Ledger(TorchDispatchMode):
                 found.append(Leak(origin=origin, num_rounds=len(rounds), num_tensors=len(entries), num_bytes=num_bytes))
         return sorted(found, key=lambda leak: -leak.num_bytes)
 
-    def _note(self, tensor: torch.Tensor, origin: Origin) -> None:
+    def _note(self, tensor: torch.Tensor, origin: StorageOrigin) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live or not storage.nbytes() or not self._owns(tensor):

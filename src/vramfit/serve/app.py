@@ -7,7 +7,7 @@ from typing import Any
 
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool
-from vramfit.serve.request_queue import Full, Job, Mailbox, Refused, Reply, problem
+from vramfit.serve.request_queue import Full, Mailbox, PendingRequest, Refused, Reply, problem
 from vramfit.serve.settings import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -61,13 +61,13 @@ class App:
         except Refused as refusal:
             return refusal.reply
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        job = Job.of(
+        request = PendingRequest.of(
             body,
             deliver=lambda reply: self._mailbox.put(future, reply),
             is_wanted=lambda: not future.done(),
         )
         try:
-            self._pool.waiting.put(job)
+            self._pool.waiting.put(request)
         except Full:
             return problem(429, f"{len(self._pool.waiting):,} requests wait already", "come again later")
         began = time.monotonic()

@@ -54,7 +54,7 @@ def dumps(value: Any) -> bytes:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class PendingRequest:
     """A request on its way."""
 
     number: int
@@ -67,91 +67,93 @@ class Job:
     """Workers that ended while they had it."""
 
     @staticmethod
-    def of(body: bytes, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]) -> "Job":
+    def of(body: bytes, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]) -> "PendingRequest":
         """A request that has just come."""
-        return Job(next(_numbers), body, deliver, is_wanted)
+        return PendingRequest(next(_numbers), body, deliver, is_wanted)
 
 
 class Full(Exception):
     """Too many are waiting."""
 
 
-class Waiting:
-    """A line of jobs that several workers take from.
+class RequestQueue:
+    """A line of requests that several workers take from.
 
     Args:
-        max_jobs: the next one is turned away.
+        max_requests: the next one is turned away.
     """
 
-    def __init__(self, max_jobs: int) -> None:
-        self._max_jobs = max_jobs
-        self._jobs: deque[Job] = deque()
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._requests: deque[PendingRequest] = deque()
         self._num_bytes = 0
         self._is_closed = False
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._requests)
 
-    def put(self, job: Job) -> None:
+    def put(self, request: PendingRequest) -> None:
         """Join the line.
 
         Raises:
             Full: there is no room, or the line is closed.
         """
         with self._changed:
-            too_many = len(self._jobs) >= self._max_jobs or self._num_bytes + len(job.body) > MAX_WAITING_BYTES
-            if self._is_closed or (too_many and self._jobs):
+            too_many = (
+                len(self._requests) >= self._max_requests or self._num_bytes + len(request.body) > MAX_WAITING_BYTES
+            )
+            if self._is_closed or (too_many and self._requests):
                 raise Full
-            self._jobs.append(job)
-            self._num_bytes += len(job.body)
+            self._requests.append(request)
+            self._num_bytes += len(request.body)
             self._changed.notify()
 
-    def put_back(self, jobs: Iterable[Job]) -> None:
+    def put_back(self, requests: Iterable[PendingRequest]) -> None:
         """First in line again, whatever the bounds: they were let in once."""
         with self._changed:
-            for job in reversed(list(jobs)):
-                self._jobs.appendleft(job)
-                self._num_bytes += len(job.body)
+            for request in reversed(list(requests)):
+                self._requests.appendleft(request)
+                self._num_bytes += len(request.body)
             self._changed.notify()
 
-    def take(self, max_tokens: int, max_length: int) -> list[Job] | None:
-        """What waits, up to a weight, one job at least; waits for it. None when the line is closed and empty.
+    def take(self, max_tokens: int, max_length: int) -> list[PendingRequest] | None:
+        """What waits, up to a weight, one request at least; waits for it. None when the line is closed and empty.
 
-        A job that a worker has died of comes by itself.
+        A request that a worker has died of comes by itself.
         """
         with self._changed:
             while True:
                 taken = self._taken(max_tokens, max_length)
                 if taken:
                     return taken
-                if self._is_closed and not self._jobs:
+                if self._is_closed and not self._requests:
                     return None
                 self._changed.wait()
 
-    def close(self) -> list[Job]:
+    def close(self) -> list[PendingRequest]:
         """Nobody joins any more; gives those who wait, who are in line no longer."""
         with self._changed:
             self._is_closed = True
-            left, self._jobs = list(self._jobs), deque()
+            left, self._requests = list(self._requests), deque()
             self._num_bytes = 0
             self._changed.notify_all()
         return left
 
-    def _taken(self, max_tokens: int, max_length: int) -> list[Job]:
-        taken: list[Job] = []
+    def _taken(self, max_tokens: int, max_length: int) -> list[PendingRequest]:
+        taken: list[PendingRequest] = []
         weight = 0
-        while self._jobs:
-            job = self._jobs[0]
-            num_tokens = min(len(job.body) // BYTES_A_TOKEN + 1, 4 * max_length)
-            alone = job.num_deaths > 0
+        while self._requests:
+            request = self._requests[0]
+            num_tokens = min(len(request.body) // BYTES_A_TOKEN + 1, 4 * max_length)
+            alone = request.num_deaths > 0
             if taken and (alone or weight + num_tokens > max_tokens):
                 break
-            self._jobs.popleft()
-            self._num_bytes -= len(job.body)
-            if not job.is_wanted():
+            self._requests.popleft()
+            self._num_bytes -= len(request.body)
+            if not request.is_wanted():
                 continue
-            taken.append(job)
+            taken.append(request)
             weight += num_tokens
             if alone:
                 break

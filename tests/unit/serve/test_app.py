@@ -9,7 +9,7 @@ from tests.waiting import LIMIT_S
 from vramfit.serve import app as app_module
 from vramfit.serve.app import App
 from vramfit.serve.metrics import Metrics
-from vramfit.serve.request_queue import Reply, Waiting, problem
+from vramfit.serve.request_queue import PendingRequest, Reply, RequestQueue, problem
 from vramfit.serve.settings import MAX_BODY_BYTES
 from vramfit.serve.worker import Figures
 
@@ -21,7 +21,7 @@ class Pool:
     """The part of a pool that an application sees."""
 
     def __init__(self, max_waiting: int = 4, ready: bool = True) -> None:
-        self.waiting = Waiting(max_waiting)
+        self.waiting = RequestQueue(max_waiting)
         self.is_ready = ready
         self.figures: list[Any] = []
 
@@ -75,9 +75,9 @@ def test_an_answer_goes_to_the_one_who_asked() -> None:
         asking = [asyncio.ensure_future(invoke(app)) for _ in range(3)]
         await all_is_asked()
         assert len(pool.waiting) == 3
-        for number, job in enumerate(pool.waiting.take(1000, 512)):
-            assert job.body == b'{"inputs": "a"}'
-            job.deliver(Reply(200, str(number).encode()))
+        for number, request in enumerate(pool.waiting.take(1000, 512)):
+            assert request.body == b'{"inputs": "a"}'
+            request.deliver(Reply(200, str(number).encode()))
         assert [(await one)[:2] for one in asking] == [(200, 0), (200, 1), (200, 2)]
 
     asyncio.run(go())
@@ -93,8 +93,8 @@ def test_a_full_line_says_so_at_once() -> None:
         status, body, headers = await invoke(app)
         assert (status, body["error"]) == (429, "1 requests wait already")
         assert headers["retry-after"] == "1"
-        (job,) = pool.waiting.take(1000, 512)
-        job.deliver(Reply(200, b"0"))
+        (request,) = pool.waiting.take(1000, 512)
+        request.deliver(Reply(200, b"0"))
         assert (await first)[:2] == (200, 0)
 
     asyncio.run(go())
@@ -106,14 +106,15 @@ def test_no_answer_in_time_is_said_and_the_work_is_dropped() -> None:
     status, body, headers = asyncio.run(invoke(app))
     assert (status, body["error"]) == (503, "no answer within 0.02 s")
     assert headers["retry-after"] == "1"
-    pool.waiting.put(type(pool.waiting._jobs[0]).of(b"x", lambda reply: None, lambda: True))
-    assert [job.body for job in pool.waiting.take(1000, 512)] == [b"x"]
+    pool.waiting.put(PendingRequest.of(b"x", lambda reply: None, lambda: True))
+    assert [request.body for request in pool.waiting.take(1000, 512)] == [b"x"]
 
 
 def test_nobody_works_for_a_client_that_hung_up() -> None:
     app, pool, metrics = make()
     assert asyncio.run(invoke(app, leaves=True))[0] == 499
-    assert not pool.waiting._jobs[0].is_wanted()
+    (request,) = pool.waiting.close()
+    assert not request.is_wanted()
     assert metrics.total("answered") == 1
 
 

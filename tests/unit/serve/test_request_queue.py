@@ -8,55 +8,55 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from vramfit.serve import request_queue
-from vramfit.serve.request_queue import Full, Job, Mailbox, Waiting
+from vramfit.serve.request_queue import Full, Mailbox, PendingRequest, RequestQueue
 
 
-def job(size: int = 4, wanted: bool = True) -> Job:
-    return Job.of(b"x" * size, lambda reply: None, lambda: wanted)
+def request(size: int = 4, wanted: bool = True) -> PendingRequest:
+    return PendingRequest.of(b"x" * size, lambda reply: None, lambda: wanted)
 
 
 def test_what_comes_first_is_taken_first_up_to_a_weight_in_tokens() -> None:
-    line = Waiting(10)
-    jobs = [job(400), job(400), job(400)]
-    for one in jobs:
+    line = RequestQueue(10)
+    requests = [request(400), request(400), request(400)]
+    for one in requests:
         line.put(one)
-    assert line.take(250, 512) == jobs[:2]
-    assert line.take(1, 512) == jobs[2:]  # one at least
+    assert line.take(250, 512) == requests[:2]
+    assert line.take(1, 512) == requests[2:]  # one at least
     assert len(line) == 0
 
 
 def test_a_long_text_weighs_no_more_than_it_can_be_read() -> None:
-    line = Waiting(10)
-    jobs = [job(600_000), job(40)]
-    for one in jobs:
+    line = RequestQueue(10)
+    requests = [request(600_000), request(40)]
+    for one in requests:
         line.put(one)
-    assert line.take(4 * 64 + 11, 64) == jobs
+    assert line.take(4 * 64 + 11, 64) == requests
 
 
 def test_the_next_one_is_turned_away_when_the_line_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Waiting(2)
-    line.put(job())
-    line.put(job())
+    line = RequestQueue(2)
+    line.put(request())
+    line.put(request())
     with pytest.raises(Full):
-        line.put(job())
+        line.put(request())
     monkeypatch.setattr(request_queue, "MAX_WAITING_BYTES", 100)
-    heavy = Waiting(10)
-    heavy.put(job(90))
+    heavy = RequestQueue(10)
+    heavy.put(request(90))
     with pytest.raises(Full):
-        heavy.put(job(20))
+        heavy.put(request(20))
 
 
 def test_nobody_works_for_those_who_have_gone() -> None:
-    line = Waiting(10)
-    wanted = job()
-    for one in (job(wanted=False), wanted, job(wanted=False)):
+    line = RequestQueue(10)
+    wanted = request()
+    for one in (request(wanted=False), wanted, request(wanted=False)):
         line.put(one)
     assert line.take(1000, 512) == [wanted]
 
 
 def test_what_a_worker_died_of_is_tried_by_itself() -> None:
-    line = Waiting(2)
-    first, second, third = job(), job(), job()
+    line = RequestQueue(2)
+    first, second, third = request(), request(), request()
     line.put(third)
     first.num_deaths = second.num_deaths = 1
     line.put_back([first, second])
@@ -64,12 +64,12 @@ def test_what_a_worker_died_of_is_tried_by_itself() -> None:
 
 
 def test_a_closed_line_gives_back_who_waits_and_lets_workers_go() -> None:
-    line = Waiting(10)
-    one = job()
+    line = RequestQueue(10)
+    one = request()
     line.put(one)
     assert line.close() == [one]
     with pytest.raises(Full):
-        line.put(job())
+        line.put(request())
     taken: list[Any] = []
     thread = threading.Thread(target=lambda: taken.append(line.take(10, 10)))
     thread.start()

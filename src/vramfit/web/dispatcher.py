@@ -1,4 +1,4 @@
-"""`Desk`: queries queued for the workers, equal ones asked once, answers remembered, likely ones prepared."""
+"""`Dispatcher`: queries queued for the workers, equal ones asked once, answers remembered, likely ones prepared."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -37,7 +37,7 @@ class Gone(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class PendingQuery:
     """A query on its way."""
 
     query: Query
@@ -48,21 +48,21 @@ class Job:
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class WorkerQueue:
     """What waits for one worker."""
 
     worker: Worker
-    jobs: "deque[Job]" = field(default_factory=deque)
+    pending: "deque[PendingQuery]" = field(default_factory=deque)
     ahead: "deque[EstimateQuery]" = field(default_factory=deque)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     is_busy: bool = False
 
     @property
     def length(self) -> int:
-        return len(self.jobs) + self.is_busy
+        return len(self.pending) + self.is_busy
 
 
-class Desk:
+class Dispatcher:
     """Takes queries and gives answers.
 
     Estimates have workers of their own, which keep traces; plans and largest batches go to one that leaves the
@@ -77,30 +77,30 @@ class Desk:
         context = worker_context()
         quick = [Worker(context, limit_s=QUICK_S, niceness=0, allow_local=allow_local) for _ in range(num_workers)]
         slow = Worker(context, limit_s=SLOW_S, niceness=SLOW_NICENESS, allow_local=allow_local)
-        self._quick = [Line(worker) for worker in quick]
-        self._slow = [Line(slow)]
+        self._quick = [WorkerQueue(worker) for worker in quick]
+        self._slow = [WorkerQueue(slow)]
         self._max_waiting = max_waiting
-        self._pending: dict[Query, Job] = {}
-        self._remembered = Remembered(MAX_REMEMBERED_BYTES)
+        self._pending: dict[Query, PendingQuery] = {}
+        self._remembered = AnswerCache(MAX_REMEMBERED_BYTES)
         self._threads = ThreadPoolExecutor(num_workers + 1, thread_name_prefix="vramfit-web")
         self._tasks: list[asyncio.Task[None]] = []
-        self._homes: OrderedDict[Query, list[Line]] = OrderedDict()
+        self._homes: OrderedDict[Query, list[WorkerQueue]] = OrderedDict()
         self._asked_at = 0.0
         self._asked_before: EstimateQuery | None = None
 
     async def start(self) -> None:
         """Have all workers ready."""
-        lines = [*self._quick, *self._slow]
+        queues = [*self._quick, *self._slow]
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(self._threads, line.worker.start) for line in lines))
-        self._tasks = [asyncio.create_task(self._serve(line)) for line in lines]
+        await asyncio.gather(*(loop.run_in_executor(self._threads, queue.worker.start) for queue in queues))
+        self._tasks = [asyncio.create_task(self._serve(queue)) for queue in queues]
 
     async def stop(self) -> None:
         """End all workers."""
         for task in self._tasks:
             task.cancel()
-        for line in (*self._quick, *self._slow):
-            line.worker.stop()
+        for queue in (*self._quick, *self._slow):
+            queue.worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, query: Query, is_gone: IsGone) -> Reply:
@@ -116,53 +116,53 @@ class Desk:
         known = self._remembered.get(query)
         self._asked_at = asyncio.get_running_loop().time()
         if known is None:
-            job = self._pending.get(query) or self._enter(query)
-            job.is_ahead = False
-            job.num_readers += 1
+            pending = self._pending.get(query) or self._enter(query)
+            pending.is_ahead = False
+            pending.num_readers += 1
             try:
-                known = await self._wait(job, is_gone)
+                known = await self._wait(pending, is_gone)
             finally:
-                job.num_readers -= 1
+                pending.num_readers -= 1
         if isinstance(query, EstimateQuery) and known[0] == 200:
             self._prepare(query)
         return known
 
-    async def _wait(self, job: Job, is_gone: IsGone) -> Reply:
+    async def _wait(self, pending: PendingQuery, is_gone: IsGone) -> Reply:
         while True:
-            done, _ = await asyncio.wait({job.reply}, timeout=LOOKED_AFTER_S)
+            done, _ = await asyncio.wait({pending.reply}, timeout=LOOKED_AFTER_S)
             if done:
-                return job.reply.result()
+                return pending.reply.result()
             if await is_gone():
                 raise Gone
 
-    def _enter(self, query: Query) -> Job:
-        lines = self._quick if isinstance(query, EstimateQuery) else self._slow
-        if sum(len(line.jobs) for line in lines) >= self._max_waiting:
+    def _enter(self, query: Query) -> PendingQuery:
+        queues = self._quick if isinstance(query, EstimateQuery) else self._slow
+        if sum(len(queue.pending) for queue in queues) >= self._max_waiting:
             raise Busy
-        line = self._line_of(query, lines)
-        job = Job(query, asyncio.get_running_loop().create_future())
-        self._pending[query] = job
-        line.jobs.append(job)
-        line.arrived.set()
-        return job
+        queue = self._queue_of(query, queues)
+        pending = PendingQuery(query, asyncio.get_running_loop().create_future())
+        self._pending[query] = pending
+        queue.pending.append(pending)
+        queue.arrived.set()
+        return pending
 
-    def _line_of(self, query: Query, lines: list[Line]) -> Line:
+    def _queue_of(self, query: Query, queues: list[WorkerQueue]) -> WorkerQueue:
         """The worker that has traced such a job before, where that one is not much busier than another."""
-        shortest = min(lines, key=lambda line: line.length)
+        shortest = min(queues, key=lambda queue: queue.length)
         if not isinstance(query, EstimateQuery):
             return shortest
         homes = self._homes.get(_trace_of(query)) or [shortest]
-        home = min(homes, key=lambda line: line.length)
-        line = shortest if home.length - shortest.length >= MAX_LONGER else home
-        self._settle(query, line)
-        return line
+        home = min(homes, key=lambda queue: queue.length)
+        queue = shortest if home.length - shortest.length >= MAX_LONGER else home
+        self._settle(query, queue)
+        return queue
 
-    def _settle(self, query: EstimateQuery, line: Line) -> None:
+    def _settle(self, query: EstimateQuery, queue: WorkerQueue) -> None:
         """Note who has a trace."""
         homes = self._homes.setdefault(_trace_of(query), [])
         self._homes.move_to_end(_trace_of(query))
-        if line not in homes:
-            homes.append(line)
+        if queue not in homes:
+            homes.append(queue)
         while len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
 
@@ -174,55 +174,55 @@ class Desk:
         """
         before, self._asked_before = self._asked_before, query
         here = self._homes.get(_trace_of(query), self._quick)[0]
-        elsewhere = [line for line in self._quick if line is not here] or self._quick
-        for line in self._quick:
-            line.ahead.clear()
+        elsewhere = [queue for queue in self._quick if queue is not here] or self._quick
+        for queue in self._quick:
+            queue.ahead.clear()
         for number, other in enumerate(neighbours(query, before)):
             if other in self._remembered or other in self._pending:
                 continue
             homes = self._homes.get(_trace_of(other)) or elsewhere
             if other.seq == query.seq:
                 homes = [here, *elsewhere]
-            line = homes[0] if number == 0 else min(homes, key=lambda line: len(line.ahead))
-            line.ahead.append(other)
-            line.arrived.set()
+            queue = homes[0] if number == 0 else min(homes, key=lambda queue: len(queue.ahead))
+            queue.ahead.append(other)
+            queue.arrived.set()
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, queue: WorkerQueue) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            job = await self._next(line)
-            if job.num_readers == 0 and not job.is_ahead:
-                self._pending.pop(job.query, None)
-                job.reply.cancel()
+            pending = await self._next(queue)
+            if pending.num_readers == 0 and not pending.is_ahead:
+                self._pending.pop(pending.query, None)
+                pending.reply.cancel()
                 continue
-            line.is_busy = True
+            queue.is_busy = True
             try:
-                reply = await loop.run_in_executor(self._threads, line.worker.ask, job.query)
+                reply = await loop.run_in_executor(self._threads, queue.worker.ask, pending.query)
             finally:
-                line.is_busy = False
-                self._pending.pop(job.query, None)
+                queue.is_busy = False
+                self._pending.pop(pending.query, None)
             if reply[0] in (200, 422):
-                self._remembered.put(job.query, reply)
-            if isinstance(job.query, EstimateQuery):
-                self._settle(job.query, line)
-            if not job.reply.cancelled():
-                job.reply.set_result(reply)
+                self._remembered.put(pending.query, reply)
+            if isinstance(pending.query, EstimateQuery):
+                self._settle(pending.query, queue)
+            if not pending.reply.cancelled():
+                pending.reply.set_result(reply)
 
-    async def _next(self, line: Line) -> Job:
+    async def _next(self, queue: WorkerQueue) -> PendingQuery:
         """The next query that waits, or, where all is quiet, one to prepare."""
-        while not line.jobs:
-            line.arrived.clear()
+        while not queue.pending:
+            queue.arrived.clear()
             quiet_s = asyncio.get_running_loop().time() - self._asked_at
-            if line.ahead and quiet_s >= QUIET_S:
-                query = line.ahead.popleft()
+            if queue.ahead and quiet_s >= QUIET_S:
+                query = queue.ahead.popleft()
                 if query not in self._remembered and query not in self._pending:
-                    job = Job(query, asyncio.get_running_loop().create_future(), is_ahead=True)
-                    self._pending[query] = job
-                    return job
+                    pending = PendingQuery(query, asyncio.get_running_loop().create_future(), is_ahead=True)
+                    self._pending[query] = pending
+                    return pending
                 continue
             with suppress(TimeoutError):
-                await asyncio.wait_for(line.arrived.wait(), QUIET_S - quiet_s if line.ahead else None)
-        return line.jobs.popleft()
+                await asyncio.wait_for(queue.arrived.wait(), QUIET_S - quiet_s if queue.ahead else None)
+        return queue.pending.popleft()
 
 
 def _trace_of(query: EstimateQuery) -> EstimateQuery:
@@ -230,10 +230,10 @@ def _trace_of(query: EstimateQuery) -> EstimateQuery:
     return query.model_copy(update={"batch": 1, "memory": None})
 
 
-class Remembered:
+class AnswerCache:
     """A bounded memory of answers.
 
-    >>> kept = Remembered(max_bytes=10)
+    >>> kept = AnswerCache(max_bytes=10)
     >>> kept.put("a", (200, b"12345678")); kept.put("b", (200, b"1234"))
     >>> kept.get("a") is None, kept.get("b")
     (True, (200, b'1234'))
