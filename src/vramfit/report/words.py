@@ -2,10 +2,11 @@
 
 import re
 
-from vramfit.records.estimate import ATTENTION_MODULES, Estimate, Kind, PeakMoment, TensorGroup
+from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.settings import in_words
+from vramfit.settings.setting import Kind
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
