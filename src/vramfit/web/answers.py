@@ -159,6 +159,18 @@ class GPUEntry(Answer):
     supports_bf16: bool
 
 
+class SettingEntry(Answer):
+    """A setting that the page has a control for."""
+
+    keyword: str
+    label: str
+    about: str
+    values: list[str]
+    labels: dict[str, str] = Field(description="Value → how the page calls it; an empty one stands for none.")
+    modes: list[str] = Field(description="Modes in which it does something.")
+    is_basic: bool
+
+
 class CatalogueAnswer(Answer):
     """Everything there is to choose from."""
 
@@ -168,6 +180,7 @@ class CatalogueAnswer(Answer):
     gpus: list[GPUEntry]
     row_of_gpus: list[str]
     choices: dict[str, list[str]]
+    settings: list[SettingEntry]
     allowable: dict[str, str] = Field(description="What a plan may be allowed to change → what that means.")
     defaults: dict[str, Any] = Field(description="Of the parameters of an estimate.")
     parameters: dict[str, list[str]] = Field(description="Path of the API → the parameters it takes.")

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import all_entries
-from vramfit.settings import ALLOWABLE
+from vramfit.settings import ALLOWABLE, SETTINGS, Setting
+from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
 from vramfit.web.dispatcher import Busy, Dispatcher, Gone
 from vramfit.web.guard import Guard
@@ -46,6 +47,8 @@ ABOUT = (
     "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
     "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
 )
+DRAWN = (Choice, Count, Number, Switch)
+"""Kinds of values that the page has a control for; others have labels, or are the page's own."""
 RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {
         "model": answers.Problem,
@@ -189,6 +192,7 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         gpus=[answers.GPUEntry.model_validate(gpu) for gpu in all_gpus()],
         row_of_gpus=list(ROW_OF_GPUS),
         choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
+        settings=[_entry(s) for s in SETTINGS.values() if s.on_page and (s.labels or isinstance(s.value, DRAWN))],
         allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
         parameters={path: list(query.model_fields) for path, query in QUERIES.items()},
@@ -197,6 +201,18 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         max_batch=MAX_BATCH,
         max_seq=MAX_SEQ,
         allow_local=allow_local,
+    )
+
+
+def _entry(setting: Setting) -> answers.SettingEntry:
+    return answers.SettingEntry(
+        keyword=setting.keyword,
+        label=setting.label or setting.keyword.replace("_", " ").capitalize(),
+        about=setting.about or setting.help.replace("`", ""),
+        values=list(CHOICES.get(setting.keyword, ())),
+        labels=dict(setting.labels),
+        modes=list(setting.modes),
+        is_basic=setting.is_basic,
     )
 
 
