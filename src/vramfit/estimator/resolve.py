@@ -10,7 +10,7 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
-from vramfit.techniques.catalogue import conflicts
+from vramfit.settings import conflicts
 from vramfit.techniques.packed_attention import takes_heads
 from vramfit.workload import CHOICES, NO_LOSS, Workload, switched
 
@@ -40,7 +40,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     workload = replace(
         workload,
         model=resolved.name,
-        task=resolved.task,  # type: ignore[arg-type]
+        task=resolved.task,
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)

@@ -9,11 +9,10 @@ from typing import Any, Literal
 from vramfit.errors import VramfitError
 from vramfit.records.codec import replace_file
 from vramfit.records.display import Displayed
+from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
-Kind = Literal["free", "numeric", "different training"]
-"""Of a change: same maths; same training in another precision; something else is learned."""
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (

@@ -1,7 +1,7 @@
 """`DataSource`: which file is read, for which task, and which of its columns."""
 
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from vramfit.errors import WorkloadError
 from vramfit.workload import Task
@@ -73,6 +73,6 @@ def without_labels(path: str, task: str, text_columns: tuple[str, ...] = (), max
     >>> without_labels("train.csv", "multiple-choice").task
     'sequence-classification'
     """
-    read_for = cast(Task, task if task in NUM_TEXT_COLUMNS else "sequence-classification")
+    read_for = task if task in NUM_TEXT_COLUMNS else "sequence-classification"
     settings: dict[str, Any] = {"needs_labels": False, "skip_bad_rows": True, "max_rows": max_rows}
     return DataSource(path=path, task=read_for, text_columns=text_columns, **settings)

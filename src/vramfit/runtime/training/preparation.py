@@ -23,6 +23,7 @@ from vramfit.runtime.data.lengths import LONGEST, STRIDE
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.settings import CHOSEN, SETTINGS
 from vramfit.stages import tell
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
@@ -34,7 +35,7 @@ from vramfit.workload import Workload
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
 HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "fused", "graphs")
+KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -103,7 +104,7 @@ def make_plan(
     if request.exact and former is None:
         keywords["exact"] = True
     if former is not None:
-        keywords |= {name: getattr(former, name) for name in CHOSEN}
+        keywords |= {name: getattr(former, name) for name in KEPT}
     if place.emulated is not None:
         keywords["rehearses"] = True
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}

@@ -133,7 +133,7 @@ class TrainedModel:
                 [f"attention packed: {self.task} gives a logit for every word of every token; take sdpa"]
             )
         if asked is not None:
-            return asked  # type: ignore[return-value]
+            return asked
         pays = "packed" in self.attentions and self.task not in NOT_PACKED
         pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
         return "packed" if pays and has_packed_kernel(place.device, precision) else None
