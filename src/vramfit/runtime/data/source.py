@@ -1,10 +1,10 @@
 """`DataSource`: which file is read, for which task, and which of its columns."""
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.workload import Task
+from vramfit.workload import CHOICES, Task
 
 NUM_TEXT_COLUMNS = {
     "sequence-classification": (1, 2),
@@ -49,7 +49,7 @@ class DataSource:
     def __post_init__(self) -> None:
         problems = []
         if self.task not in NUM_TEXT_COLUMNS:
-            kind = "has no data set to read" if self.task in get_args(Task) else "is no task"
+            kind = "has no data set to read" if self.task in CHOICES["task"] else "is no task"
             problems.append(f"task {self.task!r} {kind}; those that do: {', '.join(NUM_TEXT_COLUMNS)}")
         elif self.text_columns:
             least, most = NUM_TEXT_COLUMNS[self.task]
