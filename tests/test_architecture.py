@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "vramfit"
-EVERYBODY = {"errors", "units", "stages", "workload", "records"}
+EVERYBODY = {"errors", "units", "stages", "tasks", "workload", "records"}
 ROW = re.compile(r"^\| `(?P<room>[a-z_]+)(?:\.py|/)` \|[^|]*\| (?P<allowed>[^|]*) \|$", re.MULTILINE)
 
 

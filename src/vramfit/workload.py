@@ -8,17 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from vramfit import tasks
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_memory, plain, shown
 
-Task = Literal[
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-    "masked-lm",
-    "pretraining",
-    "features",
-]
 Mode = Literal["train", "forward", "infer"]
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16"]
 Attention = Literal["sdpa", "eager", "packed"]
@@ -32,7 +25,7 @@ Loop = Literal["plain", "stepper"]
 Casts = Literal["each", "together"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "task": get_args(Task),
+    "task": tasks.task_names(),
     "mode": get_args(Mode),
     "precision": get_args(Precision),
     "attention": get_args(Attention),
@@ -47,15 +40,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
 
-TRAINED_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
-"""Tasks that vramfit reads data for, trains, evaluates and predicts."""
-GRAPH_TASKS: tuple[Task, ...] = ("sequence-classification", "token-classification", "masked-lm")
-"""Tasks whose losses leave out labels that are ignored."""
-NO_LOSS = (
-    "task features gives vectors and has no loss to train on: take the task of the head that is to learn, "
-    "mode infer, or in Python an nn.Module with a loss of its own"
-)
-"""A module may have a loss whatever its task is called: only who resolves the model can tell."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 COUNTS = ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes")
@@ -74,7 +58,7 @@ class Workload:
 
     model: str
     """A catalogue name, a folder or a hub id; for objects, a name to show."""
-    task: Task = "sequence-classification"
+    task: str = tasks.DEFAULT
     """The head on the encoder."""
     mode: Mode = "train"
     """`forward` keeps what a backward pass would need; `infer` does not."""
@@ -382,7 +366,7 @@ def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:
             "graphs and checkpointing do not go together: layers that are computed again look at random generators",
         ),
         (
-            w.graphs and w.task not in GRAPH_TASKS,
+            w.graphs and not tasks.find_task(w.task).can_record,
             f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with",
         ),
         (

@@ -10,7 +10,6 @@ from vramfit.errors import DataError, VramfitError, WorkloadError
 if TYPE_CHECKING:
     from vramfit.runtime.data.examples import Examples
     from vramfit.runtime.data.source import DataSource
-    from vramfit.workload import Task
 
 LOOKED_AT_BYTES = 32 * 2**20
 """Files up to this are read whole before torch is imported, in less time than that takes."""
@@ -107,7 +106,7 @@ def look_at_data(source: "DataSource", label_names: Sequence[str] | None = None)
     return read_examples(source, label_names)
 
 
-def look_at_data_for(model: str, source: Callable[["Task"], "DataSource"], task: str | None) -> None:
+def look_at_data_for(model: str, source: Callable[[str], "DataSource"], task: str | None) -> None:
     """Refuse data for a model whose folder says what task it does, and which labels it has.
 
     Args:

@@ -13,6 +13,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.ranks import only_one_speaks, speaks
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import number_or_text, parse_counts, parse_freeze, parse_names
+from vramfit.tasks import DEFAULT, trained_tasks
 from vramfit.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def run(
     eval_data: Annotated[str | None, _option("Evaluate on this; the best model is kept.", _DATA, "FILE")] = None,
     task: Annotated[
         str,
-        _option("sequence-classification, token-classification, question-answering or masked-lm.", _DATA, "NAME"),
-    ] = "sequence-classification",
+        _option(f"One of {', '.join(trained_tasks())}.", _DATA, "NAME"),
+    ] = DEFAULT,
     text_column: Annotated[
         str | None, _option("Column of the texts; two with a comma for pairs.", _DATA, "NAME,…")
     ] = None,

@@ -15,7 +15,8 @@ import typer
 
 from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
 from vramfit.errors import WorkloadError
-from vramfit.workload import CHOICES, MAX_COUNT, NO_LOSS, Workload
+from vramfit.tasks import find_task
+from vramfit.workload import CHOICES, MAX_COUNT, Workload
 
 if TYPE_CHECKING:
     from vramfit.planner.lengths import Lengths
@@ -158,8 +159,9 @@ class WorkloadOptions:
 
     def _look(self, *, trains: bool = True) -> None:
         """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
-        if self.task == "features" and (self.mode == "train" or (self.mode is None and trains)):
-            raise WorkloadError([NO_LOSS])
+        why_no_loss = find_task(self.task).why_no_loss if self.task is not None else None
+        if why_no_loss and (self.mode == "train" or (self.mode is None and trains)):
+            raise WorkloadError([why_no_loss])
         look_at_gpu(self.gpu)
         if self.model:
             look_at_model(self.model, parse_counts(self.seq, "--seq"))

@@ -8,6 +8,7 @@ from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
 from vramfit.loader.load import Progress, load_request
 from vramfit.loader.request import LoadRequest
 from vramfit.records.load_report import LoadReport
+from vramfit.tasks import find_task
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ def load_and_compare(request: LoadRequest, *, progress: Progress | None = None, 
         reference,
         mask,
         inputs=inputs,
-        labels=request.workload.task != "features",
+        labels=find_task(request.workload.task).has_head,
     )
     return replace(report, comparison=comparison)
 

@@ -8,6 +8,7 @@ from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.loader.request import LoadRequest, make_request
 from vramfit.records.load_report import LoadReport
 from vramfit.stages import tell
+from vramfit.tasks import DEFAULT
 from vramfit.units import shown
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 def load(
     model: Any,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     precision: str = "fp32",
     quantize: str | None = None,
     plan: Any = None,

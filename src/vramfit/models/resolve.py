@@ -13,6 +13,7 @@ from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
 from vramfit.models.links import plain_file
 from vramfit.models.remote import has_own_code, load_remote_config, remote_class
 from vramfit.models.tasks import class_for_task, task_of_class
+from vramfit.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +52,7 @@ class ResolvedModel:
 def resolve(
     model: Any,
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     num_labels: int | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.serve.limits import MAX_WAITING, TIMEOUT_S
+from vramfit.tasks import all_tasks
 from vramfit.units import SizeError, parse_bytes
 from vramfit.workload import CHOICES
 
-TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm", "features")
 POOLINGS = ("mean", "first")
 MAX_WORKERS = 64
 
@@ -79,7 +79,7 @@ class ServeSettings:
 
 def _wrong_choices(s: ServeSettings) -> list[str]:
     allowed = {
-        "task": (s.task, TASKS, True),
+        "task": (s.task, tuple(task.name for task in all_tasks() if task.is_served), True),
         "precision": (s.precision, CHOICES["precision"], False),
         "quantize": (s.quantize, CHOICES["quantize"], True),
         "offload": (s.offload, ("weights",), True),

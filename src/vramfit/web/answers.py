@@ -197,6 +197,7 @@ class CatalogueAnswer(Answer):
     gpus: list[GPUEntry]
     row_of_gpus: list[str]
     choices: dict[str, list[str]]
+    tasks: dict[str, str] = Field(description="Task → what the page calls it.")
     allowable: dict[str, str] = Field(description="What a plan may be allowed to change → what that means.")
     defaults: dict[str, Any] = Field(description="Of the parameters of an estimate.")
     parameters: dict[str, list[str]] = Field(description="Path of the API → the parameters it takes.")

@@ -16,6 +16,7 @@ from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import all_entries
 from vramfit.planner.request import ALLOWABLE
+from vramfit.tasks import all_tasks
 from vramfit.web import answers
 from vramfit.web.desk import Busy, Desk, Gone
 from vramfit.web.guard import Guard
@@ -207,6 +208,7 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         ],
         row_of_gpus=list(ROW_OF_GPUS),
         choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
+        tasks={task.name: task.title for task in all_tasks()},
         allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
         parameters={path: list(query.model_fields) for path, query in QUERIES.items()},

@@ -13,9 +13,10 @@ from vramfit.records.plan import Plan
 from vramfit.report.plan import KIND_WORDS, estimate_command, split_words, train_command
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import group_name, peak_moment
+from vramfit.tasks import find_task
 from vramfit.web import answers
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
-from vramfit.workload import TRAINED_TASKS, Workload
+from vramfit.workload import Workload
 
 NUM_LARGEST = 12
 OK, REFUSED, BROKEN = 200, 422, 500
@@ -183,7 +184,7 @@ def describe_plan(p: Plan, query: PlanQuery) -> answers.FoundPlan:
         notes=list(p.notes),
         commands=answers.Commands(
             plan=f"{command_of('plan', query)} --save plan.json",
-            train=train_command(w, "plan.json") if w.task in TRAINED_TASKS else None,
+            train=train_command(w, "plan.json") if find_task(w.task).is_trained else None,
             estimate=estimate_command(w),
         ),
     )

@@ -1,11 +1,12 @@
 """What may be asked, as parameters of the API: the keywords of `Workload`, bounded."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
+from vramfit.tasks import DEFAULT, task_names
 from vramfit.web.limits import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
 from vramfit.workload import (
     Allocator,
@@ -18,8 +19,12 @@ from vramfit.workload import (
     Optimizer,
     Precision,
     Quantize,
-    Task,
 )
+
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[task_names()]
 
 _Layers = r"[1-9][0-9]{0,2}"
 Size = Annotated[
@@ -50,7 +55,7 @@ class JobQuery(BaseModel):
         description="A model of the catalogue.",
         json_schema_extra=_names(model_names()),
     )
-    task: Task = Field(default="sequence-classification", description="The head on the encoder.")
+    task: TaskName = Field(default=DEFAULT, description="The head on the encoder.")
     seq: int = Field(default=128, ge=1, le=MAX_SEQ, description="Tokens a sequence, padding included.")
     num_labels: int | None = Field(default=None, ge=1, le=MAX_LABELS, description="Size of a classification head.")
     mask: Mask = Field(default="padded", description="Whether an attention mask is given, and hides anything.")

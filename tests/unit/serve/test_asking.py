@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.serve.asking import FORMS, read_body
+from vramfit.serve.asking import read_body
 from vramfit.serve.replies import Refused
+from vramfit.tasks import all_tasks
+
+FORMS = {task.name: task.request_forms for task in all_tasks() if task.is_served}
 
 
 def refused(body: bytes, task: Any = "sequence-classification") -> dict[str, str]:

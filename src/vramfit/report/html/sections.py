@@ -16,8 +16,8 @@ from vramfit.report.html.timeline import is_near, timeline
 from vramfit.report.notebook import estimate_bar, figures_row
 from vramfit.report.verdict import verdict_of
 from vramfit.report.words import NO_BREAK, duration, job, peak_moment, phase_name, target
+from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
-from vramfit.workload import TRAINED_TASKS
 
 KIND_WORDS = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 MIN_ALTERNATIVES = 2
@@ -148,7 +148,7 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; "
         f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
     )
-    commands = [train_command(plan.workload, "plan.json")] if plan.workload.task in TRAINED_TASKS else []
+    commands = [train_command(plan.workload, "plan.json")] if find_task(plan.workload.task).is_trained else []
     commands.append(estimate_command(plan.workload))
     shown = "".join(tag("pre", text(command)) for command in commands)
     yield section("The plan", table(("Setting", "Class", "Why"), rows, stacked=True), shown, about=about)

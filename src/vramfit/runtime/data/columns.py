@@ -1,30 +1,13 @@
 """Which columns hold the texts and the labels: as named, or guessed from the names that data sets use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import NEAR, DataError, nearest_names
-from vramfit.runtime.data.column_names import LABELS, TEXTS
 from vramfit.runtime.data.rows import Table
 from vramfit.runtime.data.source import DataSource
-
-FORMS = {
-    "token-classification": "token-classification takes a tag for every token: a .conll file (a token and its tag a "
-    "line, blank lines between sentences), or JSON lines with the lists tokens and tags",
-    "question-answering": "question-answering takes a .json file as SQuAD has it, or JSON lines with question, context "
-    "and answers",
-}
-"""Files of the tasks that not every table has columns for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns to read."""
-
-    texts: tuple[str, ...]
-    label: str | None
-    """None where no labels are wanted, or where texts are their own labels."""
+from vramfit.tasks import all_tasks
+from vramfit.tasks.parts.reading import Columns
 
 
 def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
@@ -53,40 +36,37 @@ def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) ->
         return Columns((table.guess.text,), table.guess.label if source.needs_labels else None)
     for name in source.text_columns:
         if name not in table.columns:
-            labels = (source.label_column, *LABELS[source.task])
+            labels = (source.label_column, *source.kind.label_columns)
             raise _missing(source, table, name, [c for c in table.columns if c.lower() not in labels])
     if source.label_column and source.label_column not in table.columns:
         others = [c for c in table.columns if c not in source.text_columns]
         raise _missing(source, table, source.label_column, others)
     texts = source.text_columns or _guess_texts(source, table, first)
-    if not source.needs_labels or source.task == "masked-lm":
+    if not source.needs_labels or not source.kind.reads_labels:
         return Columns(texts, None)
     return Columns(texts, source.label_column or _guess_label(source, table, first, texts))
 
 
 def _guess_texts(source: DataSource, table: Table, first: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = source.kind
     known = {name.lower(): name for name in reversed(table.columns)}
-    for names in TEXTS[source.task]:
+    for names in kind.text_names:
         if all(name in known for name in names):
             return tuple(known[name] for name in names)
     others = [name for name in table.columns if name != source.label_column]
-    if len(others) == 1 and source.task != "question-answering" and (source.label_column or not source.needs_labels):
+    if len(others) == 1 and kind.num_texts[0] == 1 and (source.label_column or not source.needs_labels):
         return (others[0],)
-    if source.task == "question-answering":
-        what = "question, context and answers" if source.needs_labels else "question and context"
-        raise _unknown(source, table, first, what, "name them: --text-column QUESTION,CONTEXT")
-    raise _unknown(source, table, first, "the text", "name it: --text-column NAME")
+    raise _unknown(source, table, first, kind.columns_wanted(labels=source.needs_labels), kind.naming_texts)
 
 
 def _guess_label(source: DataSource, table: Table, first: Mapping[str, Any], texts: tuple[str, ...]) -> str:
     known = {name.lower(): name for name in reversed(table.columns) if name not in texts}
-    for name in LABELS[source.task]:
+    for name in source.kind.label_columns:
         if name in known:
             return known[name]
     if source.text_columns and len(known) == 1:
         return next(iter(known.values()))
-    what = "the answers" if source.task == "question-answering" else "the label"
-    raise _unknown(source, table, first, what, "name it: --label-column NAME")
+    raise _unknown(source, table, first, source.kind.label_wanted, "name it: --label-column NAME")
 
 
 def _missing(source: DataSource, table: Table, name: str, candidates: list[str]) -> DataError:
@@ -102,17 +82,16 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
 
 def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: str, naming: str) -> DataError:
     """The error for columns whose names say nothing; `naming` is the option that does."""
-    hint = naming
-    if source.needs_labels and source.task in FORMS:
-        hint = f"{FORMS[source.task]}; or {naming}"
+    hint, files = naming, source.kind.files
+    if source.needs_labels and files:
+        hint = f"{files}; or {naming}"
     elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
     other = _other_task(source, table, first)
     if other is not None and source.of_model:
         hint = f"the model does {source.task}, and these are columns for {other}: give data for its task, or {naming}"
     elif other is not None:
-        forms = f"; {FORMS[source.task]}" if source.task in FORMS else ""
-        hint = f"these are the columns of another task: --task {other}{forms}"
+        hint = f"these are the columns of another task: --task {other}" + (f"; {files}" if files else "")
     return DataError(
         f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
     )
@@ -122,11 +101,11 @@ def _other_task(source: DataSource, table: Table, first: Mapping[str, Any]) -> s
     """The task that texts and labels of this table are for, where it is not the one asked for."""
     names = {name.lower() for name in table.columns}
     lists = {name.lower() for name, value in first.items() if isinstance(value, list)}
-    for task in ("question-answering", "sequence-classification", "token-classification"):
-        usable = names - lists if task == "sequence-classification" else names
-        texts = any(usable.issuperset(choice) for choice in TEXTS[task])
-        if task != source.task and texts and usable.intersection(LABELS[task]):
-            return task
+    for task in sorted(all_tasks(), key=lambda task: -task.num_texts[0]):  # those that need most columns first
+        usable = names if task.takes_lists else names - lists
+        texts = any(usable.issuperset(choice) for choice in task.text_names)
+        if task.is_trained and task.name != source.task and texts and usable.intersection(task.label_columns):
+            return task.name
     return None
 
 

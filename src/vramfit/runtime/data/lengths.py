@@ -36,7 +36,7 @@ def lengths_of_data(
         counter = load_tokenizer(tokenizer)
     except CheckpointError as error:
         raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
-    limit = max_length if source.task == "question-answering" else WHOLE
+    limit = max_length if source.kind.reads_windows else WHOLE
     samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
     found = tuple(max(n, 1) for n in samples.lengths)
     is_whole = len(found) <= MAX_ROWS

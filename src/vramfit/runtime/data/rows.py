@@ -2,30 +2,42 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from vramfit.runtime.data.headless import NUM_ROWS, Guess, guess_columns
 from vramfit.runtime.data.lines import Lines
 from vramfit.runtime.data.source import DataSource
+from vramfit.tasks import all_tasks
+from vramfit.tasks.parts.reading import Row
 
 DELIMITERS = ",;\t|"
 LONGEST_FIELD = 2**30
 TAGS = ("tokens", "tags")
 """Columns of a CoNLL file."""
+NUM_ROWS = 1000
+"""Rows that are looked at where a file may have no header."""
+MAX_LABELS = 100
+"""More different values than this are no labels for certain."""
 
 
-class Row(NamedTuple):
-    """One row as it stands in the file."""
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Two columns by position, from 1."""
 
-    number: int
-    """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
-    fields: dict[str, Any]
-    problem: str = ""
-    """What is wrong with it; the fields are then empty."""
+    text: str
+    label: str
+
+    def note(self, *, needs_labels: bool) -> str:
+        """What is said of it."""
+        if not needs_labels:
+            return f"no header: column {self.text} is read as the text; --text-column names another"
+        return (
+            f"no header: column {self.text} is read as the text, column {self.label} as the label; "
+            "--text-column and --label-column name others"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
     wanted = [*source.text_columns, *([source.label_column] if source.label_column else [])]
     columns = tuple(name.strip() for name in first[1])
     seen, guess = [first], None
-    if not wanted and len(columns) == 2 and source.task == "sequence-classification":
+    if not wanted and len(columns) == 2 and source.kind.guesses_header:
         seen += islice(records, NUM_ROWS)
         guess = guess_columns([values for _, values, _ in seen])
     if guess is not None or (wanted and all(name.isdigit() and name not in columns for name in wanted)):
@@ -80,6 +92,40 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
     if first[2]:
         return Table((), iter([Row(first[0], {}, first[2])]))
     return Table(columns, _named(chain(seen[1:], records), columns))
+
+
+def guess_columns(records: Sequence[Sequence[str]]) -> Guess | None:
+    """Text and label of the first rows of a file, its first line among them; None where that line may be a header.
+
+    A column is of labels where the first line's value comes again below it and there are few others; the text is the
+    other one, where it is not of that kind too.
+
+    >>> guess_columns([["a good film", "1"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
+    Guess(text='1', label='2')
+    >>> guess_columns([["review", "stars"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
+    """
+    rows = [row for row in records if len(row) == 2]
+    if not rows or rows[0] is not records[0] or any(name.strip().lower() in _names_of_columns() for name in rows[0]):
+        return None
+    columns = [[value.strip() for value in column] for column in zip(*rows, strict=True)]
+    labels = [place for place, values in enumerate(columns) if _are_labels(values)]
+    if len(labels) != 1:
+        return None
+    texts = columns[1 - labels[0]]
+    if not any(character.isalpha() for character in "".join(texts)):  # numbers of rows, or other figures
+        return None
+    return Guess(text=str(2 - labels[0]), label=str(labels[0] + 1))
+
+
+def _names_of_columns() -> set[str]:
+    """Names that a header may have: those of texts and labels, of any task."""
+    texts = {name for task in all_tasks() for names in task.text_names for name in names}
+    return texts.union(*(task.label_columns for task in all_tasks()))
+
+
+def _are_labels(values: Sequence[str]) -> bool:
+    different = len(set(values))
+    return values[0] in values[1:] and different <= min(MAX_LABELS, len(values) // 2)
 
 
 def _num_fields(line: str, delimiter: str) -> int:

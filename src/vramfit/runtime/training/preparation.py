@@ -24,6 +24,7 @@ from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.stages import tell
+from vramfit.tasks import find_task
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.packed_attention import has_packed_kernel
@@ -33,7 +34,6 @@ from vramfit.workload import Workload
 
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
-HEADS_BY_LABELS = ("sequence-classification", "token-classification")
 CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "fused", "graphs")
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
@@ -155,7 +155,7 @@ def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, 
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
-    return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
+    return len(data.train.label_names) or None if find_task(request.task).has_classes else None
 
 
 def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:

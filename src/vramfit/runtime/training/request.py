@@ -6,13 +6,11 @@ from typing import Any, Literal, get_args
 
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.runtime.data.source import DataSource
+from vramfit.tasks import DEFAULT, all_tasks, trained_tasks
 from vramfit.units import SizeError, parse_memory
 from vramfit.workload import Workload
 
-TrainTask = Literal["sequence-classification", "token-classification", "question-answering", "masked-lm"]
 ScheduleName = Literal["linear", "cosine", "constant"]
-SMOOTHED: tuple[str, ...] = ("sequence-classification", "token-classification", "masked-lm")
-"""Tasks whose loss can be smoothed."""
 DEFAULT_BATCH = 32
 NEED_NOT_MATCH = frozenset(
     [
@@ -37,7 +35,7 @@ class TrainRequest:
     """The folder to save in; checkpoints lie there too."""
     eval_data: str | None = None
     """Evaluated on the way; the best model is kept."""
-    task: TrainTask = "sequence-classification"
+    task: str = DEFAULT
     text_columns: tuple[str, ...] = ()
     """Columns of text; empty finds them by their usual names."""
     label_column: str | None = None
@@ -165,7 +163,7 @@ class TrainRequest:
 
 
 def _wrong_choices(r: TrainRequest) -> list[str]:
-    choices = {"task": get_args(TrainTask), "schedule": get_args(ScheduleName)}
+    choices = {"task": trained_tasks(), "schedule": get_args(ScheduleName)}
     problems = [
         f"{name} {getattr(r, name)!r} is not one of {', '.join(allowed)} "
         f"(nearest: {nearest_names(str(getattr(r, name)), allowed, 1)[0]})"
@@ -203,6 +201,7 @@ def _wrong_numbers(r: TrainRequest) -> list[str]:
 
 
 def _contradictions(r: TrainRequest) -> list[str]:
+    smoothed = [task.name for task in all_tasks() if task.can_smooth]
     rules = [
         (bool(r.fail_at) and r.device != "emulated", "fail_at is for device emulated"),
         (
@@ -212,8 +211,8 @@ def _contradictions(r: TrainRequest) -> list[str]:
         (r.patience is not None and r.eval_data is None, "patience needs eval_data: nothing says what is better"),
         (r.eval_every is not None and r.eval_data is None, "eval_every needs eval_data"),
         (
-            r.label_smoothing > 0 and r.task not in SMOOTHED,
-            f"label_smoothing is for {', '.join(SMOOTHED)}, not {r.task}",
+            r.label_smoothing > 0 and r.task not in smoothed,
+            f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
         ),
         (bool(r.graphs) and r.label_smoothing > 0, "graphs and label_smoothing do not go together yet"),
         (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),

@@ -4,22 +4,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramfit.workload import Task
-
-HEADS: dict[str, Task] = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "masked-lm",
-}
-"""How the class of each task is called, after the name of its family."""
+from vramfit.tasks import all_tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedHead:
     """The head that a model was saved with."""
 
-    task: Task
+    task: str
     label_names: tuple[str, ...]
     """In the order of their numbers; none for tasks without classes."""
 
@@ -33,10 +25,10 @@ def saved_head(folder: Path) -> SavedHead | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (name,) = config["architectures"]
-        task = next(task for ending, task in HEADS.items() if name.endswith(ending))
-        if task in ("question-answering", "masked-lm"):
-            return SavedHead(task=task, label_names=())
+        task = next(t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending))
+        if not task.has_classes:
+            return SavedHead(task=task.name, label_names=())
         names = {int(number): label for number, label in config["id2label"].items()}
-        return SavedHead(task=task, label_names=tuple(str(names[number]) for number in range(len(names))))
+        return SavedHead(task=task.name, label_names=tuple(str(names[number]) for number in range(len(names))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RuntimeError):
         return None

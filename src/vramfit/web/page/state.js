@@ -4,8 +4,6 @@ import { combobox } from "/combobox.js";
 import { bytes, element } from "/drawing.js";
 
 const LABELS = {
-  task: { "sequence-classification": "Sequence classification", "token-classification": "Token classification",
-    "question-answering": "Question answering", "masked-lm": "Masked language model", pretraining: "Pretraining", features: "Features only" },
   mask: { padded: "padded: hides padding", ones: "given, hides nothing", none: "none given" },
   attention: { "": "model’s own", packed: "packed: no padding" },
   checkpointing: { "": "none", full: "all layers" },
@@ -42,7 +40,8 @@ export function build(found, onModel) {
   $("gpu").replaceChildren(...[...kinds].map(([kind, inside]) => element("optgroup", { label: kind.replace("-", " ") },
     ...inside.map((g) => element("option", { value: g.name, text: `${g.title.replace(/^NVIDIA /, "")}, ${bytes(g.total_memory_bytes)}` })))));
   for (const select of form.querySelectorAll("select:not(#gpu)")) {
-    fill(select, choices[select.name] ?? Object.keys(LABELS[select.name]), LABELS[select.name]);
+    const labels = select.name === "task" ? catalogue.tasks : LABELS[select.name];
+    fill(select, choices[select.name] ?? Object.keys(labels), labels);
   }
   $("batch").max = catalogue.max_batch;
   $("accumulate").max = catalogue.max_batch;

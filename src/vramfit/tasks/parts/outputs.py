@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.inputs import Batch
 
+Batch = dict[str, torch.Tensor]
 CONTRACT = (
     "forward takes the tensors of a batch by name and gives a loss (a tensor with one number, a mapping or an object "
     "with `loss`, or a tuple that begins with it) or logits (a tensor, a mapping or an object with `logits`, or a "

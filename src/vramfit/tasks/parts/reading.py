@@ -1,16 +1,79 @@
-"""Labels as text, their order, and the number of each."""
+"""Rows as tasks see them: fields, texts, labels; what is wrong with a row is a `BadValue`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import BadValue, some_of
-from vramfit.units import shown
+from vramfit.units import MAX_SHOWN_CHARACTERS, shown
 
+Reference = dict[str, Any]
+"""What is known of a sample beside its tokens: `row`, the line it begins on; `index`, the rows of data before it; and
+the keys that its task's `read_row` puts in."""
 MISSING = "nan"
 """What pandas writes where a label is missing, in any case."""
+NUM_NAMED = 8
+"""Names that a message shows of many."""
+
+
+class BadValue(ValueError):
+    """Raised while a row is looked at; the message says what is wrong with it."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+class Row(NamedTuple):
+    """One row as it stands in the file."""
+
+    number: int
+    """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
+    fields: dict[str, Any]
+    problem: str = ""
+    """What is wrong with it; the fields are then empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns to read."""
+
+    texts: tuple[str, ...]
+    label: str | None
+    """None where no labels are wanted, or where texts are their own labels."""
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    named = [
+        name if len(name) <= MAX_SHOWN_CHARACTERS else f"{name[:MAX_SHOWN_CHARACTERS]}…" for name in names[:NUM_NAMED]
+    ]
+    return ", ".join(named) + (", …" if len(names) > NUM_NAMED else "")
+
+
+def text_in(row: Row, column: str) -> str:
+    """The text in a column of a row.
+
+    Raises:
+        BadValue: there is none, or something else is there.
+    """
+    value = row.fields.get(column)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if value is not None and not isinstance(value, str):
+        raise BadValue(f"{column} is {shown(value)}, not a text")
+    if value is None or not value.strip():
+        raise BadValue(f"no {column}" if column not in row.fields else f"{column} is empty")
+    check_characters(value, column)
+    return value
+
+
+def check_characters(text: str, column: str) -> None:
+    """Raises BadValue for a text that cannot be encoded."""
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise BadValue(f"{column} has half of a surrogate pair, which is no character")
 
 
 def label_text(value: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from vramfit.runtime.data.bad_rows import some_of
+from vramfit.tasks.parts.reading import some_of
 from vramfit.units import counted
 
 OTHER_COLUMN = "name the column of the labels: --label-column NAME"
