@@ -13,7 +13,7 @@ from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
 from vramfit.models.links import plain_file
 from vramfit.models.remote import has_own_code, load_remote_config, remote_class
 from vramfit.models.tasks import class_for_task, task_of_class
-from vramfit.tasks import DEFAULT
+from vramfit.tasks import DEFAULT, find_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,6 +84,8 @@ def resolve(
         found = _from_name(os.fsdecode(model), task, trust_remote_code, revision)
     else:
         found = _from_object(model, task)
+    if num_labels is None and found.module is None:
+        num_labels = find_task(found.task).num_labels()
     if num_labels is not None:
         _set_labels(found, num_labels)
     return found

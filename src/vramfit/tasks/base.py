@@ -132,6 +132,10 @@ class Task:
         """Logits and labels of a sample, as an evaluation that gathers both keeps them."""
         return vocab_size * seq, seq
 
+    def num_labels(self, names: Sequence[str] = ()) -> int | None:
+        """The size of its head, given the names of the classes; None leaves it to the configuration."""
+        return len(names) or None if self.has_classes else None
+
     # Data.
     num_texts: tuple[int, int] = (1, 1)
     """The fewest and the most columns of text."""

@@ -155,7 +155,7 @@ def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, 
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
-    return len(data.train.label_names) or None if find_task(request.task).has_classes else None
+    return find_task(request.task).num_labels(data.train.label_names)
 
 
 def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
