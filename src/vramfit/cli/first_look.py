@@ -80,8 +80,8 @@ def look_at_columns(source: "DataSource") -> None:
     look_at_file(source.path)
     if not Path(source.path).is_file():  # a pipe can be read once
         return
-    from vramfit.runtime.data.columns import find_columns
     from vramfit.runtime.data.documents import open_table
+    from vramfit.runtime.data.examples import find_columns
 
     with open_table(source) as table:
         first = next(table.rows, None)
@@ -116,7 +116,7 @@ def look_at_data_for(model: str, source: Callable[[str], "DataSource"], task: st
     Raises:
         DataError: as `look_at_data`.
     """
-    from vramfit.runtime.training.saved_head import saved_head
+    from vramfit.models.tasks import saved_head
 
     head = saved_head(Path(model).expanduser())
     if head is not None and task in (None, head.task):

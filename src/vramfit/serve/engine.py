@@ -14,7 +14,7 @@ from vramfit.serve.loading import Loaded
 from vramfit.serve.long_texts import beginning, has_more
 from vramfit.serve.replies import Refused, Reply, answer, problem
 from vramfit.serve.vectors import write_vector
-from vramfit.tasks.parts.encoding import Encoded, texts_of
+from vramfit.tasks.parts.reading import Encoded, texts_of
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from vramfit.step.inputs import Batch
-from vramfit.tasks.parts.losses import loss_to_learn_from
-from vramfit.tasks.parts.outputs import taken_by
+from vramfit.tasks.parts.losses import loss_to_learn_from, taken_by
 
 OnPart = Callable[[str, int], None]
 Autocast = Callable[[], AbstractContextManager[Any]]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vramfit.tasks.parts.encoding import Encoded, Tokenizing, encode_texts
-from vramfit.tasks.parts.reading import Columns, LabelNames, Reference, Row, text_in
+from vramfit.tasks.parts.reading import Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts, text_in
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +18,13 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
+References = Sequence[Reference]
+Rows = list[dict[str, Any]]
 IGNORED = -100
 """The label of a token that no loss counts."""
 PER_TOKEN = 2
 """Dimensions of a tensor that has a column for each token."""
-SINGLE_TEXTS = (
+SINGLE_TEXTS = [
     "text",
     "sentence",
     "content",
@@ -34,7 +35,7 @@ SINGLE_TEXTS = (
     "message",
     "comment",
     "tweet",
-)
+]
 """Names that data sets have for a column of texts."""
 PRIVATE_KEYS = ("row", "id", "question_number")
 """Of a row of predictions, what a client of the server need not know."""
@@ -182,7 +183,7 @@ class Task:
         """
         return {"texts": (text_in(row, columns.texts[0]),)}
 
-    def class_names(self, labels: LabelNames, references: Sequence[Reference]) -> tuple[str, ...]:
+    def class_names(self, labels: LabelNames, references: References) -> tuple[str, ...]:
         """Names of the classes; none for a task that has no classes."""
         return ()
 
@@ -200,7 +201,7 @@ class Task:
         """What to know of the labels that were read."""
         return labels.notes
 
-    def encode(self, references: Sequence[Reference], how: Tokenizing) -> Iterable[Encoded]:
+    def encode(self, references: References, how: Tokenizing) -> Iterable[Encoded]:
         """References to tokens and labels, in their order."""
         return encode_texts(references, how)
 
@@ -221,9 +222,7 @@ class Task:
         """Its metrics, at the start."""
         raise NotImplementedError(f"{self.name} has no metrics")
 
-    def predictions(
-        self, output: Any, batch: "Batch", references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: "Batch", references: References, how: Tokenizing) -> Rows:
         """A row for each sample of a batch, in its order; each names the `row` and the `index` of its reference.
 
         Where a reference has a `top_k`, as many of the best labels or tokens with their probabilities, as `scores`.
@@ -237,7 +236,7 @@ class Task:
         """
         raise NotImplementedError(f"{self.name} makes no predictions")
 
-    def merged(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
         """Rows of windows, as one row for each text."""
         return list(rows)
 
@@ -255,7 +254,7 @@ class Task:
         """A request's reference without what lies beyond what is read of it."""
         return {**reference, "texts": tuple(map(cut, reference["texts"]))}
 
-    def encode_requests(self, references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+    def encode_requests(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
         """References of requests to tokens, in any order; their `row` tells them apart."""
         for num_texts in (1, 2):
             yield from encode_texts([r for r in references if len(r["texts"]) == num_texts], how)

@@ -1,11 +1,9 @@
 """Features: an encoder without a head; served, it gives the vectors of texts."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from vramfit.tasks.base import Task
-from vramfit.tasks.parts.encoding import Tokenizing
-from vramfit.tasks.parts.reading import Reference
+from vramfit.tasks.base import References, Rows, Task
+from vramfit.tasks.parts.reading import Tokenizing
 
 
 class Features(Task):
@@ -24,9 +22,7 @@ class Features(Task):
     gives_vectors = True
     labels = ()
 
-    def predictions(
-        self, output: Any, batch: Any, references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`embedding`: one vector a text."""
         return [{"embedding": vector} for vector in output.embedding.float().tolist()]
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.tasks.base import IGNORED, BatchRows, Task, zeros
-from vramfit.tasks.parts.encoding import Tokenizing
-from vramfit.tasks.parts.reading import Reference
+from vramfit.tasks.base import IGNORED, BatchRows, References, Rows, Task, zeros
+from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.tasks.parts.results import MeanLoss, best_labels, class_losses, place_of, rounded
 
 REPLACED = 0.8
@@ -59,9 +58,7 @@ class MaskedLanguageModel(Task):
     def metrics(self, label_names: Sequence[str]) -> "MaskedMetrics":
         return MaskedMetrics()
 
-    def predictions(
-        self, output: Any, batch: Any, references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`fills` of mask tokens; without a tokenizer, none."""
         rows, tokenizer = [], how.tokenizer
         for ids, logits, reference in zip(batch["input_ids"], output.logits, references, strict=True):
@@ -132,8 +129,7 @@ class MaskedMetrics:
         self._loss = MeanLoss()
         self._num_right = 0
 
-    def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
-        """Adds a batch."""
+    def update(self, output: Any, batch: Any, references: References) -> None:
         for logits, labels in zip(output.logits, batch["labels"].to(output.logits.device), strict=True):
             for places in (labels != IGNORED).nonzero()[:, 0].split(CHUNK):
                 chosen, true = logits[places], labels[places]
@@ -141,12 +137,10 @@ class MaskedMetrics:
                 self._num_right += int((chosen.argmax(-1) == true).sum())
 
     def merge(self, other: "MaskedMetrics") -> None:
-        """Adds what another one was given."""
         self._loss.merge(other._loss)
         self._num_right += other._num_right
 
     def result(self) -> dict[str, float]:
-        """Over all that was added."""
         import torch
 
         loss = self._loss.mean()

@@ -51,8 +51,7 @@ def _num_judged(batch: Any) -> int:
 
 def _with_sentence(name: str) -> Any:
     """Masked tokens and the relation of two sentences, each with its own mean."""
-    from vramfit.tasks.parts.losses import HeadLoss, cross_entropy, num_labelled
-    from vramfit.tasks.parts.outputs import field, logits_of
+    from vramfit.tasks.parts.losses import HeadLoss, cross_entropy, field, logits_of, num_labelled
 
     def sums(output: Any, batch: Any) -> list[Any]:
         logits = logits_of(output, "prediction_logits")

@@ -5,10 +5,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from vramfit.tasks.base import BatchRows, Task, zeros
+from vramfit.tasks.base import BatchRows, References, Rows, Task, zeros
 from vramfit.tasks.parts.answers import AnswerMetrics, read_answers
-from vramfit.tasks.parts.encoding import Encoded, Tokenizing, chunks, tokenize
-from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, text_in
+from vramfit.tasks.parts.reading import (
+    BadValue,
+    Columns,
+    Encoded,
+    LabelNames,
+    Reference,
+    Row,
+    Tokenizing,
+    chunks,
+    text_in,
+    tokenize,
+)
 from vramfit.tasks.parts.results import place_of, rounded
 from vramfit.units import shown
 
@@ -51,8 +61,7 @@ class QuestionAnswering(Task):
 
         Positions beyond the text are ignored: clamped to its length, which is then the ignored class.
         """
-        from vramfit.tasks.parts.losses import HeadLoss, cross_entropy
-        from vramfit.tasks.parts.outputs import logits_of
+        from vramfit.tasks.parts.losses import HeadLoss, cross_entropy, logits_of
 
         def sums(output: Any, batch: Any) -> list[Any]:
             found = [logits_of(output, name) for name in LOGITS]
@@ -89,7 +98,7 @@ class QuestionAnswering(Task):
         where = _locate(*answers[0], context) if answers else None
         return known | {"answers": [text for text, _ in answers], "answer_at": where}
 
-    def encode(self, references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+    def encode(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
         """Questions with their contexts; a long context comes in windows that overlap by `how.stride` tokens.
 
         Adds to each window's reference `question_number`; `context_at`: the place of its first token of the context;
@@ -128,9 +137,7 @@ class QuestionAnswering(Task):
     def metrics(self, label_names: Sequence[str]) -> AnswerMetrics:
         return AnswerMetrics()
 
-    def predictions(
-        self, output: Any, batch: Any, references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`answer` with its characters and score, a row for each window (see `merged`)."""
         return [
             place_of(reference)
@@ -146,7 +153,7 @@ class QuestionAnswering(Task):
             for answer, reference in zip(read_answers(output, references), references, strict=True)
         ]
 
-    def merged(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
         """One row a question, in the order of the questions: of the windows of a context, the best answer stays."""
         merged: dict[int, dict[str, Any]] = {}
         for row in rows:
@@ -161,7 +168,7 @@ class QuestionAnswering(Task):
     def cut_request(self, reference: Reference, cut: Callable[[str], str]) -> Reference:
         return {**reference, "question": cut(reference["question"])}
 
-    def encode_requests(self, references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+    def encode_requests(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
         return self.encode(references, how)
 
 

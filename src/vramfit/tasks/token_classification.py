@@ -7,9 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vramfit.tasks.base import IGNORED, BatchRows, Task, zeros
-from vramfit.tasks.parts.encoding import Encoded, Tokenizing, chunks, cut
-from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, check_characters, text_in
+from vramfit.tasks.base import IGNORED, BatchRows, References, Rows, Task, zeros
+from vramfit.tasks.parts.reading import (
+    BadValue,
+    Columns,
+    Encoded,
+    LabelNames,
+    Reference,
+    Row,
+    Tokenizing,
+    check_characters,
+    chunks,
+    cut,
+    text_in,
+)
 from vramfit.tasks.parts.results import MeanLoss, best_labels, best_scores, class_losses, place_of, rounded
 from vramfit.units import counted, shown
 
@@ -76,10 +87,10 @@ class TokenClassification(Task):
             raise BadValue(f"{counted(len(tags), 'tag')} for {counted(len(spans), 'token')}", hint=hint)
         return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}
 
-    def class_names(self, labels: LabelNames, references: Sequence[Reference]) -> tuple[str, ...]:
+    def class_names(self, labels: LabelNames, references: References) -> tuple[str, ...]:
         return labels.names(tag for r in references for tag in r["tags"] or ())
 
-    def encode(self, references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+    def encode(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
         """The first token of a word carries its tag, the others are ignored.
 
         Adds `first` to each reference: the token each word begins with, -1 for a word that was cut off.
@@ -100,9 +111,7 @@ class TokenClassification(Task):
     def metrics(self, label_names: Sequence[str]) -> "TagMetrics":
         return TagMetrics(label_names)
 
-    def predictions(
-        self, output: Any, batch: Any, references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`entities` with type, text, characters and probability, and a tag for each word."""
         found = zip(references, *best_labels(output.logits, references), strict=True)
         return [_tag_row(reference, places, values, how.label_names) for reference, values, places in found]
@@ -110,7 +119,7 @@ class TokenClassification(Task):
     def cut_request(self, reference: Reference, cut: Callable[[str], str]) -> Reference:
         return {**reference, "text": cut(reference["text"]), "whole": reference["text"]}
 
-    def encode_requests(self, references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+    def encode_requests(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
         for sample in self.encode(references, how):
             yield sample._replace(reference={**sample.reference, "text": sample.reference["whole"]})
 
@@ -193,8 +202,7 @@ class TagMetrics:
         self._counts = EntityCounts()
         self._loss = MeanLoss()
 
-    def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
-        """Adds a batch."""
+    def update(self, output: Any, batch: Any, references: References) -> None:
         labels = batch["labels"].to(output.logits.device)
         labelled = labels != IGNORED
         self._loss.add(class_losses(output.logits[labelled], labels[labelled]))
@@ -203,12 +211,10 @@ class TagMetrics:
             self._counts.add(reference["tags"], found)
 
     def merge(self, other: "TagMetrics") -> None:
-        """Adds what another one was given."""
         self._counts.merge(other._counts)
         self._loss.merge(other._loss)
 
     def result(self) -> dict[str, float]:
-        """Over all that was added."""
         accuracy = self._counts.num_words_right / self._counts.num_words if self._counts.num_words else 0.0
         spans = self._counts.scores() if self._has_spans else {}
         return spans | {"accuracy": accuracy, "loss": self._loss.mean()}

@@ -22,8 +22,7 @@ from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batc
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate
-from vramfit.tasks.parts.losses import LABELS, HeadLoss, head_loss
-from vramfit.tasks.parts.outputs import CONTRACT, parameters_of
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vramfit.errors import WorkloadError
-from vramfit.tasks.parts.label_kinds import doubts
 from vramfit.tasks.parts.reading import BadValue, LabelNames, in_order, label_text
+from vramfit.tasks.sequence_classification import doubts
 
 
 @given(st.sets(st.integers(-1000, 1000)))

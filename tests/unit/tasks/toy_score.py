@@ -1,11 +1,10 @@
-"""Toy: a number for a text, as a task of one file. No part of vramfit: `test_one_file.py` puts it beside the real ones."""
+"""Toy: a number for a text, as a task of one file; no part of vramfit, and put beside it by `test_one_file.py`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from vramfit.tasks.base import BatchRows, Task
-from vramfit.tasks.parts.encoding import Tokenizing
-from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, text_in
+from vramfit.tasks.base import BatchRows, References, Rows, Task
+from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, Tokenizing, text_in
 from vramfit.tasks.parts.results import MeanLoss, place_of, rounded
 
 
@@ -53,9 +52,7 @@ class ToyScore(Task):
     def metrics(self, label_names: Sequence[str]) -> "AbsoluteError":
         return AbsoluteError()
 
-    def predictions(
-        self, output: Any, batch: Any, references: Sequence[Reference], how: Tokenizing
-    ) -> list[dict[str, Any]]:
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         scores = output.logits.float().squeeze(-1).tolist()
         return [place_of(r) | {"score": rounded(score)} for r, score in zip(references, scores, strict=True)]
 
@@ -69,7 +66,7 @@ class AbsoluteError:
     def __init__(self) -> None:
         self._error = MeanLoss()
 
-    def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
+    def update(self, output: Any, batch: Any, references: References) -> None:
         self._error.add((output.logits.squeeze(-1).cpu() - batch["labels"].cpu()).abs())
 
     def merge(self, other: "AbsoluteError") -> None:

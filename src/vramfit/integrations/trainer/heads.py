@@ -12,8 +12,7 @@ from vramfit.step.inputs import Batch
 from vramfit.step.own_loss import still
 from vramfit.tasks import find_task, task_names
 from vramfit.tasks.base import IGNORED
-from vramfit.tasks.parts.losses import head_loss, model_inputs
-from vramfit.tasks.parts.outputs import loss_of
+from vramfit.tasks.parts.losses import head_loss, loss_of, model_inputs
 
 Origin = Literal["head", "smoother", "function", "own"]
 MAX_DIFFERENCE = 1e-3

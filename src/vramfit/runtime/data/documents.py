@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import DataError, MissingExtra
-from vramfit.runtime.data.lines import Lines, open_lines
 from vramfit.runtime.data.rows import (
+    Lines,
     Table,
     long_fields,
+    open_lines,
     read_conll,
     read_json_lines,
     read_separated,

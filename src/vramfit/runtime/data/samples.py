@@ -1,6 +1,7 @@
-"""`Samples`: a data set, tokenized once and kept compactly on the host; batches are made from it."""
+"""`Samples`: a data set, tokenized once and kept compactly on the host; `BatchOrder`: which of them meet in a batch."""
 
 import hashlib
+import random
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,19 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from vramfit.errors import WorkloadError
+from vramfit.errors import CheckpointError, VramfitError, WorkloadError
+from vramfit.models.tokenizers import load_tokenizer
+from vramfit.planner.lengths import Lengths
 from vramfit.runtime.data.examples import BadRow, Examples, read_examples
-from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.step.inputs import Batch
 from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
-from vramfit.tasks.parts.encoding import Encoded, Tokenizing, check_room, texts_of
+from vramfit.tasks.parts.reading import Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
-from vramfit.techniques.padding import padded_width
+from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
 
-__all__ = ["BadRow", "Samples", "make_metrics", "read_ahead", "read_samples"]
 IDS, NUMBERS, OFFSETS = "i", "d", "q"
 """Types of arrays: tokens and classes, labels that are numbers, places."""
+MAX_ROWS = 200_000
+"""Rows whose tokens are counted; beyond them, a sample as long as the model allows is expected."""
+WHOLE = 2**20
+"""Tokens of a text at most: it is counted before it is cut. Questions are read in windows as they are trained."""
+LONGEST = 512
+"""Tokens of a sequence where neither the model nor the request says."""
+STRIDE = 128
+"""Tokens that two windows of a long context share, in question answering."""
 PART_ROWS = 256
 """Rows of a part that is read ahead: a tokenizer needs about as long for them as a large GPU."""
 
@@ -264,3 +274,86 @@ def _samples(
         token_types=takes_types if token_types is None else token_types,
         notes=examples.notes,
     )
+
+
+def lengths_of_data(
+    path: str, *, task: str, tokenizer: str, max_length: int, text_columns: tuple[str, ...] = ()
+) -> Lengths:
+    """Tokens of each sample, special ones included; rows that cannot be used are left out.
+
+    Args:
+        path: what `DataSource` takes.
+        task: of the model.
+        tokenizer: a folder with a tokenizer, or a hub id.
+        max_length: of a window, where questions are asked.
+        text_columns: guessed from their names where empty.
+
+    Raises:
+        VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
+    """
+    source = without_labels(path, task, text_columns, MAX_ROWS + 1)
+    try:
+        counter = load_tokenizer(tokenizer)
+    except CheckpointError as error:
+        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
+    limit = max_length if source.kind.reads_windows else WHOLE
+    samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
+    found = tuple(max(n, 1) for n in samples.lengths)
+    is_whole = len(found) <= MAX_ROWS
+    first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
+    return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
+
+
+class BatchOrder:
+    """The effective batches of each epoch.
+
+    Args:
+        lengths: tokens of each sample.
+        batch: samples of an effective batch.
+        seed: of the shuffling.
+        shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
+            known at once, else as the samples come.
+        bucket: let samples of like length meet, which saves padding.
+
+    >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
+    [[2, 0], [1]]
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"a batch of {batch} samples")
+        self._lengths = lengths
+        self._batch = batch
+        self._seed = seed
+        self._shuffle = shuffle
+        self._bucket = bucket
+
+    @property
+    def num_batches(self) -> int:
+        """Effective batches an epoch."""
+        return -(-len(self._lengths) // self._batch)
+
+    def epoch(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, each a list of samples; every sample is in one. The last may be smaller."""
+        order = list(range(len(self._lengths)))
+        if not self._shuffle:
+            return self._cut(self._longest_first(order) if self._bucket else order)
+        draw = random.Random(f"{self._seed}/{epoch}")
+        draw.shuffle(order)
+        if not self._bucket:
+            return self._cut(order)
+        whole = len(order) - len(order) % self._batch
+        window = WINDOW_BATCHES * self._batch
+        batches = []
+        for begin in range(0, whole, window):
+            batches += self._cut(self._longest_first(order[begin : min(begin + window, whole)]))
+        draw.shuffle(batches)
+        return batches + self._cut(order[whole:])
+
+    def _longest_first(self, samples: list[int]) -> list[int]:
+        return sorted(samples, key=lambda i: (-self._lengths[i], i))
+
+    def _cut(self, samples: list[int]) -> list[list[int]]:
+        return [samples[i : i + self._batch] for i in range(0, len(samples), self._batch)]

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from vramfit.records.run import Status
-from vramfit.runtime.data.order import BatchOrder
-from vramfit.runtime.data.samples import Samples, make_metrics
+from vramfit.runtime.data.samples import BatchOrder, Samples, make_metrics
 from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.inference import Inference

@@ -13,7 +13,7 @@ from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data
-from vramfit.tasks.parts.encoding import texts_of
+from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 

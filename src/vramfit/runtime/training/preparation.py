@@ -19,8 +19,7 @@ from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.examples import check_classes
-from vramfit.runtime.data.lengths import LONGEST, STRIDE
-from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.stages import tell

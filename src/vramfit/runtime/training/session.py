@@ -13,7 +13,7 @@ from vramfit.loader.host import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import BatchOrder
 from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.distributed.ranks import Ranks
 from vramfit.runtime.inference import Inference

@@ -19,15 +19,14 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.data.lengths import LONGEST, STRIDE
-from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.output_folder import not_a_model
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
-from vramfit.tasks.parts.encoding import Tokenizing, texts_of
+from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques import packing
 from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.units import parse_bytes

@@ -132,14 +132,12 @@ class AnswerMetrics:
         self._loss = MeanLoss()
 
     def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
-        """Adds a batch."""
         start = class_losses(output.start_logits, batch["start_positions"])
         self._loss.add((start + class_losses(output.end_logits, batch["end_positions"])) / 2)
         for answer, reference in zip(read_answers(output, references), references, strict=True):
             self._take(reference["question_number"], answer, reference["answers"])
 
     def merge(self, other: "AnswerMetrics") -> None:
-        """Adds what another one was given."""
         for number, answer in other._answers.items():
             self._take(number, answer, other._gold[number])
         self._loss.merge(other._loss)
@@ -150,7 +148,6 @@ class AnswerMetrics:
         self._gold[number] = gold
 
     def result(self) -> dict[str, float]:
-        """Over all that was added."""
         may_be_silent = any(not gold for gold in self._gold.values())
         exact = shared = 0.0
         for number, answer in self._answers.items():

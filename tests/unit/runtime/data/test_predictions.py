@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vramfit.tasks import find_task
-from vramfit.tasks.parts.encoding import Tokenizing
+from vramfit.tasks.parts.reading import Tokenizing
 
 
 def predictions(
