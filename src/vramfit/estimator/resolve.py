@@ -10,8 +10,8 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
+from vramfit.settings import conflicts
 from vramfit.tasks import find_task
-from vramfit.techniques.catalogue import conflicts
 from vramfit.techniques.packed_attention import takes_heads
 from vramfit.workload import CHOICES, Workload, switched
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from vramfit.errors import VramfitError
 from vramfit.records.saving import replace_file
+from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
-Kind = Literal["free", "numeric", "different training"]
-"""Of a change: same maths; same training in another precision; something else is learned."""
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (

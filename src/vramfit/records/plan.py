@@ -6,8 +6,9 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.estimate import Estimate, Kind
+from vramfit.records.estimate import Estimate
 from vramfit.records.saving import replace_file
+from vramfit.settings.setting import Kind
 from vramfit.units import MIB
 from vramfit.workload import Workload
 

@@ -9,12 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import Kind
 from vramfit.records.plan import Alternative, InstanceFit, Plan
 from vramfit.report.bars import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, marked
 from vramfit.report.scatter import Point, Scatter
 from vramfit.report.words import NO_BREAK, duration, model_name, percent, size, target
+from vramfit.settings import PLANNED, SETTINGS
+from vramfit.settings.setting import Kind
 from vramfit.tasks import DEFAULT, find_task
 from vramfit.workload import Workload
 
@@ -24,21 +25,6 @@ COMMAND_WIDTH = 72
 INSTANCES_WIDTH = 100
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-OPTIONS = (
-    "precision",
-    "attention",
-    "checkpointing",
-    "freeze",
-    "optimizer",
-    "lora",
-    "quantize",
-    "offload",
-    "compile",
-    "fused",
-    "graphs",
-    "casts",
-    "allocator",
-)
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
@@ -273,13 +259,9 @@ def estimate_command(workload: Workload) -> str:
     words += ["--seq", str(w.seq)]
     if w.task != DEFAULT:
         words += ["--task", w.task]
-    for name in OPTIONS:
-        value = getattr(w, name)
-        if value is True:
-            words.append(f"--{name}")
-        elif value not in (None, False, "default", "each"):
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            words += [f"--{name}", text]
+    for name in PLANNED:
+        if name not in ("micro_batch", "accumulate"):
+            words += SETTINGS[name].options(getattr(w, name))
     if w.num_gpus > 1:
         words += ["--num-gpus", str(w.num_gpus), "--num-nodes", str(w.num_nodes), "--parallel", w.parallel or "ddp"]
     words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]

@@ -3,6 +3,7 @@
 from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
+from vramfit.settings import in_words
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -132,32 +133,7 @@ def job(workload: Workload, *, batch: bool = True, seq: bool = True) -> list[str
     if w.accumulate not in (None, 1):
         each = f" of {w.micro_batch}" if batch else ""
         phrases.append(f"in {w.accumulate} micro-batches{each}")
-    phrases += [w.precision, *([f"{w.attention} attention"] if w.attention else [])]
-    if w.trains:
-        phrases.append(w.optimizer)
-    return phrases + _extras(w)
-
-
-def _extras(w: Workload) -> list[str]:
-    frozen = w.freeze if not isinstance(w.freeze, int) else f"{w.freeze} layers"
-    given = [
-        (w.mask != "padded", "no mask" if w.mask == "none" else "mask of ones"),
-        (not w.dropout, "no dropout"),
-        (w.checkpointing is not None, f"checkpointing {w.checkpointing}"),
-        (frozen is not None, f"freeze {', '.join(frozen) if isinstance(frozen, tuple) else frozen}"),
-        (w.max_grad_norm is not None, f"clip {w.max_grad_norm}"),
-        (w.lora is not None, f"lora {w.lora}"),
-        (w.quantize is not None, f"quantize {w.quantize}"),
-        (w.offload is not None, f"offload {w.offload}"),
-        (w.compile, "compile"),
-        (w.fused, "fused"),
-        (w.graphs, "graphs"),
-        (w.casts != "each", f"casts {w.casts}"),
-        (w.allocator != "default", f"{w.allocator} segments"),
-        (w.num_gpus > 1, f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})"),
-        (w.loop != "plain", f"{w.loop} loop"),
-    ]
-    return [text for is_given, text in given if is_given]
+    return phrases + in_words(w)
 
 
 def group_name(group: TensorGroup) -> str:

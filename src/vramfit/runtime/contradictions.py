@@ -1,13 +1,13 @@
 """What a `Stepper` cannot do right with a model, an optimizer and settings: said before anything is begun."""
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.invariance import across_samples, warn_of_names
 from vramfit.techniques import layer_inputs, offloading
-from vramfit.workload import Precision
+from vramfit.workload import CHOICES
 
 
 def check(
@@ -29,7 +29,7 @@ def check(
         problems.append(f"micro_batch {micro_batch!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    trainable = [p for p in get_args(Precision) if p != "fp16"]
+    trainable = [p for p in CHOICES["precision"] if p != "fp16"]
     if precision not in trainable:
         problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
     if isinstance(optimizer, torch.optim.LBFGS):

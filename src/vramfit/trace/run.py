@@ -120,7 +120,7 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
     batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
     beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
-    job = replace(workload, **batch, **beside, graphs=False)  # type: ignore[arg-type]
+    job = replace(workload, **batch, **beside, graphs=False)
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
 
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vramfit.records.estimate import Kind
 from vramfit.report.verdict import Tone
+from vramfit.settings.setting import Kind
 
 
 class Answer(BaseModel):

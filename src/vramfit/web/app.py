@@ -15,7 +15,7 @@ from starlette.responses import Response
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import all_entries
-from vramfit.planner.request import ALLOWABLE
+from vramfit.settings import ALLOWABLE
 from vramfit.tasks import all_tasks
 from vramfit.web import answers
 from vramfit.web.desk import Busy, Desk, Gone

@@ -21,7 +21,7 @@ from vramfit.tasks import DEFAULT, all_tasks, encoder_alone, find_task, task_nam
 SOURCE = Path(vramfit.__file__).parent
 TOY = Path(__file__).parent / "toy_score.py"
 NOT_A_TASK = {
-    "checkpoints/unexpected_keys.py": "a kind of weights: those of any head that a model was pretrained with",
+    "checkpoints/key_checks.py": "a kind of weights: those of any head that a model was pretrained with",
     "cli/doctor.py": "a command that its help shows",
     "models/card.py": "an example in a docstring",
 }

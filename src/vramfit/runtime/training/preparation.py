@@ -22,6 +22,7 @@ from vramfit.runtime.data.examples import check_classes
 from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.settings import CHOSEN, SETTINGS
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
@@ -33,7 +34,7 @@ from vramfit.workload import Workload
 
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "fused", "graphs")
+KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -102,7 +103,7 @@ def make_plan(
     if request.exact and former is None:
         keywords["exact"] = True
     if former is not None:
-        keywords |= {name: getattr(former, name) for name in CHOSEN}
+        keywords |= {name: getattr(former, name) for name in KEPT}
     if place.emulated is not None:
         keywords["rehearses"] = True
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.loader.host import available_bytes
+from vramfit.loader.budget import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan

@@ -143,7 +143,7 @@ class TrainedModel:
         if asked == "packed" and why_not is not None:
             raise WorkloadError([f"attention packed: {self.task} {why_not}; take sdpa"])
         if asked is not None:
-            return asked  # type: ignore[return-value]
+            return asked
         pays = "packed" in self.attentions and why_not is None
         pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
         return "packed" if pays and has_packed_kernel(place.device, precision) else None

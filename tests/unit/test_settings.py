@@ -8,7 +8,7 @@ import pytest
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.techniques.catalogue import KINDS, TECHNIQUES, conflicts, find, used_by
+from vramfit.settings import KINDS, TECHNIQUES, conflicts, find, used_by
 from vramfit.workload import CHOICES, Workload
 
 T4, V100, A100, K80 = ((7, 5), "t4"), ((7, 0), "v100"), ((8, 0), "a100"), ((3, 7), "k80")
@@ -131,5 +131,5 @@ def test_a_prediction_tells_what_the_gpu_and_the_model_lack_at_once() -> None:
 
 
 def test_the_catalogue_is_read_without_torch() -> None:
-    code = "import sys, vramfit.techniques.catalogue; sys.exit('torch' in sys.modules)"
+    code = "import sys, vramfit.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

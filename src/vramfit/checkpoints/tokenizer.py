@@ -1,12 +1,23 @@
-"""What the tokenizer's files say of its vocabulary, read without the tokenizers library."""
+"""The tokenizer's files, read without the tokenizers library, and their vocabulary against the word embedding.
+
+Every id must be a row, and the two should be made for each other.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.checkpoints.places import MAX_JSON_BYTES, read_json_object
+from vramfit.checkpoints.matching import Subject
+from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, MAX_JSON_BYTES, bad_file, read_json_object, reason, shown
+from vramfit.errors import CheckpointError
+from vramfit.models import vocab_size
 from vramfit.models.links import plain_file
+from vramfit.records.finding import Finding
+
+MAX_SPARE_SHARE = 0.03
+MAX_SPARE_ROWS = 1024
+"""Rows beyond the tokenizer that padding to a round number explains (DeBERTa-v3 has 99, ModernBERT 88)."""
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
@@ -25,6 +36,93 @@ class Vocabulary:
     """The tokens; None where only their number is known."""
     special: Mapping[str, str]
     """Role → token, such as `pad_token` → `[PAD]`."""
+
+
+def check_tokenizer(subject: Subject) -> list[Finding]:
+    """Findings about the tokenizer in the checkpoint's folder."""
+    try:
+        vocabulary = read_vocabulary(subject.files.folder)
+    except CheckpointError as error:
+        return [
+            Finding(
+                check="tokenizer.damaged",
+                severity="error",
+                what=str(error),
+                why="text cannot be turned into tokens",
+                fix=error.hint or "download the tokenizer's files again",
+            )
+        ]
+    if vocabulary is None:
+        return [
+            Finding(
+                check="tokenizer.absent",
+                severity="info",
+                what="no tokenizer in the folder",
+                why="the model can be loaded, but text cannot be turned into tokens for it",
+                fix="put the tokenizer of the same model beside the weights (tokenizer.save_pretrained)",
+            )
+        ]
+    rows = _rows(subject)
+    if rows is None:
+        return []
+    return _check_size(vocabulary, rows) + _check_special(vocabulary)
+
+
+def _rows(subject: Subject) -> int | None:
+    """Rows of the word embedding: in the checkpoint, else in the model."""
+    words = next((n for n in subject.state if n.endswith(("word_embeddings.weight", "tok_embeddings.weight"))), "")
+    by_target = {target: name for name, target in subject.matching.targets.items()}
+    entry = next((e for e in subject.entries if words and e.name == by_target.get(words)), None)
+    return entry.shape[0] if entry is not None and entry.shape else vocab_size(subject.model)
+
+
+def _check_size(vocabulary: Vocabulary, rows: int) -> list[Finding]:
+    count = vocabulary.num_ids
+    if count > rows:
+        return [
+            Finding(
+                check="tokenizer.size",
+                severity="error",
+                what=f"{vocabulary.file} has ids up to {count - 1:,}, the word embedding {rows:,} rows",
+                why="a text with such a token fails: index out of range, on a GPU a device-side assert",
+                fix="use the tokenizer that belongs to the weights, or call "
+                f"model.resize_token_embeddings({count}) and train the new rows",
+            )
+        ]
+    spare = rows - count
+    if spare > MAX_SPARE_ROWS or spare > max(MAX_SPARE_SHARE * rows, 128):
+        return [
+            Finding(
+                check="tokenizer.size",
+                severity="warning",
+                what=f"{vocabulary.file} has {count:,} tokens, the word embedding {rows:,} rows",
+                why="the tokenizer seems to be another model's: every word may get the wrong vector",
+                fix="use the tokenizer that belongs to the weights",
+            )
+        ]
+    return [
+        Finding(
+            check="tokenizer.size",
+            severity="ok",
+            what=f"{vocabulary.file}: {count:,} tokens for {rows:,} rows of the word embedding",
+        )
+    ]
+
+
+def _check_special(vocabulary: Vocabulary) -> list[Finding]:
+    if vocabulary.has is None:
+        return []
+    return [
+        Finding(
+            check="tokenizer.special_tokens",
+            severity="warning",
+            what=f"{role} is {shown(token)}, which {vocabulary.file} does not have",
+            why="it would become the unknown token, or be added beyond the embedding's rows",
+            fix="use special_tokens_map.json and vocabulary of one model",
+        )
+        for role, token in vocabulary.special.items()
+        if token not in vocabulary.has
+    ]
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
@@ -142,12 +240,10 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    from vramfit.checkpoints.wording import DOWNLOAD_AGAIN, bad_file
-
     try:
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
             raise bad_file(path, f"is {num_bytes:,} bytes, too large for a vocabulary", DOWNLOAD_AGAIN)
         return path.read_bytes()
     except OSError as error:
-        raise bad_file(path, f"cannot be read: {(error.strerror or str(error)).lower()}", DOWNLOAD_AGAIN) from None
+        raise bad_file(path, f"cannot be read: {reason(error)}", DOWNLOAD_AGAIN) from None
