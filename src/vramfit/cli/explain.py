@@ -92,7 +92,7 @@ def _opened(log: str) -> Iterator[IO[str]]:
 
 
 def _show(explanation: "Explanation", *, saved_as: str | None) -> None:
-    from vramfit.report.explanation import gpu_of_plan, render_explanation
+    from vramfit.report.findings import gpu_of_plan, render_explanation
 
     out = console()
     out.print(render_explanation(explanation))

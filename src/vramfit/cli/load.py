@@ -83,7 +83,7 @@ def run(
     if json:
         print_json(report)
         return
-    from vramfit.report.load_report import render_load_report
+    from vramfit.report.run import render_load_report
 
     console().print(render_load_report(report))
     if predicted is not None:

@@ -30,7 +30,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.terminal import console, write_out
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import VramfitError, WorkloadError
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file
 from vramfit.stages import tell
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from vramfit.errors import VramfitError
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file
 
 HEADER = "# Written by `vramfit doctor --lock`"
 CONDA = """{header}. Recreate with: conda env create -f FILE

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.plan import Alternative, InstanceFit, Plan
-from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.charts import MIN_WIDTH, Meter, Point, Scatter
 from vramfit.report.estimate import Sized, marked
-from vramfit.report.scatter import Point, Scatter
-from vramfit.report.words import NO_BREAK, duration, model_name, percent, size, target
+from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, model_name, percent, size, target
 from vramfit.settings import PLANNED, SETTINGS
 from vramfit.settings.setting import Kind
 from vramfit.tasks import DEFAULT, find_task
@@ -24,7 +23,6 @@ MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
 INSTANCES_WIDTH = 100
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
-KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:

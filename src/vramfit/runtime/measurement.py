@@ -17,7 +17,7 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.monitor.readings import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
+from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime.budget import ALLOCATOR_VARIABLES

@@ -7,13 +7,10 @@ from typing import Any
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
-from vramfit.serve.asking import Asked, read_body
-from vramfit.serve.ceiling import Ceiling
-from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.serve.loading import Loaded
-from vramfit.serve.long_texts import beginning, has_more
-from vramfit.serve.replies import Refused, Reply, answer, problem
-from vramfit.serve.vectors import write_vector
+from vramfit.serve.protocol import Asked, beginning, has_more, read_body, write_vector
+from vramfit.serve.request_queue import Refused, Reply, answer, problem
+from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.tasks.parts.reading import Encoded, texts_of
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -26,6 +23,8 @@ SEVERAL = "send it in several requests"
 Replies = list[tuple[Hashable, Reply]]
 OnReplies = Callable[[Replies], None]
 Row = dict[str, Any]
+CLEAN_RUNS = 20
+"""So many rounds without running out, and twice as much is tried."""
 
 
 @dataclass(slots=True)
@@ -246,3 +245,27 @@ def _vectors(rows: Sequence[Row], asked: Asked) -> str:
 def _too_long(num_tokens: int, num_pieces: int) -> Reply:
     text = f"{num_tokens:,} tokens in {num_pieces:,} pieces are more than the {MAX_REQUEST_TOKENS:,} of one request"
     return problem(413, text, SEVERAL)
+
+
+class Ceiling:
+    """The tokens of a batch.
+
+    >>> ceiling = Ceiling(800)
+    >>> ceiling.note(200)
+    >>> ceiling.num_tokens
+    200
+    """
+
+    def __init__(self, planned: int) -> None:
+        self.num_tokens = planned
+        self._planned = planned
+        self._num_clean = 0
+
+    def note(self, num_tokens: int) -> None:
+        """What a round ended with; less than it began with where memory ran out."""
+        if num_tokens < self.num_tokens:
+            self.num_tokens, self._num_clean = num_tokens, 0
+            return
+        self._num_clean += 1
+        if self._num_clean >= CLEAN_RUNS and self.num_tokens < self._planned:
+            self.num_tokens, self._num_clean = min(2 * self.num_tokens, self._planned), 0

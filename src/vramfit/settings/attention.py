@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Attention(Setting):
     keyword, order, applied = "attention", 110, 10
     value = Choice(names=("sdpa", "eager", "packed"), optional=True)
+    label = "Attention"
+    labels = (("", "model’s own"), ("packed", "packed: no padding"))
+    about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
     help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
     is_planned = in_inference = at_load = True
     techniques = (
@@ -66,6 +69,9 @@ class Mask(Setting):
     keyword, order = "mask", 120
     value = Choice(names=("none", "ones", "padded"))
     default = "padded"
+    label = "Attention mask"
+    labels = (("padded", "padded: hides padding"), ("ones", "given, hides nothing"), ("none", "none given"))
+    about = "Some kernels can only be used where no token is hidden."
     help = "Whether an attention mask is given, and whether it hides anything."
     in_inference = True
 

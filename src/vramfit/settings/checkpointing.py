@@ -34,6 +34,8 @@ class Layers(Value):
 class Checkpointing(Setting):
     keyword, order, applied = "checkpointing", 140, 70
     value = Layers()
+    label, modes, is_basic = "Checkpointing", ("train", "forward"), True
+    labels = (("", "none"), ("full", "all layers"))
     help = "Recompute all layers in backward, or the first K."
     is_planned = True
     must_match_on_resume = is_kept_on_resume = False

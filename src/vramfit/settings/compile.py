@@ -14,6 +14,8 @@ class Compile(Setting):
     keyword, order = "compile", 210
     value = Switch()
     default = False
+    label = "torch.compile"
+    about = "Layers become kernels made for them: faster steps after minutes of compiling."
     help = "torch.compile on the model's layers; a plan takes it where a run is long enough for it to pay."
     is_planned = in_inference = True
     is_measured = False

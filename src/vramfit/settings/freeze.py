@@ -52,6 +52,8 @@ class Frozen(Value):
 class Freeze(Setting):
     keyword, order, applied = "freeze", 150, 30
     value = Frozen()
+    label, modes, is_basic = "Frozen", ("train",), True
+    labels = (("", "nothing"), *((name, name) for name in NAMES))
     help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
     is_planned = True
     allows = (("freeze", "parameters that do not learn"),)

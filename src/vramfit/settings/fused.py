@@ -17,6 +17,8 @@ class Fused(Setting):
     value = Switch()
     default = False
     planned_default = True
+    label, modes = "Fused layers", ("train",)
+    about = "vramfit’s own kernels; for packed attention under amp."
     help = "In packed amp-* training, layers of BERT's kind as one function each; a plan takes it where it can be."
     is_planned = True
     is_measured = False

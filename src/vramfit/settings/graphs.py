@@ -18,6 +18,8 @@ class Graphs(Setting):
     keyword, order = "graphs", 230
     value = Switch()
     default = False
+    label, modes = "CUDA graphs", ("train",)
+    about = "Passes are captured once and replayed, which spares the CPU work; for packed attention."
     help = "Capture packed passes as CUDA graphs; a plan takes it in long runs whose host is about as slow as the GPU."
     is_planned = True
     is_measured = False

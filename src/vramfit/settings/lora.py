@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Lora(Setting):
     keyword, order, applied = "lora", 180, 40
     value = Count(optional=True, metavar="RANK")
+    label, modes, is_basic = "LoRA rank", ("train",), True
+    labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
     help = "Rank of LoRA adapters on the attention projections; none unless given."
     is_planned = True
     allows = (("lora", "only adapters and the head learn"),)

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 class Offload(Setting):
     keyword, order, applied = "offload", 200, 100
     value = Choice(names=("optimizer", "activations", "weights"), optional=True)
+    label = "Kept in host memory"
+    labels = (
+        ("", "nothing"),
+        ("optimizer", "optimizer state and its step"),
+        ("activations", "inputs of checkpointed layers"),
+        ("weights", "layers, and the optimizer"),
+    )
+    about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
     help = "What is kept in host memory until it is needed."
     is_planned = in_inference = at_load = True
     must_match_on_resume = False

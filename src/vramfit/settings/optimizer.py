@@ -14,6 +14,7 @@ class Optimizer(Setting):
     keyword, order = "optimizer", 160
     value = Choice(names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
     default = "adamw"
+    label, modes, is_basic = "Optimizer", ("train",), True
     help = "Optimizer; `adamw` is torch's default (foreach)."
     is_planned = True
     allows = (

@@ -31,6 +31,7 @@ class Precision(Setting):
     keyword, order, applied = "precision", 100, 20
     value = Choice(names=NAMES, meant=_meant)
     default = "fp32"
+    label, is_basic = "Precision", True
     help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
     is_planned = in_inference = at_load = True
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)

@@ -23,6 +23,9 @@ def _meant(value: object) -> str | None:
 class Quantize(Setting):
     keyword, order, applied = "quantize", 190, 50
     value = Choice(names=("int8", "int8-dynamic", "int4"), optional=True, meant=_meant)
+    label = "Weights in fewer bits"
+    labels = (("", "none"),)
+    about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
     help = "Linear weights in fewer bits."
     is_planned = in_inference = at_load = True
     allows = (("int8", "frozen weights in 8 bits"),)

@@ -16,6 +16,8 @@ class Allocator(Setting):
     default = "default"
     planned_default = "expandable"
     in_run = False
+    label = "Expandable segments"
+    about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
     help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
     is_planned = in_inference = True
     techniques = (
@@ -82,6 +84,8 @@ class Loop(Setting):
     keyword, order = "loop", 290
     value = Choice(names=("plain", "stepper"))
     default = "plain"
+    label, modes = "vramfit’s Stepper", ("train",)
+    about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
     help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
 
     def words(self, w: "Workload") -> str | None:

@@ -87,6 +87,16 @@ class Setting:
     """Whether `vramfit measure` can run it."""
     on_page: ClassVar[bool] = True
     """Whether the page and the API take it."""
+    label: ClassVar[str] = ""
+    """Its name on the page, where that is not the keyword."""
+    about: ClassVar[str] = ""
+    """What the page says below it, where help is too terse for that."""
+    labels: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Values and how the page calls them; an empty one stands for none."""
+    modes: ClassVar[tuple[str, ...]] = ("train", "forward", "infer")
+    """Modes for which the page offers it."""
+    is_basic: ClassVar[bool] = False
+    """Whether the page shows it before Advanced is opened."""
 
     is_said: ClassVar[bool] = True
     """Whether reports name it where it is not the default; what a headline says anyway is not said again."""

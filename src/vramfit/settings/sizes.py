@@ -41,6 +41,7 @@ class Model(Setting):
 class Task(Setting):
     keyword, order, group = "task", 20, "job"
     value = Choice(names=tasks.task_names())
+    labels = tuple((task.name, task.title) for task in tasks.all_tasks())
     default = tasks.DEFAULT
     in_run = True
     help = "The head on the encoder."
@@ -67,6 +68,7 @@ class Accumulate(Setting):
     keyword, order, group = "accumulate", 50, "job"
     value = Count(optional=True)
     in_run = False
+    label, modes, is_basic = "Passes a step", ("train",), True
     help = "Micro-batches a step; given this or micro_batch, the other follows."
     is_planned = True
     techniques = (
@@ -91,6 +93,8 @@ class Accumulate(Setting):
 class MicroBatch(Setting):
     keyword, order, group = "micro_batch", 60, "job"
     value = Count(optional=True)
+    label, modes = "Samples a pass", ("train",)
+    about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
     help = "Samples that a forward pass sees; the largest, where the batch does not divide."
     is_planned = True
     must_match_on_resume = is_kept_on_resume = False
@@ -129,6 +133,7 @@ class RealLengths(Setting):
 class NumLabels(Setting):
     keyword, order, group = "num_labels", 90, "job"
     value = Count(optional=True)
+    label = "Classes"
     help = "Size of a classification head; the configuration's unless given."
     at_load = in_inference = True
 
@@ -139,6 +144,7 @@ class MaxGradNorm(Setting):
     keyword, order = "max_grad_norm", 170
     value = Number(optional=True)
     in_run = True
+    label, modes = "Gradient clipping", ("train",)
     help = "Clip the gradient to this norm before the step."
 
     def contradictions(self, w: "Workload") -> Iterator[str]:

@@ -77,7 +77,7 @@ print(json.dumps({
     "doctor --help": said("doctor", "--help"),
     "schema": next(p["schema"]["enum"] for p in schema if p["name"] == "task"),
     "choices": catalogue["choices"]["task"],
-    "titles": catalogue["tasks"],
+    "titles": next(s["labels"] for s in catalogue["settings"] if s["keyword"] == "task"),
     "serve": ServeSettings(model="m", task="toy-score").task,
     "parameters": vramfit.estimate("bert-tiny", task="toy-score", gpu="t4").breakdown["weights"],
     "usual": vramfit.estimate("bert-tiny", gpu="t4").breakdown["weights"],

@@ -6,8 +6,7 @@ from typing import Any
 from vramfit.integrations.trainer.heads import bare_model
 from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
-from vramfit.records.fitting import Change
-from vramfit.records.plan import Plan
+from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task
 from vramfit.techniques import casting, fusing, packing
 from vramfit.techniques.adamw_8bit import AdamW8bit

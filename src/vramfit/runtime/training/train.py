@@ -8,10 +8,9 @@ from pathlib import Path
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.request import REHEARSAL
-from vramfit.records.codec import from_json, to_json
+from vramfit.records.codec import from_json, replace_file, to_json
 from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
-from vramfit.records.saving import replace_file
 from vramfit.runtime.distributed.company import Company, company, own_device
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore

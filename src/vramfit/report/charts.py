@@ -1,4 +1,4 @@
-"""Bars and curves in a line of text: as wide as their place, and readable without colour."""
+"""Bars, curves and points in lines of text: as wide as their place, and readable without colour."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from vramfit.records.estimate import TimelinePoint
+from vramfit.report.words import size
 
 MIN_WIDTH = 8
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -27,6 +28,9 @@ CATEGORY_LOOKS: Mapping[str, tuple[str, str]] = {
 """Category → its colour, and the character that stands for it where there are no colours."""
 PART_STYLES = {"forward": "cyan", "backward": "blue", "optimizer": "cyan"}
 SHORT_PARTS = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+MIN_PLOT_WIDTH = 30
+MAX_PLOT_WIDTH = 84
+LABEL_WIDTH = 11
 
 
 def has_colour(console: Console) -> bool:
@@ -133,3 +137,54 @@ def _label(part: str, width: int) -> str:
         if width >= len(name) + 2:
             return name.center(width)
     return part[:1] if width == 1 else part[:1].center(width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One run."""
+
+    seconds: float
+    num_bytes: int
+    mark: str
+    style: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """Points by seconds (to the right) and bytes (upwards), with a line at the limit.
+
+    Later points lie over earlier ones.
+    """
+
+    points: Sequence[Point]
+    limit_bytes: int
+    x_label: str = "seconds a step"
+    height: int = 9
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(min(options.max_width, MAX_PLOT_WIDTH) - LABEL_WIDTH - 3, MIN_PLOT_WIDTH)
+        top = max([self.limit_bytes, *(p.num_bytes for p in self.points)])
+        longest = max((p.seconds for p in self.points), default=0.0) or 1.0
+        cells = [[(" ", "")] * width for _ in range(self.height)]
+        limit_row = self._row(self.limit_bytes, top)
+        cells[limit_row] = [("┄", "yellow")] * width
+        for point in self.points:
+            column = round(point.seconds / longest * (width - 1))
+            cells[self._row(point.num_bytes, top)][column] = (point.mark, point.style)
+        for row in reversed(range(self.height)):
+            label = size(self.limit_bytes) if row == limit_row else size(top) if row == self.height - 1 else ""
+            if row == self.height - 1 and limit_row == row - 1:
+                label = ""  # two labels in neighbouring lines would be read as one
+            line = Text(f"{label:>{LABEL_WIDTH}} ┤" if label else f"{'':>{LABEL_WIDTH}} │", no_wrap=True)
+            for mark, style in cells[row]:
+                line.append(mark, style)
+            yield line
+        yield Text(f"{'0':>{LABEL_WIDTH}} └{'─' * width}", no_wrap=True)
+        end = f"{longest:.3g}"
+        yield Text(" " * (LABEL_WIDTH + 2) + "0" + f"{self.x_label} {end}".rjust(width - 1), no_wrap=True)
+
+    def _row(self, num_bytes: int, top: int) -> int:
+        return min(round(num_bytes / top * (self.height - 1)), self.height - 1)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_PLOT_WIDTH, options.max_width)

@@ -1,4 +1,4 @@
-"""Many estimates of one job for the terminal: a row for each length, a column for each batch."""
+"""One job at many sizes for the terminal: a table over lengths and batches, and the largest batch that fits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import Estimate
-from vramfit.report.estimate import Sized, render_headline, render_remarks
-from vramfit.report.growth import compare_lengths
-from vramfit.report.growth_answer import render_growth
+from vramfit.records.estimate import Estimate, MaxBatch
+from vramfit.report.estimate import Figures, Sized, marked, render_headline, render_peak, render_remarks, render_verdict
+from vramfit.report.growth import compare_lengths, render_growth
 from vramfit.report.words import size
 from vramfit.units import GIB, MIB
 
 CELL_WIDTH = 9
 """`123.45 ✗` and a space on either side."""
+MAX_NAMED = 8
 
 
 def render_table(estimates: Sequence[Estimate], show: str = "allocated") -> RenderableType:
@@ -94,3 +94,65 @@ def _key(estimates: Sequence[Estimate]) -> Iterator[RenderableType]:
         yield Text(f"All fit into the {size(capacity)} that PyTorch may reserve{gpu}.", style="dim")
     if any(e.fits and e.num_retries for e in estimates):
         yield Text("! fits only because the allocator empties its cache and tries again", style="dim")
+
+
+def render_max_batch(found: MaxBatch) -> RenderableType:
+    """The answer first, then the estimate at that batch in short."""
+    e = found.estimate
+    parts: list[RenderableType] = [render_headline(e, batch=False), Text(), *_answer(found), Text()]
+    parts += [Figures(e), Text(), *render_peak(e), Text(), *render_remarks(e)]
+    return Sized(parts)
+
+
+def _answer(found: MaxBatch) -> Iterator[RenderableType]:
+    if not found.batch:
+        yield render_verdict(found.estimate, "Not even one sample fits")
+    else:
+        yield Text(f"Largest batch: {found.batch:,}{with_margin(found)}", style="bold green")
+        yield render_verdict(found.estimate, says_cold=False)
+    if found.margin_reason:
+        yield marked("·", f"The margin of plans: {found.margin_reason}.", "dim")
+    if found.usual_batch is not None:
+        lower = f"fp32 is only the default: --precision {found.usual_precision}, the usual one here,"
+        yield marked("→", f"{lower} allows {found.usual_batch:,} with the same margin.", "cyan")
+    if found.cold_batch < found.batch:
+        yield marked(
+            "!",
+            f"{found.cold_batch:,} where the workload's own first matrix product starts cuBLAS: run a small one before "
+            f"the model comes to the GPU to get {found.batch:,}.",
+            "yellow",
+        )
+    if found.limited_by:
+        yield marked("→", f"What limits it: {found.limited_by.rstrip('.')}.", "cyan")
+    if found.not_fitting:
+        yield marked(
+            "!",
+            f"Not {name_batches(found.not_fitting)}, although {found.batch:,} fits: memory is more fragmented there.",
+            "yellow",
+        )
+
+
+def with_margin(found: MaxBatch) -> str:
+    """Behind the largest batch that fits: the largest that leaves the margin that plans keep."""
+    if found.margin_batch is None:
+        return ""
+    batch = f"{found.margin_batch:,}" if found.margin_batch else "not even one"
+    return f", or {batch} with the margin that plans keep"
+
+
+def name_batches(batches: Sequence[int]) -> str:
+    """Numbers as people list them: runs as ranges, and not more than a line of them.
+
+    >>> name_batches([3, 5, 6, 7, 9])
+    '3, 5–7 and 9'
+    """
+    runs: list[list[int]] = []
+    for batch in sorted(batches):
+        if runs and batch == runs[-1][-1] + 1:
+            runs[-1].append(batch)
+        else:
+            runs.append([batch])
+    names = [f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,}–{run[-1]:,}" for run in runs]
+    if len(names) > MAX_NAMED:
+        names = [*names[: MAX_NAMED - 1], f"{len(names) - MAX_NAMED + 1} more"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -4,7 +4,7 @@ from rich.console import Console
 from tests.unit.report.samples import drawn
 
 from vramfit.records.estimate import TimelinePoint
-from vramfit.report.bars import CATEGORY_LOOKS, Meter, StackedBar, Timeline, label_parts, resample
+from vramfit.report.charts import CATEGORY_LOOKS, Meter, StackedBar, Timeline, label_parts, resample
 
 
 def points(*heights: int, part: str = "forward") -> list[TimelinePoint]:

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.web import desk as desk_module
+from vramfit.web import dispatcher as dispatcher_module
 from vramfit.web import workers as workers_module
-from vramfit.web.desk import Busy, Desk, Gone
-from vramfit.web.neighbours import neighbours
+from vramfit.web.dispatcher import AnswerCache, Busy, Dispatcher, Gone, neighbours
 from vramfit.web.queries import EstimateQuery, PlanQuery
-from vramfit.web.remembered import Remembered
 from vramfit.web.workers import Worker, worker_context
 
 
@@ -42,23 +40,23 @@ async def leaves() -> bool:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "Worker", SlowWorker)
+    monkeypatch.setattr(dispatcher_module, "Worker", SlowWorker)
 
 
-def workers_of(desk: Desk) -> list[SlowWorker]:
-    return [line.worker for line in (*desk._quick, *desk._slow)]  # type: ignore[misc]
+def workers_of(dispatcher: Dispatcher) -> list[SlowWorker]:
+    return [line.worker for line in (*dispatcher._quick, *dispatcher._slow)]  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("slow")
 def test_equal_queries_are_asked_once_and_remembered() -> None:
     async def scenario() -> list[Any]:
-        desk = Desk(num_workers=2)
-        await desk.start()
+        dispatcher = Dispatcher(num_workers=2)
+        await dispatcher.start()
         query = PlanQuery(model="bert-tiny")
-        await asyncio.gather(*(desk.ask(query, stays) for _ in range(50)))
-        await desk.ask(query, stays)
-        await desk.stop()
-        return [q for worker in workers_of(desk) for q in worker.asked]
+        await asyncio.gather(*(dispatcher.ask(query, stays) for _ in range(50)))
+        await dispatcher.ask(query, stays)
+        await dispatcher.stop()
+        return [q for worker in workers_of(dispatcher) for q in worker.asked]
 
     assert len(asyncio.run(scenario())) == 1
 
@@ -66,11 +64,11 @@ def test_equal_queries_are_asked_once_and_remembered() -> None:
 @pytest.mark.usefixtures("slow")
 def test_beyond_the_queue_comes_a_refusal() -> None:
     async def scenario() -> int:
-        desk = Desk(num_workers=1, max_waiting=3)  # not started: nothing leaves the queue
-        waiting = [asyncio.create_task(desk.ask(EstimateQuery(batch=n), stays)) for n in range(1, 4)]
+        dispatcher = Dispatcher(num_workers=1, max_waiting=3)  # not started: nothing leaves the queue
+        waiting = [asyncio.create_task(dispatcher.ask(EstimateQuery(batch=n), stays)) for n in range(1, 4)]
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await desk.ask(EstimateQuery(batch=99), stays)
+            await dispatcher.ask(EstimateQuery(batch=99), stays)
         for task in waiting:
             task.cancel()
         return len(waiting)
@@ -80,35 +78,35 @@ def test_beyond_the_queue_comes_a_refusal() -> None:
 
 @pytest.mark.usefixtures("slow")
 def test_what_nobody_waits_for_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "LOOKED_AFTER_S", 0.01)
+    monkeypatch.setattr(dispatcher_module, "LOOKED_AFTER_S", 0.01)
 
     async def scenario() -> list[Any]:
-        desk = Desk(num_workers=1)
+        dispatcher = Dispatcher(num_workers=1)
         with pytest.raises(Gone):
-            await desk.ask(PlanQuery(model="bert-tiny"), leaves)
-        await desk.start()
-        await desk.ask(PlanQuery(model="bert-mini"), stays)
-        await desk.stop()
-        return [q.model for worker in workers_of(desk) for q in worker.asked]
+            await dispatcher.ask(PlanQuery(model="bert-tiny"), leaves)
+        await dispatcher.start()
+        await dispatcher.ask(PlanQuery(model="bert-mini"), stays)
+        await dispatcher.stop()
+        return [q.model for worker in workers_of(dispatcher) for q in worker.asked]
 
     assert asyncio.run(scenario()) == ["bert-mini"]
 
 
 @pytest.mark.usefixtures("slow")
 def test_places_beside_the_sliders_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(dispatcher_module, "QUIET_S", 0.0)
 
     async def scenario() -> set[Any]:
-        desk = Desk(num_workers=2)
-        await desk.start()
+        dispatcher = Dispatcher(num_workers=2)
+        await dispatcher.start()
         query = EstimateQuery(batch=16, seq=128)
-        await desk.ask(query, stays)
+        await dispatcher.ask(query, stays)
         wanted = {query, *neighbours(query)}
         asked: set[Any] = set()
         while asked != wanted:
             await asyncio.sleep(0.001)
-            asked = {q for worker in workers_of(desk) for q in worker.asked}
-        await desk.stop()
+            asked = {q for worker in workers_of(dispatcher) for q in worker.asked}
+        await dispatcher.stop()
         return asked
 
     asked = asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
@@ -143,7 +141,7 @@ def test_a_machine_that_is_too_busy_is_no_fault_of_the_query(monkeypatch: pytest
 
 
 def test_the_memory_of_answers_is_bounded() -> None:
-    kept = Remembered(max_bytes=1000)
+    kept = AnswerCache(max_bytes=1000)
     for n in range(100):
         kept.put(n, (200, b"x" * 90))
     assert kept.num_bytes <= 1000

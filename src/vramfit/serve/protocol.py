@@ -1,11 +1,13 @@
-"""The body of a request read: JSON, then texts as each task takes them; or what is wrong, in a sentence."""
+"""Bodies of requests read: JSON, texts as each task takes them, cut to what is read; and vectors written as JSON."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from vramfit.serve.limits import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
-from vramfit.serve.replies import Refused
+from vramfit.serve.request_queue import Refused
+from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row
 from vramfit.tasks.parts.results import wrong_top_k
@@ -14,6 +16,14 @@ from vramfit.units import shown
 KEYS = ("inputs", "instances")
 PARAMETERS = "parameters"
 PARAMETERS_HINT = '{"inputs": …, "parameters": {"top_k": 3}}'
+CHARACTERS_A_TOKEN = 16
+"""Texts of so many for each token that is read are looked at; shorter ones are tokenized whole."""
+MOST_CHARACTERS_A_TOKEN = 1024
+"""A text that has more, as a word of a million letters has, is refused: it would cost far more than is read of it."""
+MORE_TOKENS = 64
+"""Beyond the length, so that what is cut lies out of sight."""
+GROWTH = 4
+"""As many times as much is looked at where a part has too few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +122,65 @@ def _hint(task: str) -> str:
 def _kind(data: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
     return names.get(type(data), "a number")
+
+
+def write_vector(numbers: Sequence[float]) -> str:
+    """What is said of a text whose vector is wanted.
+
+    Raises:
+        ValueError: it has numbers that JSON has not: NaN or infinity.
+
+    >>> write_vector([0.5, -2.0, 1e-7])
+    '{"embedding":[0.5,-2,1e-07]}'
+    """
+    written = _form(len(numbers)) % tuple(numbers)
+    if "n" in written:  # nan, inf
+        raise ValueError("a vector has values that are no numbers")
+    return f'{{"embedding":[{written}]}}'
+
+
+@lru_cache(maxsize=8)
+def _form(size: int) -> str:
+    return ",".join(["%.9g"] * size)
+
+
+def beginning(text: str, tokenizer: Any, max_length: int) -> str:
+    """As much of a text as decides its first `max_length` tokens.
+
+    It ends between two words: those do not change the words before them. A text without spaces, as Chinese is
+    written, is cut anywhere, where a cut further on gives the same tokens.
+
+    Raises:
+        Refused: a text so long with so few tokens that the end of what is read is not found.
+    """
+    size, before = CHARACTERS_A_TOKEN * max_length, None
+    most = MOST_CHARACTERS_A_TOKEN * max_length
+    while len(text) > size:
+        if size > most:
+            what = f"the first {most:,} of a text's {len(text):,} characters do not settle its {max_length:,} tokens"
+            raise Refused(413, what, f"send texts of at most {most:,} characters, or with spaces between words")
+        part = text[:size].rstrip()
+        cut = max(part.rfind(" "), part.rfind("\n"))
+        part = part[:cut].rstrip() if cut > 0 else part
+        ids = _ids(part, tokenizer)
+        if len(ids) >= max_length + MORE_TOKENS:
+            if cut > 0 or ids[:max_length] == before:
+                return part
+            before = ids[:max_length]
+        size *= GROWTH
+    return text
+
+
+def has_more(text: str, tokenizer: Any, num_tokens: int) -> bool:
+    """Whether a text has more tokens than that for certain, found without tokenizing all of a very long one."""
+    size = 2 * num_tokens
+    while len(text) > size:
+        if len(_ids(text[:size], tokenizer)) > num_tokens + MORE_TOKENS:
+            return True
+        size *= GROWTH
+    return False
+
+
+def _ids(text: str, tokenizer: Any) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids

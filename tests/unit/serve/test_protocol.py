@@ -1,15 +1,19 @@
 """Bodies of requests: what each task takes, and a sentence for everything else."""
 
 import json
+import math
+import random
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.loader.checkpoints import minilm
+from transformers import AutoTokenizer
 
-from vramfit.serve.asking import read_body
-from vramfit.serve.replies import Refused
+from vramfit.serve.protocol import beginning, has_more, read_body, write_vector
+from vramfit.serve.request_queue import Refused
 from vramfit.tasks import all_tasks
 
 FORMS = {task.name: task.request_forms for task in all_tasks() if task.is_served}
@@ -114,3 +118,72 @@ def test_every_depth_of_nesting_is_refused_in_words(task: Any) -> None:
             body = f'{{"inputs": {opened * depth}1{closed * depth}}}'
             if body != '{"inputs": {"text":1}}':
                 refused(body.encode(), task)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
+def test_every_fp32_number_is_read_back_as_it_was(numbers: list[float]) -> None:
+    import torch
+
+    read = json.loads(write_vector(numbers))
+    assert list(read) == ["embedding"]
+    expected = torch.tensor(numbers, dtype=torch.float32)
+    assert torch.equal(torch.tensor(read["embedding"], dtype=torch.float32), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_json_has_no_number_for_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="no numbers"):
+        write_vector([0.5, bad])
+
+
+WORDS = ("the", "unbelievably", "naïve", "Straße", "x", "1,234.5", "don't", "日本", "…", "antidisestablishment", "?!")
+
+
+@pytest.mark.parametrize("max_length", [16, 128])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tokens_that_are_read_stay_the_same(max_length: int, seed: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(minilm()))
+    draw = random.Random(seed)
+    text = draw.choice(["", " ", "\n"]) + draw.choice([" ", "  ", "\n"]).join(draw.choices(WORDS, k=4_000))
+    part = beginning(text, tokenizer, max_length)
+    assert len(part) < len(text) / 3
+
+    def read(one: str) -> list[int]:
+        ids: list[int] = tokenizer(one, truncation=True, max_length=max_length)["input_ids"]
+        return ids
+
+    assert read(part) == read(text)
+
+
+def test_what_has_few_tokens_stays_whole() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(minilm()))
+    for text in ("a" * 50_000, "short", " " * 50_000):
+        assert beginning(text, tokenizer, 64) == text
+
+
+@pytest.mark.parametrize("text", ["日本語を読む" * 20_000, "." * 60_000, "naïve…" * 20_000, "漢a1" * 20_000])
+@pytest.mark.parametrize("max_length", [16, 128])
+def test_a_text_without_spaces_is_cut_too(text: str, max_length: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(minilm()))
+    part = beginning(text, tokenizer, max_length)
+    assert len(part) <= 64 * max_length
+    read = [tokenizer(one, truncation=True, max_length=max_length)["input_ids"] for one in (part, text)]
+    assert read[0] == read[1]
+
+
+def test_a_cut_that_would_change_a_token_is_not_taken() -> None:
+    """Of a tokenizer that reads from the end, no beginning says what the whole is."""
+
+    class Backwards:
+        def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+            return {"input_ids": [len(text) - place for place in range(len(text))]}
+
+    text = "x" * 5_000
+    assert beginning(text, Backwards(), 16) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "more"), [("a " * 5_000, True), ("." * 5_000, True), ("a" * 50_000, False), ("a " * 990, False)]
+)
+def test_more_tokens_than_allowed_are_seen_in_a_part(text: str, more: bool) -> None:
+    assert has_more(text, AutoTokenizer.from_pretrained(str(minilm())), 1_000) is more

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vramfit.devices.probe import GPUProcess, PresentGPU
-from vramfit.monitor.readings import process_bytes, read_counts, read_peaks
+from vramfit.monitor.sources import process_bytes, read_counts, read_peaks
 
 DEVICE = torch.device("cuda", 0)
 
@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         synchronize=lambda device: seen.append("synchronize"),
         memory_stats=lambda device: seen.append("memory_stats") or stats,
     )
-    monkeypatch.setattr("vramfit.monitor.readings.torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("vramfit.monitor.sources.torch", SimpleNamespace(cuda=cuda))
     return seen
 
 
