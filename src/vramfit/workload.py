@@ -12,7 +12,6 @@ from vramfit.errors import WorkloadError, nearest_names
 from vramfit.settings import SETTINGS
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 
-Task = str
 Precision = str
 Attention = str
 Quantize = str
@@ -24,13 +23,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     s.keyword: s.value.names for s in SETTINGS.values() if isinstance(s.value, Choice)
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
-TRAINED_TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
-"""Tasks that vramfit reads data for, trains, evaluates and predicts."""
-NO_LOSS = (
-    "task features gives vectors and has no loss to train on: take the task of the head that is to learn, "
-    "mode infer, or in Python an nn.Module with a loss of its own"
-)
-"""A module may have a loss whatever its task is called: only who resolves the model can tell."""
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 
 if TYPE_CHECKING:
@@ -147,4 +139,4 @@ def switched(name: str, value: Any) -> list[str]:
     return Switch().problems(name, value)
 
 
-__all__ = ["CHOICES", "MAX_COUNT", "NO_LOSS", "SIZE_HINT", "TRAINED_TASKS", "Workload", "switched"]
+__all__ = ["CHOICES", "MAX_COUNT", "SIZE_HINT", "Workload", "switched"]

@@ -8,12 +8,13 @@ from vramfit.devices.probe import probe
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, find_entry, resolve
 from vramfit.records.finding import Finding
+from vramfit.tasks import DEFAULT
 
 
 def check_model(
     model: str | Path,
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     scan: bool = False,
     num_labels: int | None = None,
     gpu_free_bytes: int | None = None,

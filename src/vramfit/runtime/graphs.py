@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from vramfit.runtime.cuda_graphs import CudaRecords
-from vramfit.step.heads import HeadLoss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.tasks.parts.losses import HeadLoss, model_inputs
 from vramfit.techniques import packing
 from vramfit.techniques.rows import FILLED, fill_up, row_size
 

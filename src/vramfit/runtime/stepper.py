@@ -29,11 +29,11 @@ from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.splitting import split, take_rows, width_of
 from vramfit.runtime.state.model_state import ModelState, untouched
 from vramfit.step.commit import secure_state, take_host_step, take_step
-from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.window import accumulate
+from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
@@ -138,6 +138,8 @@ class Stepper:
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
+        self.task: str | None = None if plan is None else plan.workload.task
+        """Whose loss is taken; None takes the loss that the labels of each batch call for."""
         self.on_out_of_memory: Callable[[BaseException], None] | None = None
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
@@ -405,7 +407,7 @@ class Stepper:
                 found = own_loss(self.model, few, autocast=self._autocast)
             self._loss = found if found.takes_labels else None
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
-        return self._loss or head_loss(self.model, batch)
+        return self._loss or head_loss(self.model, batch, self.task)
 
     def _parts(self, batch: Batch, loss: HeadLoss, max_tokens: int, *, evenly: bool) -> tuple[list[Batch], int]:
         """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from vramfit.step.heads import HeadLoss
 from vramfit.step.inputs import Batch
 from vramfit.step.plain import Autocast, OnPart
+from vramfit.tasks.parts.losses import HeadLoss
 
 Model = Callable[..., Any]
 

@@ -18,12 +18,11 @@ from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
 from vramfit.step.commit import secure_state, take_step
-from vramfit.step.heads import LABELS, HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
-from vramfit.step.outputs import CONTRACT, parameters_of
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.window import accumulate
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep
@@ -108,7 +107,7 @@ def trace(
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs))
+            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs, workload.task))
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template

@@ -16,9 +16,9 @@ from vramfit.integrations.trainer.piles import put_together_once
 from vramfit.integrations.trainer.settings import leave_steps, prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import ElectraConfig, ElectraForPreTraining
 
-from vramfit.step.heads import head_loss, model_inputs
+from vramfit.tasks.parts.losses import head_loss, model_inputs
 
 CONFIG = ElectraConfig(
     vocab_size=50,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.runtime.data.entities import EntityCounts, are_spans, entities
+from vramfit.tasks.token_classification import EntityCounts, are_spans, entities
 
 CASES = {
     "O O": [],

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.bad_rows import BadValue
-from vramfit.runtime.data.label_kinds import doubts
-from vramfit.runtime.data.labels import LabelNames, in_order, label_text
+from vramfit.tasks.parts.reading import BadValue, LabelNames, in_order, label_text
+from vramfit.tasks.sequence_classification import doubts
 
 
 @given(st.sets(st.integers(-1000, 1000)))

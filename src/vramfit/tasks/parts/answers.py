@@ -5,9 +5,13 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from vramfit.tasks.parts.reading import Reference
+from vramfit.tasks.parts.results import MeanLoss, class_losses
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_ANSWER_TOKENS = 30
 """As the SQuAD examples of transformers limit it."""
@@ -35,8 +39,10 @@ class Answer:
         return Answer(best.text, best.begin, best.end, best.score, silence)
 
 
-def read_answers(output: Any, references: Sequence[dict[str, Any]]) -> list[Answer]:
+def read_answers(output: Any, references: Sequence[Reference]) -> list[Answer]:
     """The best answer of each window; two numbers a token come to the host, where the spans are compared."""
+    import torch
+
     start, end = output.start_logits.float().cpu(), output.end_logits.float().cpu()
     width = start.shape[1]
     begins = torch.tensor([r["context_at"] for r in references])[:, None]
@@ -51,8 +57,10 @@ def read_answers(output: Any, references: Sequence[dict[str, Any]]) -> list[Answ
     return answers
 
 
-def _best_spans(start: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _best_spans(start: "torch.Tensor", end: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]:
     """Score, first and last token of the best span of each row; all spans up to the longest allowed are compared."""
+    import torch
+
     best = torch.full((start.shape[0],), -torch.inf)
     first, last = torch.zeros_like(best, dtype=torch.long), torch.zeros_like(best, dtype=torch.long)
     for more in range(min(MAX_ANSWER_TOKENS, start.shape[1])):
@@ -106,3 +114,46 @@ def _f1(said: list[str], true: list[str]) -> float:
         return 0.0
     precision, recall = num_shared / len(said), num_shared / len(true)
     return 2 * precision * recall / (precision + recall)
+
+
+class AnswerMetrics:
+    """`exact_match` and `f1` as SQuAD's scripts give them, of 100; `loss`.
+
+    Windows of one context are merged: the best answer of them counts. Silence is an answer only where some questions
+    have none (SQuAD 2.0): it wins where it scores higher than any span.
+    """
+
+    best_metric = "f1"
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        self._answers: dict[int, Answer] = {}
+        self._gold: dict[int, list[str]] = {}
+        self._loss = MeanLoss()
+
+    def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
+        start = class_losses(output.start_logits, batch["start_positions"])
+        self._loss.add((start + class_losses(output.end_logits, batch["end_positions"])) / 2)
+        for answer, reference in zip(read_answers(output, references), references, strict=True):
+            self._take(reference["question_number"], answer, reference["answers"])
+
+    def merge(self, other: "AnswerMetrics") -> None:
+        for number, answer in other._answers.items():
+            self._take(number, answer, other._gold[number])
+        self._loss.merge(other._loss)
+
+    def _take(self, number: int, answer: Answer, gold: list[str]) -> None:
+        known = self._answers.get(number)
+        self._answers[number] = answer if known is None else known.or_better(answer)
+        self._gold[number] = gold
+
+    def result(self) -> dict[str, float]:
+        may_be_silent = any(not gold for gold in self._gold.values())
+        exact = shared = 0.0
+        for number, answer in self._answers.items():
+            text = "" if may_be_silent and answer.no_answer_score > answer.score else answer.text
+            match, overlap = scores(text, self._gold[number], may_be_silent=may_be_silent)
+            exact += match
+            shared += overlap
+        count = max(len(self._answers), 1)
+        return {"exact_match": 100 * exact / count, "f1": 100 * shared / count, "loss": self._loss.mean()}
