@@ -7,7 +7,7 @@ sets an environment variable.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vramfit.records.display import use_renderer as _use_renderer
+from vramfit.records.finding import use_renderer as _use_renderer
 
 __version__ = "0.1.0"
 _use_renderer(lambda: import_module("vramfit.report.display"))
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from vramfit.planner.largest import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
-    from vramfit.records.finding import Finding
-    from vramfit.records.load_report import LoadReport
+    from vramfit.records.finding import Finding, LoadReport
     from vramfit.records.plan import Plan
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
@@ -46,7 +45,7 @@ _HOME = {
     "EmulatedGPU": "vramfit.emulator.gpu",
     "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
-    "LoadReport": "vramfit.records.load_report",
+    "LoadReport": "vramfit.records.finding",
     "MaxBatch": "vramfit.records.estimate",
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",

@@ -51,7 +51,7 @@ def run(
     findings: list[Finding]
     with working(f"Checking {model or 'this machine'}"):
         if model is not None:
-            from vramfit.doctor.model import check_model
+            from vramfit.doctor.checkup import check_model
 
             findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
         else:

@@ -10,7 +10,7 @@ from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
 from vramfit.loader.load import Progress, load_request
 from vramfit.loader.request import LoadRequest
 from vramfit.models.anatomy import vocab_size
-from vramfit.records.load_report import LoadReport, LogitComparison
+from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.tasks import find_task
 
 SENTENCES = (

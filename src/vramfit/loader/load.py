@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.request import KEYWORDS, LoadRequest, find_device, make_request
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.stages import tell
 from vramfit.tasks import DEFAULT
 from vramfit.units import shown

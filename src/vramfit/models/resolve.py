@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.catalogue import find_entry, unknown_model
 from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
-from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
-from vramfit.models.links import plain_file
-from vramfit.models.remote import has_own_code, load_remote_config, remote_class
+from vramfit.models.hub import (
+    NotOnHubError,
+    fetch_config,
+    has_own_code,
+    load_remote_config,
+    looks_like_hub_id,
+    plain_file,
+    remote_class,
+)
 from vramfit.models.tasks import class_for_task, task_of_class
 from vramfit.tasks import DEFAULT, find_task
 

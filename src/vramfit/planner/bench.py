@@ -6,15 +6,13 @@ from typing import Any
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
-from vramfit.estimator.by_length import WorkByLength
-from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.shallow import least_peaks
+from vramfit.estimator.shallow import WorkByLength, least_peaks
 from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import restart_bytes, weigh
+from vramfit.estimator.weighing import peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.tasks import supported_attention

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
-from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import weigh
+from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.search import Choice
 from vramfit.records.estimate import Estimate

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.alternatives import alternatives_of
 from vramfit.planner.bench import Bench
 from vramfit.planner.evaluation import choose_evaluation

@@ -6,8 +6,8 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, replace_file, to_json
-from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate
+from vramfit.records.finding import Displayed
 from vramfit.settings.setting import Kind
 from vramfit.units import MIB
 from vramfit.workload import Workload

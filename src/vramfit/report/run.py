@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.load_report import LoadReport, LogitComparison
+from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.records.plan import Fitting
 from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.findings import render_findings

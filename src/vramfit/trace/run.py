@@ -28,8 +28,8 @@ from vramfit.techniques.application import apply_techniques
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
-from vramfit.trace.places import Places
-from vramfit.trace.ranks import RankOnPaper, rank_on_paper
+from vramfit.trace.ledger import Places
+from vramfit.trace.shard import RankOnPaper, rank_on_paper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import Notice, StreamTemplate, Turn
 from vramfit.trace.tracer import Tracer

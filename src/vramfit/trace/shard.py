@@ -6,14 +6,39 @@ the gradients, is asked for on CUDA streams of their own: no other stream can us
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.kernels.chunks import chunk_cat_bytes, split_copy_bytes
+from vramfit.cuda.kernels.elementwise import chunk_cat_bytes, split_copy_bytes
 from vramfit.models.anatomy import encoder_layers
+from vramfit.trace.alone import AloneOnPaper
+from vramfit.trace.replica import ReplicaOnPaper
 from vramfit.trace.tracer import Tracer
+from vramfit.workload import Workload
+
+
+class RankOnPaper(Protocol):
+    """What a traced step asks of its rank."""
+
+    learned: list[torch.nn.Parameter]
+    """What the optimizer steps."""
+
+    def begin(self) -> None: ...
+    def before_pass(self, index: int, num_passes: int) -> None: ...
+    def clip(self, max_grad_norm: float | None) -> None: ...
+    def size_of(self, parameter: torch.nn.Parameter) -> int: ...
+
+
+def rank_on_paper(tracer: Tracer, model: torch.nn.Module, workload: Workload) -> RankOnPaper:
+    """The rank that a workload's GPU is."""
+    if workload.num_gpus == 1:
+        return AloneOnPaper(model)
+    if workload.parallel == "fsdp":
+        return ShardOnPaper(tracer, model, workload.num_gpus)
+    return ReplicaOnPaper(tracer, model, workload.num_gpus)
+
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 """`all_gather_copy_in_stream` and `reduce_scatter_stream` of FSDPCommContext."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError, WorkloadError
+from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
 from vramfit.integrations.sagemaker.hyperparameters import check_hyperparameters, given_settings
 from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN
-from vramfit.integrations.sagemaker.metrics import METRIC_DEFINITIONS
 from vramfit.records.plan import InstanceFit
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.tasks import DEFAULT

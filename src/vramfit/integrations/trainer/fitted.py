@@ -12,7 +12,7 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
-from vramfit.integrations.trainer.piles import put_together_once
+from vramfit.integrations.trainer.rows import put_together_once
 from vramfit.integrations.trainer.settings import leave_steps, prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper

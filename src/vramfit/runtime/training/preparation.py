@@ -15,7 +15,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.examples import check_classes
