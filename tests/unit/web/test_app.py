@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import vramfit
-from vramfit.planner.request import SETTINGS
 from vramfit.records.estimate import Estimate
+from vramfit.settings import PLANNED
 from vramfit.web import answers
 from vramfit.web.app import create_app
 from vramfit.web.queries import EstimateQuery
@@ -79,7 +79,7 @@ def test_every_setting_that_a_plan_answers_can_be_asked_for(client: TestClient) 
 
 def test_an_estimate_takes_whatever_the_planner_chooses() -> None:
     taken = EstimateQuery.model_fields
-    for name in (*SETTINGS, "fused", "graphs", "loop"):
+    for name in (*PLANNED, "loop"):
         assert name in taken, name
         for value in CHOICES.get(name, ()):
             assert getattr(EstimateQuery.model_validate({name: value}), name) == value
