@@ -1,4 +1,4 @@
-"""Toy: a number for a text, as a task of one file; no part of vramfit, and put beside it by `test_one_file.py`."""
+"""Toy: a number for a text, as a task of one file; no part of vramfit, and put beside it by `test_toy_task.py`."""
 
 from collections.abc import Sequence
 from typing import Any
