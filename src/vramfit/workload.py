@@ -56,6 +56,8 @@ NO_LOSS = (
     "mode infer, or in Python an nn.Module with a loss of its own"
 )
 """A module may have a loss whatever its task is called: only who resolves the model can tell."""
+IN_PLACE: tuple[Optimizer, ...] = ("adamw-fused", "adamw-8bit")
+"""Optimizers whose steps need no temporaries."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 COUNTS = ("batch", "accumulate", "micro_batch", "seq", "num_labels", "lora", "num_gpus", "num_nodes")
@@ -201,6 +203,27 @@ class Workload:
     def trains(self) -> bool:
         """Whether the step has a backward pass and an optimizer."""
         return self.mode == "train"
+
+    @property
+    def shards(self) -> bool:
+        """Whether each of several GPUs has a part of the model."""
+        return self.num_gpus > 1 and self.parallel == "fsdp"
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Whether the optimizer lives in host memory."""
+        return self.trains and self.offload in ("optimizer", "weights")
+
+    @property
+    def steps_in_place(self) -> bool:
+        """Whether the optimizer's step needs no temporaries (`step.commit.needs_temporaries` asks an optimizer)."""
+        return self.optimizer in IN_PLACE
+
+    @property
+    def keeps_casts(self) -> bool:
+        """Whether autocast keeps its casts of weights for a pass; with the optimizer on the host or weights in shards,
+        memory is too short for them."""
+        return not (self.steps_on_host or self.shards)
 
 
 def _size(name: str, value: Any, problems: list[str]) -> int | None:
@@ -367,7 +390,6 @@ def _fused_contradictions(w: Workload) -> list[tuple[bool, str]]:
 
 def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:
     """What does not go with recorded passes."""
-    steps = ("adamw-fused", "adamw-8bit")
     precisions = ("amp-bf16", "bf16")
     return [
         (
@@ -390,16 +412,16 @@ def _graph_contradictions(w: Workload) -> list[tuple[bool, str]]:
             f"graphs are for precision {' or '.join(precisions)}, not {w.precision}",
         ),
         (
-            w.graphs and w.optimizer not in steps,
+            w.graphs and not w.steps_in_place,
             f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs some beside: "
-            f"take {' or '.join(steps)}",
+            f"take {' or '.join(IN_PLACE)}",
         ),
     ]
 
 
 def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
     """What does not go with an optimizer in host memory."""
-    learns = w.trains and w.offload in ("optimizer", "weights")
+    learns = w.steps_on_host
     by_layers = learns and w.offload == "weights"
     return [
         (
@@ -427,8 +449,7 @@ def _offload_contradictions(w: Workload) -> list[tuple[bool, str]]:
 
 def _ranks_contradictions(w: Workload) -> list[tuple[bool, str]]:
     """What does not go with several GPUs."""
-    several = w.num_gpus > 1
-    shards = several and w.parallel == "fsdp"
+    several, shards = w.num_gpus > 1, w.shards
     return [
         (several and not w.trains, f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"),
         (

@@ -7,7 +7,8 @@ import pytest
 from tests.truth.cases import H200
 
 from vramfit.models.resolve import resolve
-from vramfit.trace.run import order_of, trace
+from vramfit.trace.run import trace
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 WORKLOADS: list[dict[str, Any]] = [

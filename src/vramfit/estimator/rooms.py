@@ -10,13 +10,10 @@ from vramfit.allocator.replay import Mark, replay
 from vramfit.records.stream import Stream
 from vramfit.workload import Workload
 
-IN_PLACE = ("adamw-fused", "adamw-8bit")
-"""Steps without temporaries."""
-
 
 def steps_by_room(workload: Workload) -> bool:
     """Whether the portions of a step depend on its room."""
-    return workload.trains and workload.num_gpus > 1 and workload.optimizer not in IN_PLACE
+    return workload.trains and workload.num_gpus > 1 and not workload.steps_in_place
 
 
 def rooms_of(stream: Stream, options: AllocatorOptions) -> tuple[int, int]:

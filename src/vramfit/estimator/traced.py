@@ -9,8 +9,8 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import num_traced, order_of, trace
-from vramfit.trace.template import StreamTemplate, Turn
+from vramfit.trace.run import trace
+from vramfit.trace.template import StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
 
 NUM_STEADY_STEPS = 2

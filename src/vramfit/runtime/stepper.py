@@ -12,28 +12,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.contradictions import check, check_batch
-from vramfit.runtime.distributed.own_passes import own_passes
-from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.invariance import check_loss
+from vramfit.runtime.invariance import check_once
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split, take_rows, width_of
 from vramfit.runtime.state.model_state import ModelState, untouched
-from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
-from vramfit.step.window import accumulate
+from vramfit.step.ranks import Alone, Ranks
+from vramfit.step.splitting import passes_of, take_rows, width_of
+from vramfit.step.step import Step
 from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.host_step import HostStep
@@ -145,7 +142,6 @@ class Stepper:
         self._packs = packing.is_applied(model) if packs is None else packs
         self._size = MicroBatchSize(micro_batch)
         self._seq = seq
-        self._max_grad_norm = max_grad_norm
         self._scheduler = scheduler
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
@@ -159,18 +155,24 @@ class Stepper:
         keeps_casts = self.host is None and not self.ranks.is_sharded
         self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
-        needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
-        self._scaler = scaler or needed
+        self._step = Step(
+            model,
+            optimizer,
+            ranks=self.ranks,
+            host=self.host,
+            scaler=scaler or precisions.make_scaler(precision, scaled_on),
+            autocast=self._autocast,
+            max_grad_norm=max_grad_norm,
+        )
+        self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
         self._loss: HeadLoss | None = None
         """Of the user's; None where the labels of each batch decide."""
         if loss_fn and count_fn:
             self._loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
         self._reads_model = self._loss is None and not self._packs and is_own(model)
-        self._loss_to_check = loss_fn
+        self._step.on_output = check_once(loss_fn)
         self._state = ModelState(model, loss=loss_fn)
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
-        is_plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
+        is_plain = ranks is None and self.host is None and self._step.scaler is None and self._loss is None
         is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
         self._recording = Recording(model, self._autocast, is_on=bool(graphs) and is_able)
         if precision == "tf32":
@@ -206,10 +208,7 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch, finishes=False)
         self._size.quiet()
-        return self._of_all(loss, float(loss) if self.ranks.size > 1 else 0.0)
-
-    def _of_all(self, loss: torch.Tensor, own: float) -> torch.Tensor:
-        return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(own))
+        return self.ranks.total(loss)
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -239,20 +238,20 @@ class Stepper:
     def _try_out(self, batch: Batch) -> None:
         """A window that leaves nothing but optimizer state and cached memory."""
         self._gradients(batch)
-        self._forget()
+        self._step.forget()
         self._state.put_back(is_tried_out=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimizer and scheduler."""
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        scaler = {} if self._step.scaler is None else self._step.scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
         kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
         return kept | counts | {"graphs": not self._recording.has_stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
+        if self._step.scaler is not None and state["scaler"]:
+            self._step.scaler.load_state_dict(state["scaler"])
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
@@ -278,12 +277,12 @@ class Stepper:
     @property
     def loss_scale(self) -> float | None:
         """The GradScaler's scale; None without one."""
-        return None if self._scaler is None else float(self._scaler.get_scale())
+        return None if self._step.scaler is None else float(self._step.scaler.get_scale())
 
     def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         check_batch(batch)
-        self._drop_gradients()
+        self._step.drop_gradients()
         attempts: list[str] = []
         self._state.keep()
         while (loss := self._try(batch, attempts, finishes=finishes)) is None:
@@ -299,7 +298,7 @@ class Stepper:
 
     def _go_back(self) -> None:
         """To where the window began, with all memory freed that can be."""
-        self._forget()
+        self._step.forget()
         self._recording.stop()
         free_memory()
         try:
@@ -314,22 +313,13 @@ class Stepper:
         try:
             loss = self._window(batch, finishes=finishes)
             self._learn_what_moves()
-            with self._where_optimizer_is():
-                if self.host is not None:
-                    self.host.gather()
-                accord.agree()
-                self.ranks.synchronise()
-                if finishes and self._scaler is not None:
-                    self.ranks.unscale(self._scaler, self.optimizer)
-                self._clip(self._max_grad_norm if finishes else None)
-                secure_state(self.optimizer)
-            accord.agree()
+            self._step.finish(clips=finishes)
         except CannotRecord as error:
             warnings.warn(f"passes run as they are, since they cannot be recorded: {error}", stacklevel=2)
             return None
         except BaseException as error:
             if not is_out_of_memory(error):
-                self._forget()
+                self._step.forget()
                 accord.give_up(error)
                 raise
             accord.report(error)
@@ -350,16 +340,6 @@ class Stepper:
             warnings.warn("passes run as they are: a recorded one would not change what Python keeps", stacklevel=2)
             self._recording.stop()
 
-    def _clip(self, max_grad_norm: float | None) -> None:
-        if self.host is not None:
-            self.host.clip(max_grad_norm)
-        else:
-            self.ranks.clip(self._parameters, max_grad_norm)
-
-    def _where_optimizer_is(self) -> AbstractContextManager[Any]:
-        """What happens in host memory is no business of an emulated GPU."""
-        return nullcontext() if self.host is None else _disable_current_modes()
-
     def _window(self, batch: Batch, *, finishes: bool) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
         if self._packs:
@@ -370,30 +350,15 @@ class Stepper:
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
         max_tokens = self.micro_batch * (self._seq if "input_ids" in batch else width_of(batch))
         recorder = self._recording.recorder_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
-        parts, num_own = self._parts(batch, loss, max_tokens, evenly=recorder is not None)
+        evenly = recorder is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
+        parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, packs=self._packs, evenly=evenly)
         if not loss.splits and len(parts) * self.ranks.size > 1:
             problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"
             raise WorkloadError([problem], hint=OWN_HINT)
         if recorder is not None:
             return recorder.accumulate(parts, loss, totals[0])
-        if self.host is not None:
-            self.host.begin(is_only_pass=finishes and len(parts) == 1)
-        self.ranks.begin()
-        if not parts:
-            return torch.zeros((), device=self._device)
-        mean = accumulate(
-            self.model,
-            parts,
-            loss,
-            totals,
-            bring=self._bring,
-            autocast=self._autocast,
-            scale=self._scale,
-            on_part=lambda part, index: self.ranks.before_pass(index, len(parts)),
-            on_output=self._see,
-            num_counted=num_own,
-        )
-        self._recording.saw(self._with_gradients)
+        mean = self._step.passes(parts, loss, totals, num_counted=num_own, finishes=finishes)
+        self._recording.saw(self._step.with_gradients)
         return mean
 
     def _loss_for(self, batch: Batch) -> HeadLoss:
@@ -407,84 +372,27 @@ class Stepper:
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
         return self._loss or head_loss(self.model, batch)
 
-    def _parts(self, batch: Batch, loss: HeadLoss, max_tokens: int, *, evenly: bool) -> tuple[list[Batch], int]:
-        """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
-        if self.ranks.size == 1:
-            evenly = evenly or (self._packs and compiling.is_applied(self.model))  # short rows are compiled once more
-            parts = [b for b in split(batch, max_tokens, packs=self._packs, evenly=evenly) if any(loss.counts(b))]
-            return parts, len(parts)
-        return own_passes(self.ranks, batch, max_tokens, packs=self._packs)
-
-    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
-        if self._scaler is None:
-            return loss
-        if self.host is None:
-            return self._scaler.scale(loss)
-        if self._scaler._scale is None:  # it would make its scale beside the loss, and gradients are unscaled elsewhere
-            self._scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
-        return loss * self._scaler.get_scale()
-
-    def _bring(self, batch: Batch) -> Batch:
-        if self._packs:
-            batch = packing.pack(batch, self.model)
-        return each_tensor(batch, lambda value: bring(value, self._device))
-
-    def _see(self, output: Any, batch: Batch) -> None:
-        """Once: whether a loss of the user's is a sum over samples."""
-        if self._loss_to_check is not None:
-            check_loss(self._loss_to_check, output, batch)
-            self._loss_to_check = None
-
     def _commit_together(self, loss: torch.Tensor) -> torch.Tensor:
         """The step of all ranks, and their loss; where it fails on one, all stop."""
         try:
-            self._commit()
-            own = float(loss) if self.ranks.size > 1 else 0.0  # what goes wrong on the device comes to light here
+            taken = self._step.commit(self._room_bytes)
+            self.num_steps += taken
+            self.num_skipped += not taken
+            if taken and self._scheduler is not None:
+                self._scheduler.step()
+            if self.ranks.size > 1:
+                float(loss)  # what goes wrong on the device comes to light here
         except BaseException as error:
             self.ranks.accord.give_up(error)
             raise
         self.ranks.accord.agree()
-        return self._of_all(loss, own)
-
-    def _commit(self) -> None:
-        """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""
-        taken = True
-        if self._scaler is not None:
-            found = self._scaler._found_inf_per_device(self.optimizer)
-            taken = not any(float(value) for value in found.values())
-        if taken and self.host is not None:
-            with self._where_optimizer_is():
-                take_host_step(self.optimizer, self.host)
-        elif taken:
-            take_step(self.optimizer, room=self._room_bytes)
-        if self._scaler is not None:
-            self._scaler.update()
-        self._drop_gradients()
-        self.num_steps += taken
-        self.num_skipped += not taken
-        if taken and self._scheduler is not None:
-            self._scheduler.step()
+        return self.ranks.total(loss)
 
     def _room_bytes(self) -> int:
-        """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
+        """Memory that the optimizer's step can use without raising the peak of the window."""
         if self._device.type != "cuda" or self._recording.recorder is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._with_gradients:
-            parameter.grad = None
-        if self.host is not None:
-            self.host.drop()
-
-    def _forget(self) -> None:
-        """As if the window had not begun."""
-        self.ranks.forget()
-        self._drop_gradients()
-        if self._scaler is not None:
-            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
-            if self._scaler._growth_tracker is None:
-                self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -505,6 +413,13 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _bring(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch) -> Batch:
+    """A micro-batch on its device, packed where a model takes it so."""
+    if packed_by is not None:
+        batch = packing.pack(batch, packed_by)
+    return each_tensor(batch, lambda value: bring(value, device))
 
 
 def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:

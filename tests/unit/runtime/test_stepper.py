@@ -12,9 +12,9 @@ from tests.unit.runtime.small_models import LENGTH, flat_gradient, flat_weights,
 from vramfit.errors import WorkloadError
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.commit import goes_in_portions, take_step
+from vramfit.step.splitting import split
 
 TASK = "sequence-classification"
 

@@ -15,7 +15,6 @@ from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.distributed.company import Company
-from vramfit.runtime.distributed.ranks import Ranks
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
@@ -32,6 +31,7 @@ from vramfit.runtime.training.schedule import Schedule
 from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
 from vramfit.step.own_parts import full
+from vramfit.step.ranks import Ranks
 from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
