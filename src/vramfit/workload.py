@@ -56,6 +56,8 @@ NO_LOSS = (
     "mode infer, or in Python an nn.Module with a loss of its own"
 )
 """A module may have a loss whatever its task is called: only who resolves the model can tell."""
+HOST_STEPS: tuple[Offload, ...] = ("optimizer", "weights")
+"""What is offloaded when the optimizer steps in host memory."""
 IN_PLACE: tuple[Optimizer, ...] = ("adamw-fused", "adamw-8bit")
 """Optimizers whose steps need no temporaries."""
 FREEZE_NAMES = ("embeddings", "encoder", "backbone")
@@ -212,7 +214,7 @@ class Workload:
     @property
     def steps_on_host(self) -> bool:
         """Whether the optimizer lives in host memory."""
-        return self.trains and self.offload in ("optimizer", "weights")
+        return self.trains and self.offload in HOST_STEPS
 
     @property
     def steps_in_place(self) -> bool:
@@ -221,9 +223,14 @@ class Workload:
 
     @property
     def keeps_casts(self) -> bool:
-        """Whether autocast keeps its casts of weights for a pass; with the optimizer on the host or weights in shards,
-        memory is too short for them."""
-        return not (self.steps_on_host or self.shards)
+        """Whether autocast keeps its casts of weights for a pass."""
+        return keeps_copies(on_host=self.steps_on_host, in_shards=self.shards)
+
+
+def keeps_copies(*, on_host: bool, in_shards: bool) -> bool:
+    """Whether autocast keeps its casts: memory is too short where the optimizer is on the host or weights are in
+    shards."""
+    return not (on_host or in_shards)
 
 
 def _size(name: str, value: Any, problems: list[str]) -> int | None:

@@ -10,7 +10,7 @@ from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.techniques import offloading
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
 
@@ -59,7 +59,7 @@ class OffloadedWorkload(TracedWorkload):
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
         model = build_meta(self.resolved, attention=self.workload.attention)
-        apply_techniques(model, self.workload)
+        apply(model, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]
         sizes = [sum(part.numel() * part.element_size() for part in inside) for inside in parts]

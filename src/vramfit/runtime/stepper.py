@@ -16,7 +16,6 @@ import torch
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.contradictions import check, check_batch
 from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_once
@@ -24,6 +23,7 @@ from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.state.model_state import ModelState, untouched
+from vramfit.runtime.step_settings import StepSettings, check, check_batch
 from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
@@ -31,12 +31,12 @@ from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.ranks import Alone, Ranks
 from vramfit.step.splitting import passes_of, take_rows, width_of
 from vramfit.step.step import Step
-from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
+from vramfit.techniques import checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
+from vramfit.techniques.application import apply_to_steps, compile_layers
 from vramfit.techniques.host_step import HostStep
 from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.units import parse_bytes, plain
-from vramfit.workload import Offload, Precision
+from vramfit.workload import Workload, keeps_copies
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -50,32 +50,18 @@ class Stepper:
     """Trains by effective batches.
 
     Args:
-        model: any module that takes a batch's tensors as keywords and gives logits or a loss (docs/stepper.md).
+        model: any module that takes a batch's tensors as keywords and gives logits or a loss (docs/stepper.md); where
+            there is a plan, prepared by `vramfit.prepare`.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
-            attention packed, the model is made to take packed batches; where it says casts together, its layers cast
-            so; where it says fused, they are; where it says compile, they are compiled when they first run.
-        micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
-            as their tokens, padding included, are no more.
-        seq: the full length; None takes that of the first batch.
-        memory: on a GPU, what PyTorch may reserve from now on. Segments made from now on can grow: those of fixed
-            size are soon in pieces when lengths vary.
-        max_grad_norm: clip the gradient of the whole window to this norm.
+        plan: gives the settings that are not given, and has packed attention, fused layers, casts together and
+            compiled layers put on a model that was not prepared; a `Workload` gives settings only.
         scheduler: stepped once for each optimizer step that was taken.
-        precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
         loss_fn, count_fn: for heads of your own: (output, batch) → the *sum* of the losses, and batch → how many
             they are. Without them, the labels of the batch decide.
-        offload: `optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the
-            gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
-        host_memory: what that may take of the host's memory.
-        scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
-        graphs: record packed passes as CUDA graphs and replay them (`runtime.graphs`), once one has run as it is; None
-            does as the plan says. For amp-bf16 and bf16, on a GPU of sm_80 or newer; whatever cannot be recorded runs
-            as it is. A change of the model is seen at the next step, but hooks are not called by a replay.
-        packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
-            was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
             whole batch and takes its part; `micro_batch` is what one of them passes at once.
+        settings: `micro_batch`, `seq`, `precision`, `max_grad_norm`, `memory`, `offload`, `host_memory`, `graphs` and
+            `attention`, as `StepSettings` says.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
@@ -86,47 +72,22 @@ class Stepper:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        plan: Plan | Workload | None = None,
         *,
-        plan: Plan | None = None,
-        micro_batch: int | None = None,
-        seq: int | None = None,
-        memory: str | int | None = None,
-        max_grad_norm: float | None = None,
         scheduler: Any = None,
-        precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
-        offload: Offload | None = None,
-        host_memory: str | int | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        graphs: bool | None = None,
-        packs: bool | None = None,
         ranks: Ranks | None = None,
+        **settings: Any,
     ) -> None:
-        if plan is not None:
-            offload = offload or plan.workload.offload
-            host_memory = host_memory if host_memory is not None else plan.workload.host_memory
-            micro_batch = micro_batch or plan.micro_batch
-            seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
-            max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
-            memory = memory if memory is not None else plan.budget_bytes
-            graphs = plan.workload.graphs if graphs is None else graphs
-            if plan.workload.attention == "packed":
-                packing.apply(model, plan.workload.task)
-            if fusing.is_for(plan.workload):
-                casting.undo(model)
-                fusing.apply(model)
-            else:
-                fusing.undo(model)
-            if casting.is_for(plan.workload) and offload is None:
-                casting.apply(model)
-            if plan.workload.compile and not compiling.is_applied(model):
-                _compile(model)
-        precision, micro_batch = precision or "fp32", plain(micro_batch)
-        check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
-        if ranks is not None and offload is not None:
-            raise WorkloadError([f"offload {offload} is for one GPU: with several, shard the model (Shards)"])
-        assert micro_batch is not None
+        chosen = StepSettings.of(plan, settings)
+        if isinstance(plan, Plan):
+            apply_to_steps(model, plan.workload)
+            if plan.workload.compile:
+                compile_layers(model)
+        check(model, optimizer, chosen, loss_fn, count_fn)
+        if ranks is not None and chosen.offload is not None:
+            raise WorkloadError([f"offload {chosen.offload} is for one GPU: with several, shard the model (Shards)"])
         self.model = model
         self.optimizer = optimizer
         self.ranks: Ranks = ranks if ranks is not None else Alone()
@@ -139,20 +100,19 @@ class Stepper:
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
-        self._packs = packing.is_applied(model) if packs is None else packs
-        self._size = MicroBatchSize(micro_batch)
-        self._seq = seq
+        self._packs = packing.is_applied(model) if chosen.attention is None else chosen.attention == "packed"
+        self._size = MicroBatchSize(chosen.micro_batch)
+        self._seq = chosen.seq
         self._scheduler = scheduler
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
-        if memory is not None:
+        if chosen.memory is not None:
             use_expandable_segments(self._device)
-            enforce(memory, self._device)
-        limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
-        steps_there = offload in ("optimizer", "weights")
-        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
+            enforce(chosen.memory, self._device)
+        self.host = HostStep(model, optimizer, host_memory=chosen.host_bytes) if chosen.steps_on_host else None
         """The optimizer's home in host memory; None where it is on the device."""
-        keeps_casts = self.host is None and not self.ranks.is_sharded
+        precision = chosen.precision
+        keeps_casts = keeps_copies(on_host=self.host is not None, in_shards=self.ranks.is_sharded)
         self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         self._step = Step(
@@ -160,9 +120,9 @@ class Stepper:
             optimizer,
             ranks=self.ranks,
             host=self.host,
-            scaler=scaler or precisions.make_scaler(precision, scaled_on),
+            scaler=precisions.make_scaler(precision, scaled_on),
             autocast=self._autocast,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=chosen.max_grad_norm,
         )
         self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
         self._loss: HeadLoss | None = None
@@ -174,7 +134,7 @@ class Stepper:
         self._state = ModelState(model, loss=loss_fn)
         is_plain = ranks is None and self.host is None and self._step.scaler is None and self._loss is None
         is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
-        self._recording = Recording(model, self._autocast, is_on=bool(graphs) and is_able)
+        self._recording = Recording(model, self._autocast, is_on=chosen.graphs and is_able)
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -273,6 +233,15 @@ class Stepper:
     def seq(self) -> int | None:
         """The full length in tokens; None until a batch is seen, where none was given."""
         return self._seq
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The GradScaler of amp-fp16; that of a loop that has one may take its place before the first step."""
+        return self._step.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler) -> None:
+        self._step.scaler = scaler
 
     @property
     def loss_scale(self) -> float | None:
@@ -423,14 +392,4 @@ def _bring(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch
 
 
 def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
-    """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)
-
-
-def _compile(model: torch.nn.Module) -> None:
-    """As the plan says, where it can be done."""
-    reason = compiling.why_not(next(model.parameters()).device)
-    if reason is None:
-        compiling.apply(model)
-    else:
-        warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)

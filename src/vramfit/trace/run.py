@@ -26,7 +26,7 @@ from vramfit.step.plain import forward_step, train_step
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
@@ -161,7 +161,7 @@ def _worded(name: str) -> Iterator[None]:
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
     model = build_meta(resolved, attention=workload.attention)
-    apply_techniques(model, workload)
+    apply(model, workload)
     if workload.offload == "weights":
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model

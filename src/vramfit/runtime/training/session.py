@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +137,15 @@ class Session:
         return Stepper(
             model,
             optimizer,
-            micro_batch=w.micro_batch,
-            seq=w.seq,
-            memory=limit_bytes,
-            max_grad_norm=self._request.max_grad_norm,
+            replace(
+                w,
+                memory=limit_bytes,
+                max_grad_norm=self._request.max_grad_norm,
+                host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
+            ),
             scheduler=schedule,
-            precision=w.precision,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
             count_fn=num_labelled if smoothing else None,
-            offload=w.offload,
-            host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
-            graphs=w.graphs,
             ranks=ranks,
         )
 
