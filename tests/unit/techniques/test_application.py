@@ -39,7 +39,7 @@ def test_what_was_applied_is_undone(changes: dict[str, Any]) -> None:
     assert looks(model) != before or fusing.is_applied(model) or casting.is_applied(model)
     undo()
     assert looks(model) == before
-    assert not (packing.is_applied(model) or fusing.is_applied(model) or casting.is_applied(model))
+    assert not any(technique.is_applied(model) for technique in (packing, fusing, casting))
     assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
 
 
@@ -59,5 +59,5 @@ def test_a_prepared_model_learns_what_a_plain_one_learns(changes: dict[str, Any]
 
 def test_a_keyword_that_no_step_has_is_refused_with_the_nearest() -> None:
     model = make_model("bert", TASK)
-    with pytest.raises(WorkloadError, match="unknown keyword 'micro_bach'.*micro_batch"):
+    with pytest.raises(WorkloadError, match=r"unknown keyword 'micro_bach'.*micro_batch"):
         vramfit.Stepper(model, torch.optim.AdamW(model.parameters()), micro_bach=4)
