@@ -77,8 +77,8 @@ def grid() -> list[dict[str, Any]]:
 def use_calibration(path: Path | None) -> None:
     """Step times are those of a profile that `vramfit calibrate` wrote; None: of the one kept here, if any."""
     if path is not None:
-        from vramfit.records.calibration import Calibration
         from vramfit.records.codec import from_json
+        from vramfit.records.measurement import Calibration
         from vramfit.timing.profile import save_profile
 
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.checkpoints import inspect_checkpoint
-from vramfit.checkpoints.safetensors_header import read_header
+from vramfit.checkpoints.safetensors_file import read_header
 from vramfit.errors import VramfitError
 
 MAX_S = 5.0

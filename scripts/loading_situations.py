@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 PAGE = Path(__file__).parents[1] / "docs" / "loading.md"
@@ -115,10 +116,10 @@ def _without_torchao() -> None:
 
 
 def _little_memory() -> None:
-    from vramfit.loader import host
+    from vramfit.loader import budget
     from vramfit.units import MIB
 
-    host.available_bytes = lambda: 300 * MIB
+    budget.available_bytes = lambda: 300 * MIB
 
 
 def _lockable() -> None:
@@ -126,7 +127,9 @@ def _lockable() -> None:
 
     _tell()
     found = [("torch", "2.13.0+cu126"), ("tokenizers", "0.22.1"), ("transformers", "5.17.0")]
-    lock.installed = lambda found=found: [lock.LockedPackage(name=name, version=v) for name, v in sorted(found)]
+    lock.distributions = lambda: [
+        SimpleNamespace(metadata={"Name": name}, version=version, read_text=lambda _: None) for name, version in found
+    ]
 
 
 MACHINES: dict[str, Callable[[], None]] = {

@@ -7,7 +7,10 @@ sets an environment variable.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vramfit.records.display import use_renderer as _use_renderer
+
 __version__ = "0.1.0"
+_use_renderer(lambda: import_module("vramfit.report.display"))
 
 if TYPE_CHECKING:
     from vramfit.emulator.gpu import EmulatedGPU

@@ -10,8 +10,8 @@ from tests.integration.command import vramfit
 from tests.unit.timing.samples import calibration
 from vramfit.cli.main import make_app
 from vramfit.estimator.predict import estimate
-from vramfit.records.calibration import Calibration
 from vramfit.records.codec import from_data, from_json
+from vramfit.records.measurement import Calibration
 from vramfit.runtime import calibration as measuring
 
 

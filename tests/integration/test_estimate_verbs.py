@@ -1,6 +1,5 @@
 import json
 import pickle
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from tests.integration.command import Done, vramfit
 from vramfit.cli.workload_options import MAX_CELLS, WorkloadOptions, parse_counts
 from vramfit.records.codec import from_data
 from vramfit.records.estimate import Estimate, MaxBatch
-from vramfit.workload import Workload
+from vramfit.settings import SETTINGS
 
 MODEL = "bert-tiny"
 SMALL = (MODEL, "--batch", "4", "--seq", "64")
@@ -137,26 +136,19 @@ def test_a_table_has_at_most_sixty_four_cells() -> None:
     assert f"81 cells; at most {MAX_CELLS}" in done.err
 
 
-def test_every_keyword_of_a_workload_has_its_option() -> None:
-    options = {f.name for f in fields(WorkloadOptions)}
-    assert {f.name for f in fields(Workload)} - {"dropout"} <= options
-    assert options - {f.name for f in fields(Workload)} == {"no_dropout", "trust_remote_code"}
-
-
-def test_both_verbs_show_every_option_with_an_example() -> None:
+def test_both_verbs_show_every_setting_with_an_example() -> None:
     for verb, missing in (("estimate", set()), ("max-batch", {"batch", "micro_batch", "lengths"})):
         done = vramfit(verb, "--help")
         assert f"Example: vramfit {verb}" in done.out
-        for field in {f.name for f in fields(WorkloadOptions)} - {"model"} - missing:
-            assert f"--{field.replace('_', '-')} " in done.out, field
+        for keyword in set(SETTINGS) - {"model", "dropout"} - missing | {"no_dropout", "trust_remote_code"}:
+            assert f"--{keyword.replace('_', '-')} " in done.out, keyword
 
 
 def test_only_what_was_given_is_passed_on() -> None:
     assert WorkloadOptions(model="m").keywords() == {}
-    given = WorkloadOptions(
-        model="m", batch="8", no_dropout=True, compile=True, checkpointing="4", freeze="a.*, b.*", lengths="3,3,7"
-    )
-    assert given.keywords() == {
+    given = {"batch": "8", "dropout": False, "compile": True, "checkpointing": "4"}
+    more = {"freeze": "a.*, b.*", "lengths": "3,3,7"}
+    assert WorkloadOptions(model="m", given=given | more).keywords() == {
         "batch": 8,
         "dropout": False,
         "compile": True,

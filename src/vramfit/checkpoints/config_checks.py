@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from vramfit.checkpoints.wording import shown
+from vramfit.checkpoints.untrusted import shown
 from vramfit.quiet import import_modelling
 from vramfit.records.finding import Finding
 

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from vramfit.checkpoints.places import is_plain_name, read_json_object
-from vramfit.checkpoints.wording import shown
+from vramfit.checkpoints.untrusted import is_plain_name, read_json_object, shown
 from vramfit.errors import CheckpointError
+from vramfit.models.hub import looks_like_hub_id
 from vramfit.models.links import plain_file
 
 Kind = Literal["safetensors", "bin"]
@@ -169,3 +169,16 @@ def _nothing_to_read(folder: Path, names: list[str]) -> CheckpointError:
     return CheckpointError(
         f"{folder} holds {name}: {what}, and no model.safetensors", file=str(folder / name), hint=fix
     )
+
+
+def cached_snapshot(hub_id: str, *, revision: str | None = None) -> Path | None:
+    """The snapshot folder of a repository with its weights, in the local cache; None when it is not there."""
+    if not looks_like_hub_id(hub_id):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in [name for whole, _ in _WANTED for name in (whole, f"{whole}.index.json")]:
+        found = try_to_load_from_cache(hub_id, name, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent
+    return None

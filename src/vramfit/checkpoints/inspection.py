@@ -6,21 +6,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramfit.checkpoints.config_checks import check_config
-from vramfit.checkpoints.entry import TensorEntry
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
-from vramfit.checkpoints.matching import ShapeMismatch, match
-from vramfit.checkpoints.missing_keys import check_missing, fresh_names, refuse_absurd_depth
-from vramfit.checkpoints.reading import read_entries
-from vramfit.checkpoints.scan import check_values
-from vramfit.checkpoints.shapes import check_shapes
-from vramfit.checkpoints.subject import Subject
-from vramfit.checkpoints.tokenizer_checks import check_tokenizer
-from vramfit.checkpoints.unexpected_keys import check_family, check_unexpected
-from vramfit.checkpoints.weight_checks import check_dtypes, check_fit, check_names, summary, weights_against_gpu
+from vramfit.checkpoints.key_checks import (
+    check_family,
+    check_missing,
+    check_unexpected,
+    fresh_names,
+    refuse_absurd_depth,
+)
+from vramfit.checkpoints.matching import ShapeMismatch, Subject, match
+from vramfit.checkpoints.reading import check_values, read_entries
+from vramfit.checkpoints.safetensors_file import TensorEntry
+from vramfit.checkpoints.tokenizer import check_tokenizer
+from vramfit.checkpoints.weight_checks import (
+    check_dtypes,
+    check_fit,
+    check_names,
+    check_shapes,
+    summary,
+    weights_against_gpu,
+)
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, build_meta, resolve
 from vramfit.models.configuration import read_config_file
 from vramfit.records.finding import SEVERITIES, Finding
+from vramfit.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,11 +80,10 @@ class Inspection:
 def inspect_checkpoint(
     model: "str | Path | ResolvedModel",
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     scan: bool = False,
     gpu_free_bytes: int | None = None,
     num_labels: int | None = None,
-    folder: Path | None = None,
 ) -> Inspection:
     """Inspect a folder's checkpoint against the model its configuration describes; loads no weights.
 
@@ -85,24 +94,22 @@ def inspect_checkpoint(
         gpu_free_bytes: free memory of the GPU at hand; None to leave that check out.
         num_labels: size of the head that was asked for; None keeps the configuration's. Give it also with a
             resolved model whose head was resized, so that another size in the checkpoint means a new head.
-        folder: where the weights lie, when that is not the folder of the configuration.
 
     Raises:
         CheckpointError: files that are damaged, unsafe or absent; names file and tensor.
         UnknownModel, WorkloadError: as `models.resolve` raises them.
     """
     resolved = model if isinstance(model, ResolvedModel) else resolve(model, task=task, num_labels=num_labels)
-    place = folder or resolved.folder
-    if place is None:
+    if resolved.folder is None:
         raise CheckpointError(
             f"{resolved.name} has no weights on this machine",
             hint="give a folder with config.json and model.safetensors; `hf download` makes one",
         )
     early = check_config(resolved.config, _config_data(resolved))
-    subject = _gather(resolved, place, early, num_labels)
+    subject = _gather(resolved, resolved.folder, early, num_labels)
     findings = [*early, *_judge(subject), *check_fit(subject, gpu_free_bytes)]
     if scan:
-        findings += check_values(subject.entries)
+        findings += check_values(subject.entries, subject.files.kind)
     return _inspection(subject, findings)
 
 

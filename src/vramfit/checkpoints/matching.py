@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint goes where in the model: by transformers' own renaming rules, and a few more.
+"""A checkpoint laid beside a model: which tensor goes where, by transformers' own renaming rules, and a few more.
 
 transformers renames old names, adds or takes off the base model's prefix, and treats tied weights as one; the
 verdict here is the same. Prefixes that wrappers leave (`module.` of DataParallel) it does not know: we take them off.
@@ -7,11 +7,15 @@ verdict here is the same. Prefixes that wrappers leave (`module.` of DataParalle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vramfit.checkpoints.entry import TensorEntry
+from vramfit.checkpoints.files import CheckpointFiles
+from vramfit.checkpoints.safetensors_file import TensorEntry
+from vramfit.models import ResolvedModel, backbone, head_parameters
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 WRAPPERS = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.", "model.", "encoder.", "net.", "backbone.")
@@ -48,6 +52,54 @@ class Matching:
     """Pairs of checkpoint names that mean one place."""
     wrapper: str
     """The prefix that was taken off, or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One checkpoint under inspection."""
+
+    resolved: ResolvedModel
+    """The configuration and the class of the task."""
+    config_data: Mapping[str, Any]
+    """The same configuration as it stands in the file."""
+    model: "nn.Module"
+    """The model on the meta device."""
+    files: CheckpointFiles
+    """The weight files."""
+    entries: Sequence[TensorEntry]
+    """Their tensors."""
+    matching: Matching
+    """The tensors laid beside the model."""
+    num_labels_asked: int | None = None
+    """The head size that was asked for, where one was."""
+
+    @cached_property
+    def state(self) -> "Mapping[str, torch.Tensor]":
+        """The model's tensors by name; tied ones are one object."""
+        return self.model.state_dict(keep_vars=True)
+
+    @cached_property
+    def head(self) -> frozenset[str]:
+        """Names outside the backbone, tied ones included."""
+        inside = {id(tensor) for tensor in backbone(self.model).state_dict(keep_vars=True).values()}
+        outside = {name for name, tensor in self.state.items() if id(tensor) not in inside}
+        return frozenset(outside | set(head_parameters(self.model)))
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Names of tensors that are computed, not learned."""
+        return frozenset(name for name, _ in self.model.named_buffers())
+
+    @cached_property
+    def class_name(self) -> str:
+        """The transformers class that the task needs."""
+        return self.resolved.model_class.__name__
+
+    @cached_property
+    def saved_architectures(self) -> tuple[str, ...]:
+        """The classes that the configuration says the checkpoint was saved from."""
+        named = self.config_data.get("architectures")
+        return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
 
 
 def match(entries: Sequence[TensorEntry], model: "nn.Module") -> Matching:

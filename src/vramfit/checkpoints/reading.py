@@ -1,10 +1,23 @@
-"""All tensors of a checkpoint, whatever its kind and however many its files."""
+"""All tensors of a checkpoint, whatever its kind and however many its files: described, opened, scanned for NaN."""
 
-from vramfit.checkpoints.bin_index import read_bin
-from vramfit.checkpoints.entry import TensorEntry
-from vramfit.checkpoints.files import CheckpointFiles
-from vramfit.checkpoints.safetensors_header import read_header
-from vramfit.checkpoints.wording import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, shown
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vramfit.checkpoints.files import CheckpointFiles, Kind
+from vramfit.checkpoints.pickle_file import load_state_dict, read_bin
+from vramfit.checkpoints.safetensors_file import FLOATS, TORCH_DTYPES, TensorEntry, read_header
+from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, one_line, shown
+from vramfit.records.finding import Finding
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK_BYTES = 16 * 2**20
+MAX_LISTED = 20
 
 
 def read_entries(files: CheckpointFiles) -> tuple[TensorEntry, ...]:
@@ -46,3 +59,98 @@ def _check_index(files: CheckpointFiles, found: dict[str, TensorEntry]) -> None:
                 SAVE_AGAIN,
                 tensor=name,
             )
+
+
+@contextmanager
+def opened(path: Path, kind: Kind) -> "Iterator[Callable[[str], torch.Tensor]]":
+    """Inside, the tensors of a file by name, as views of the mapped file; a view keeps its mapping.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if kind == "bin":
+        yield load_state_dict(path).__getitem__
+        return
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise bad_file(path, f"is damaged: {one_line(error)}", DOWNLOAD_AGAIN) from None
+    with file:
+        yield file.get_tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scanned:
+    """What was seen in one tensor."""
+
+    num_nan: int
+    num_infinite: int
+    all_zero: bool
+
+
+def check_values(entries: Sequence[TensorEntry], kind: Kind) -> list[Finding]:
+    """Read every floating-point tensor once; a finding for each that is not sound, at most 20.
+
+    Raises:
+        CheckpointError: a file that has changed since its header was read.
+    """
+    findings: list[Finding] = []
+    for path, of_file in groupby(entries, key=lambda entry: entry.file):
+        with opened(path, kind) as tensor_of:
+            for entry in of_file:
+                if entry.dtype in FLOATS and entry.dtype in TORCH_DTYPES and entry.num_elements:
+                    findings += _judge(entry, scan_tensor(tensor_of(entry.name)))
+                if len(findings) >= MAX_LISTED:
+                    return findings
+    return findings or [Finding(check="scan", severity="ok", what="every number is finite, no weight is all zero")]
+
+
+def scan_tensor(tensor: "torch.Tensor") -> Scanned:
+    """Count what is not a number in one tensor; 16 MiB of it are looked at at a time."""
+    import torch
+
+    num_nan = num_infinite = 0
+    all_zero = True
+    for chunk in torch.split(tensor.detach().reshape(-1), CHUNK_BYTES // tensor.element_size()):
+        values = chunk.to(torch.float32) if chunk.element_size() == 1 else chunk
+        finite = torch.isfinite(values)
+        if not bool(finite.all()):
+            nan = int(torch.isnan(values).sum())
+            num_nan += nan
+            num_infinite += values.numel() - int(finite.sum()) - nan
+        all_zero = all_zero and not bool(values.any())
+    return Scanned(num_nan=num_nan, num_infinite=num_infinite, all_zero=all_zero)
+
+
+def _judge(entry: TensorEntry, scanned: Scanned) -> list[Finding]:
+    where = f"tensor {shown(entry.name)} in {entry.file.name}"
+    for count, word in ((scanned.num_nan, "NaN"), (scanned.num_infinite, "infinite")):
+        if count:
+            return [
+                Finding(
+                    check="scan.not_finite",
+                    severity="error",
+                    what=f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
+                    why="every output will be NaN; the training run that saved it had diverged",
+                    fix="take an earlier checkpoint, or download the file again",
+                    fatal=True,
+                )
+            ]
+    if scanned.all_zero and _should_not_be_zero(entry):
+        return [
+            Finding(
+                check="scan.all_zero",
+                severity="warning",
+                what=f"{where}: all {entry.num_elements:,} numbers are 0",
+                why="no training leaves a weight like that; the file may have been cut and filled up",
+                fix="compare the file's sha256 with the one on its page",
+            )
+        ]
+    return []
+
+
+def _should_not_be_zero(entry: TensorEntry) -> bool:
+    """Biases start at zero and may stay there; a matrix or the weight of a norm may not."""
+    return len(entry.shape) > 1 or entry.name.endswith((".weight", ".gamma"))

@@ -11,7 +11,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json, table
 
 if TYPE_CHECKING:
-    from vramfit.records.calibration import Calibration
+    from vramfit.records.measurement import Calibration
 
 EXAMPLE = "vramfit calibrate"
 

@@ -77,7 +77,7 @@ def _predict(
 
 def _print(estimates: list["Estimate"], advice: "list[Advice] | None", show: str) -> None:
     from vramfit.report.estimate import render_estimate
-    from vramfit.report.estimate_table import render_table
+    from vramfit.report.sizes import render_table
 
     out = console()
     out.print(render_estimate(estimates[0], advice) if len(estimates) == 1 else render_table(estimates, show))

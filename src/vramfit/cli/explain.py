@@ -14,6 +14,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import VramfitError
+from vramfit.settings import having
 
 if TYPE_CHECKING:
     from vramfit.records.explanation import Explanation
@@ -22,21 +23,7 @@ EXAMPLE = "vramfit explain train.log --model bert-large-uncased --batch 32 --seq
 DOES_NOT_FIT = 3
 
 
-@takes_workload(
-    without=(
-        "model",
-        "lengths",
-        "mode",
-        "loop",
-        "offload",
-        "compile",
-        "fused",
-        "graphs",
-        "num_gpus",
-        "num_nodes",
-        "parallel",
-    )
-)
+@takes_workload(without=("model", "mode", "loop", *having(is_measured=False)), plans=True)
 def run(
     options: WorkloadOptions,
     log: Annotated[
@@ -105,7 +92,7 @@ def _opened(log: str) -> Iterator[IO[str]]:
 
 
 def _show(explanation: "Explanation", *, saved_as: str | None) -> None:
-    from vramfit.report.explanation import gpu_of_plan, render_explanation
+    from vramfit.report.findings import gpu_of_plan, render_explanation
 
     out = console()
     out.print(render_explanation(explanation))

@@ -9,6 +9,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.errors import NoPlanFits
+from vramfit.settings import having
 from vramfit.stages import tell
 from vramfit.units import format_bytes
 
@@ -17,37 +18,9 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate
 
 EXAMPLE = "vramfit load ./my-model --precision bf16 --quantize int8 --check"
-NOT_LOADING = (
-    "mode",
-    "batch",
-    "seq",
-    "accumulate",
-    "micro_batch",
-    "lengths",
-    "host_memory",
-    "mask",
-    "no_dropout",
-    "checkpointing",
-    "freeze",
-    "optimizer",
-    "max_grad_norm",
-    "lora",
-    "compile",
-    "fused",
-    "graphs",
-    "casts",
-    "loop",
-    "gpu",
-    "allocator",
-    "num_gpus",
-    "num_nodes",
-    "parallel",
-    "torch_version",
-)
-"""Options of a workload that say nothing about how weights lie."""
 
 
-@takes_workload(without=NOT_LOADING)
+@takes_workload(without=having(at_load=False))
 def run(
     options: WorkloadOptions,
     device: Annotated[
@@ -81,7 +54,7 @@ def run(
     from vramfit.loader.request import make_request
 
     job = {name: count for name, count in (("batch", batch), ("seq", seq)) if count is not None}
-    if job and options.offload != "weights":
+    if job and options.given.get("offload") != "weights":
         raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
 
     keywords: dict[str, Any] = options.keywords(trains=False)
@@ -95,7 +68,7 @@ def run(
         **keywords,
     )
     with working(f"Loading {options.model}"):
-        from vramfit.loader.checked import load_and_compare
+        from vramfit.loader.comparison import load_and_compare
         from vramfit.loader.load import load_request
 
         request = request if device is not None else replace(request, device=_default_device())
@@ -110,7 +83,7 @@ def run(
     if json:
         print_json(report)
         return
-    from vramfit.report.load_report import render_load_report
+    from vramfit.report.run import render_load_report
 
     console().print(render_load_report(report))
     if predicted is not None:

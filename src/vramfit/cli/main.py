@@ -17,7 +17,7 @@ from vramfit import __version__
 from vramfit.cli.terminal import STDOUT, console, flush_out
 from vramfit.errors import VramfitError
 from vramfit.quiet import CHATTY, hush
-from vramfit.records.saving import FULL_DISK, cannot_write
+from vramfit.records.codec import FULL_DISK, cannot_write
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -16,7 +16,7 @@ def run(options: WorkloadOptions, json: Json = False) -> None:
 
     Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits.
     """
-    from vramfit.report.max_batch import render_max_batch
+    from vramfit.report.sizes import render_max_batch
 
     keywords = options.keywords()
     with working(f"Searching the largest batch of {options.model}"):

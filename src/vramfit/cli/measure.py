@@ -9,6 +9,7 @@ from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import WorkloadOptions, takes_workload
 from vramfit.models.catalogue import find_entry
+from vramfit.settings import having
 from vramfit.units import counted
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ DOES_NOT_FIT = 3
 DISAGREES = 4
 
 
-@takes_workload(without=("lengths", "num_gpus", "num_nodes", "parallel", "torch_version", "trust_remote_code"))
+@takes_workload(without=(*having(is_measured=False), "torch_version", "trust_remote_code"))
 def run(
     options: WorkloadOptions,
     steps: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Steps to run.")] = 3,

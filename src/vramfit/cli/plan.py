@@ -22,7 +22,7 @@ _CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop", "compile", "fused", "graphs"))
+@takes_workload(without=("lengths", "mode", "loop"), plans=True)
 def run(
     options: WorkloadOptions,
     allow: Annotated[
@@ -37,33 +37,6 @@ def run(
     no_offload: Annotated[
         bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
     ] = False,
-    compile: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Compile the layers; else only where --steps are enough for it to pay.",
-            rich_help_panel=_CHOICE,
-            show_default=False,
-        ),
-    ] = None,
-    fused: Annotated[
-        bool | None,
-        typer.Option(
-            "--fused/--no-fused",
-            help="Fused layers in packed passes; else where they can be.",
-            rich_help_panel=_CHOICE,
-            show_default=False,
-        ),
-    ] = None,
-    graphs: Annotated[
-        bool | None,
-        typer.Option(
-            "--graphs/--no-graphs",
-            help="Record packed passes as CUDA graphs; else where a run is long and the host about as slow as the GPU.",
-            rich_help_panel=_CHOICE,
-            show_default=False,
-        ),
-    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),
@@ -117,10 +90,9 @@ def run(
     """
     if lengths is not None and data is not None:
         raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
-    if no_offload and options.offload is not None:
+    if no_offload and "offload" in options.given:
         raise typer.BadParameter("--offload and --no-offload contradict each other")
-    keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin}
-    keywords |= {"compile": compile, "fused": fused, "graphs": graphs, "steps": steps}
+    keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin, "steps": steps}
     if no_offload:
         keywords["offload"] = False
     if sagemaker:
@@ -163,7 +135,7 @@ def _lengths_of(
     """Tokens of the samples of a data set."""
     from vramfit.models.anatomy import max_positions
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.data.lengths import LONGEST, lengths_of_data
+    from vramfit.runtime.data.samples import LONGEST, lengths_of_data
 
     task = {"task": keywords["task"]} if "task" in keywords else {}
     resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))

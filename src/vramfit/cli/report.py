@@ -43,7 +43,7 @@ def run(
     """
     from datetime import UTC, datetime
 
-    from vramfit.records.saving import replace_file
+    from vramfit.records.codec import replace_file
     from vramfit.report.html.page import plotly_script, render_report
     from vramfit.report.html.subject import read_subject
 

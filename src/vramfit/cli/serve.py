@@ -88,9 +88,9 @@ def run(
     try:
         from vramfit.serve.server import serve
     except ModuleNotFoundError as error:
-        if error.name != "uvicorn":
+        if error.name not in ("uvicorn", "prometheus_client"):
             raise
-        raise MissingExtra("vramfit serve", extra="serve", package="uvicorn") from None
+        raise MissingExtra("vramfit serve", extra="serve", package=error.name) from None
 
     def ready(url: str, started: list[Any]) -> None:
         one = started[0]

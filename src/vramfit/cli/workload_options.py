@@ -1,130 +1,52 @@
-"""The options that describe a workload, written once for every verb that takes one.
+"""Options of the command line made of settings, for every verb that describes a workload or a run.
 
-A verb is a function whose first parameter is a `WorkloadOptions`; `takes_workload` makes of it the function
-that typer reads, with one parameter for each option. What an option may be is the workload's to say: here
-text becomes numbers and lists, and an option that is not given is not passed on.
+A verb is a function whose first parameter is a `WorkloadOptions`; `takes_workload` makes of it the function that typer
+reads, with one parameter for each setting. What a value may be is the setting's to say: here text becomes values, and
+an option that is not given is not passed on.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
 from vramfit.errors import WorkloadError
-from vramfit.workload import CHOICES, MAX_COUNT, NO_LOSS, Workload
+from vramfit.settings import SETTINGS, Setting
+from vramfit.settings.values import MAX_COUNT, Choice, Switch
+from vramfit.tasks import DEFAULT, find_task
+from vramfit.workload import Workload
 
 if TYPE_CHECKING:
     from vramfit.planner.lengths import Lengths
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
-
-_DEFAULTS = {f.name: f.default for f in fields(Workload)}
-
-
-def _option(name: str, help: str, *, panel: str, metavar: str | None = None) -> Any:
-    """A typer option for one keyword: its choices from the workload, its default shown but left to it."""
-    default = _DEFAULTS.get(name)
-    if name in CHOICES:
-        help = f"{help} One of {', '.join(CHOICES[name])}."
-        metavar = metavar or "NAME"
-    if default is not None and not isinstance(default, bool):
-        help = f"{help} Default: {default}."
-    option = f"--{name.replace('_', '-')}"
-    return typer.Option(option, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
-
-
-_JOB, _HOW, _WHERE = "The job", "How it is done", "The machine"
+PANELS = {"job": "The job", "how": "How it is done", "machine": "The machine"}
+LISTS = ("batch", "seq")
+"""Settings of which several values give a table."""
+_TRUST = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Let the model's repository run its own Python code here.",
+        rich_help_panel=PANELS["machine"],
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What was given on the command line; None and False stand for what was not."""
+    """What was given on the command line."""
 
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A catalogue name, a folder with config.json, or a hub id.")
-    ]
-    task: Annotated[str | None, _option("task", "The head.", panel=_JOB)] = None
-    mode: Annotated[str | None, _option("mode", "What a step does.", panel=_JOB)] = None
-    batch: Annotated[
-        str | None,
-        _option("batch", "Samples an optimizer step sees; several (1,4,8) give a table.", panel=_JOB, metavar="N,…"),
-    ] = None
-    seq: Annotated[
-        str | None,
-        _option("seq", "Tokens a sequence; for estimate also several (128,512).", panel=_JOB, metavar="N,…"),
-    ] = None
-    accumulate: Annotated[int | None, _option("accumulate", "Micro-batches a step.", panel=_JOB, metavar="N")] = None
-    micro_batch: Annotated[
-        int | None, _option("micro_batch", "Samples a forward pass sees.", panel=_JOB, metavar="N")
-    ] = None
-    lengths: Annotated[
-        str | None,
-        _option(
-            "lengths",
-            "Real lengths of the sequences, for packed attention: numbers, or a file with one a line.",
-            panel=_JOB,
-            metavar="FILE|N,…",
-        ),
-    ] = None
-    num_labels: Annotated[int | None, _option("num_labels", "Size of the head.", panel=_JOB, metavar="N")] = None
-    precision: Annotated[str | None, _option("precision", "Arithmetic.", panel=_HOW)] = None
-    attention: Annotated[str | None, _option("attention", "Attention kernel.", panel=_HOW)] = None
-    mask: Annotated[str | None, _option("mask", "Attention mask.", panel=_HOW)] = None
-    no_dropout: Annotated[bool, _option("no_dropout", "No dropout, as under model.eval().", panel=_HOW)] = False
-    checkpointing: Annotated[
-        str | None,
-        _option("checkpointing", "Recompute all layers in backward, or the first K.", panel=_HOW, metavar="full|K"),
-    ] = None
-    freeze: Annotated[
-        str | None,
-        _option(
-            "freeze",
-            "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several.",
-            panel=_HOW,
-            metavar="NAME|K|PATTERN,…",
-        ),
-    ] = None
-    optimizer: Annotated[str | None, _option("optimizer", "Optimizer.", panel=_HOW)] = None
-    max_grad_norm: Annotated[
-        float | None, _option("max_grad_norm", "Clip the gradient to this norm.", panel=_HOW, metavar="X")
-    ] = None
-    lora: Annotated[int | None, _option("lora", "Rank of LoRA adapters.", panel=_HOW, metavar="RANK")] = None
-    quantize: Annotated[str | None, _option("quantize", "Weights in fewer bits.", panel=_HOW)] = None
-    offload: Annotated[str | None, _option("offload", "What waits in host memory.", panel=_HOW)] = None
-    compile: Annotated[bool, _option("compile", "torch.compile on the model.", panel=_HOW)] = False
-    fused: Annotated[bool, _option("fused", "Fused layers in packed passes.", panel=_HOW)] = False
-    graphs: Annotated[bool, _option("graphs", "Packed passes as CUDA graphs.", panel=_HOW)] = False
-    casts: Annotated[str | None, _option("casts", "How autocast's casts are made.", panel=_HOW)] = None
-    loop: Annotated[str | None, _option("loop", "Whose step.", panel=_HOW)] = None
-    gpu: Annotated[
-        str | None, _option("gpu", "A GPU of the catalogue (vramfit gpus).", panel=_WHERE, metavar="NAME")
-    ] = None
-    memory: Annotated[
-        str | None,
-        _option("memory", "What PyTorch may reserve, such as 11.17GiB.", panel=_WHERE, metavar="SIZE"),
-    ] = None
-    host_memory: Annotated[
-        str | None,
-        _option("host_memory", "What may wait in host memory, such as 16GiB.", panel=_WHERE, metavar="SIZE"),
-    ] = None
-    allocator: Annotated[str | None, _option("allocator", "Kind of segments.", panel=_WHERE)] = None
-    num_gpus: Annotated[int | None, _option("num_gpus", "GPUs that share a step.", panel=_WHERE, metavar="N")] = None
-    num_nodes: Annotated[
-        int | None, _option("num_nodes", "Machines that these GPUs are in.", panel=_WHERE, metavar="N")
-    ] = None
-    parallel: Annotated[str | None, _option("parallel", "How several GPUs share a model.", panel=_WHERE)] = None
-    torch_version: Annotated[
-        str | None, _option("torch_version", "Predict for this torch, such as 2.11.", panel=_WHERE, metavar="X.Y")
-    ] = None
-    trust_remote_code: Annotated[
-        bool,
-        _option("trust_remote_code", "Let the model's repository run its own Python code here.", panel=_WHERE),
-    ] = False
+    model: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that were given, as text or as typer read them; a list of batches or lengths is text."""
+    trust_remote_code: bool = False
 
     def keywords(self, *, trains: bool = True) -> dict[str, Any]:
         """Keywords of the one workload that was described; a list of batches or lengths is refused.
@@ -140,9 +62,11 @@ class WorkloadOptions:
 
     def cells(self) -> list[dict[str, Any]]:
         """Keywords of every workload of the table: length by length, batch by batch."""
-        shared = self._given()
-        batches = [{"batch": n} for n in parse_counts(self.batch, "--batch")] or [{}]
-        seqs = [{"seq": n} for n in parse_counts(self.seq, "--seq")] or [{}]
+        shared = {name: value_of(name, given) for name, given in self.given.items() if name not in LISTS}
+        if self.trust_remote_code:
+            shared["trust_remote_code"] = True
+        batches = [{"batch": n} for n in parse_counts(self.given.get("batch"), "--batch")] or [{}]
+        seqs = [{"seq": n} for n in parse_counts(self.given.get("seq"), "--seq")] or [{}]
         num_cells = len(batches) * len(seqs)
         if num_cells > MAX_CELLS:
             raise typer.BadParameter(
@@ -158,57 +82,127 @@ class WorkloadOptions:
 
     def _look(self, *, trains: bool = True) -> None:
         """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
-        if self.task == "features" and (self.mode == "train" or (self.mode is None and trains)):
-            raise WorkloadError([NO_LOSS])
-        look_at_gpu(self.gpu)
+        mode = self.given.get("mode")
+        why_no_loss = find_task(self.given.get("task", DEFAULT)).why_no_loss
+        if why_no_loss and (mode == "train" or (mode is None and trains)):
+            raise WorkloadError([why_no_loss])
+        look_at_gpu(self.given.get("gpu"))
         if self.model:
-            look_at_model(self.model, parse_counts(self.seq, "--seq"))
-
-    def _given(self) -> dict[str, Any]:
-        """What was given, but for the model, batch and length, in the types that the workload takes."""
-        apart = ("model", "batch", "seq", "no_dropout")
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        given = {name: value for name, value in given.items() if value is not None and value is not False}
-        if self.no_dropout:
-            given["dropout"] = False
-        if self.checkpointing is not None:
-            given["checkpointing"] = number_or_text(self.checkpointing)
-        if self.freeze is not None:
-            given["freeze"] = parse_freeze(self.freeze)
-        if self.lengths is not None:
-            given["lengths"] = parse_lengths(self.lengths).values
-        return given
+            look_at_model(self.model, parse_counts(self.given.get("seq"), "--seq"))
 
 
-def takes_workload(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a verb of a function `(options: WorkloadOptions, **own)`; options named in `without` are left out."""
+def value_of(keyword: str, given: Any) -> Any:
+    """The value of a setting that was given; lengths may be in a file."""
+    if keyword == "lengths":
+        return parse_lengths(given).values
+    return SETTINGS[keyword].value.parse(given) if isinstance(given, str) else given
+
+
+def takes_workload(
+    *, without: Sequence[str] = (), plans: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb of a function `(options: WorkloadOptions, **own)`.
+
+    Args:
+        without: settings that the verb does not take.
+        plans: whether what is not given is chosen: switches can then be refused too (`--no-compile`).
+    """
 
     def make(verb: Callable[..., None]) -> Callable[..., None]:
-        shared = _parameters(WorkloadOptions, without)
-        own = list(inspect.signature(verb).parameters.values())[1:]
+        shared = {s.keyword: s for s in SETTINGS.values() if s.keyword not in without}
+        model = shared.pop("model", None)
+        parameters = [] if model is None else [_argument(model)]
+        parameters += parameters_of(shared.values(), lists=LISTS, plans=plans)
+        if "trust_remote_code" not in without:
+            parameters.append(_parameter("trust_remote_code", _TRUST, False))
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in list(inspect.signature(verb).parameters.values())[1:]]
 
         @wraps(verb)
-        def run(**given: Any) -> None:
-            described = {p.name: given.pop(p.name) for p in shared}
-            if "model" in without:  # the verb has it as an option of its own
-                described["model"] = given["model"] or ""
-            verb(WorkloadOptions(**described), **given)
+        def run(**values: Any) -> None:
+            name = values["model"] or "" if model is None else values.pop("model")
+            given = given_of(shared.values(), values)
+            verb(
+                WorkloadOptions(model=name, given=given, trust_remote_code=values.pop("trust_remote_code", False)),
+                **values,
+            )
 
-        parameters = [*shared, *(p.replace(kind=p.KEYWORD_ONLY) for p in own)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__signature__ = inspect.Signature([*parameters, *own])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (*parameters, *own)}
         return run
 
     return make
 
 
-def _parameters(options: type[WorkloadOptions], without: Sequence[str]) -> list[inspect.Parameter]:
-    hints = get_type_hints(options, include_extras=True)
-    return [
-        p.replace(annotation=hints[name], kind=p.KEYWORD_ONLY)
-        for name, p in inspect.signature(options).parameters.items()
-        if name not in without
-    ]
+def _argument(setting: Setting) -> inspect.Parameter:
+    return _parameter("model", Annotated[str, typer.Argument(metavar="MODEL", help=setting.help)], ...)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=empty if default is ... else default
+    )
+
+
+def given_of(settings: Iterable[Setting], values: dict[str, Any]) -> dict[str, Any]:
+    """Take what was given for settings out of the values of a verb's parameters."""
+    given = {}
+    for setting in settings:
+        is_negative = isinstance(setting.value, Switch) and setting.default is True
+        value = values.pop(f"no_{setting.keyword}" if is_negative else setting.keyword)
+        if is_negative and value:
+            given[setting.keyword] = False
+        elif not is_negative and value is not None:
+            given[setting.keyword] = value
+    return given
+
+
+def parameters_of(
+    settings: Iterable[Setting],
+    *,
+    lists: Sequence[str] = (),
+    plans: bool = False,
+    panels: Mapping[str, str] = PANELS,
+    defaults: Mapping[str, str] | None = None,
+) -> list[inspect.Parameter]:
+    """One parameter a setting, for typer; None stands for what was not given.
+
+    Args:
+        lists: settings that are read as text, of which several values may be given.
+        plans: whether what is not given is chosen: a switch can then be turned off too.
+        panels: group of settings → heading in the help.
+        defaults: what help says of settings that are not as they are by themselves.
+    """
+    made = []
+    for setting in settings:
+        name, kind = setting.keyword, str if setting.keyword in lists else setting.value.option_type
+        option = f"--{(setting.option or name).replace('_', '-')}"
+        if kind is bool and setting.default is True:
+            option, name = f"--no-{option[2:]}", f"no_{name}"
+        elif kind is bool and plans and setting.is_planned:
+            option = f"{option}/--no-{option[2:]}"
+        help = _help(
+            setting, is_list=setting.keyword in lists, plans=plans, default=(defaults or {}).get(setting.keyword)
+        )
+        metavar = {bool: None, str: "N,…" if setting.keyword in lists else setting.value.metavar}
+        shown = metavar.get(kind, setting.value.metavar)
+        annotated = typer.Option(
+            option, help=help, metavar=shown, rich_help_panel=panels[setting.group], show_default=False
+        )
+        made.append(_parameter(name, Annotated[kind | None, annotated], None))
+    return made
+
+
+def _help(setting: Setting, *, is_list: bool, plans: bool, default: str | None) -> str:
+    """What it is, its values and its default."""
+    said = [setting.help.replace("`", "")]
+    if is_list:
+        said.append("Several (1,4,8) give a table.")
+    if isinstance(setting.value, Choice):
+        said.append(f"One of {', '.join(setting.value.names)}.")
+    if default is None and setting.default not in (None, True, False, ()):
+        default = "planned" if plans and setting.is_planned else str(setting.default)
+    return " ".join([*said, *([f"Default: {default}."] if default else [])])
 
 
 def parse_counts(text: str | None, option: str, *, unique: bool = True) -> list[int]:
@@ -246,14 +240,3 @@ def parse_lengths(text: str) -> "Lengths":
 def parse_names(text: str | None) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def number_or_text(text: str) -> int | str:
-    """A number of layers where the text is one."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else text
-
-
-def parse_freeze(text: str) -> int | str | tuple[str, ...]:
-    """A number of layers, a name or a pattern; or several of them."""
-    parts = tuple(part.strip() for part in text.split(","))
-    return parts if len(parts) > 1 else number_or_text(parts[0])

@@ -50,17 +50,15 @@ def attention(
     if kernel == "cudnn":
         if bias is not None:
             bias = bias.expand(query.shape[0], bias.shape[1], query.shape[2], key.shape[2])
-        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_cudnn_attention(
             query, key, value, bias, learns, dropout_p, is_causal, False, scale=scale
         )[0]  # what else it gives is let go of before the bias, as in C++
     if kernel == "flash":
-        return aten._scaled_dot_product_flash_attention(  # type: ignore[no-any-return]
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if kernel == "efficient":
         if bias is not None:
             bias = _aligned(bias).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, learns, dropout_p, is_causal, scale=scale
         )[0]
     return _math(query, key, value, bias, dropout_p, scale)

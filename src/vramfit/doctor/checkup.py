@@ -1,10 +1,307 @@
-"""The checkup: every check of the environment, in the order a person would ask."""
+"""The checkup: every check of the environment, one function each, in the order a person would ask."""
 
-from vramfit.doctor.drivers import check_gpu, check_others, check_torch
-from vramfit.doctor.environment import Environment, gather
-from vramfit.doctor.packages import check_extras, check_packages, check_python
-from vramfit.doctor.variables import check_variables
-from vramfit.records.finding import Finding
+import re
+from collections import defaultdict
+
+from packaging.requirements import Requirement
+
+from vramfit.devices.probe import PresentGPU
+from vramfit.doctor.environment import Environment, TorchBuild, gather
+from vramfit.records.finding import Finding, Severity
+from vramfit.units import format_bytes
+
+OLDEST_PYTHON = (3, 11)
+SHOWN = ("transformers", "tokenizers", "safetensors", "huggingface-hub")
+MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Oldest driver branch that runs each CUDA major version (CUDA compatibility guide, minor-version table)."""
+
+MEANING: dict[str, tuple[Severity, str, str]] = {
+    "CUBLAS_WORKSPACE_CONFIG": (
+        "info",
+        "changes the workspace cuBLAS keeps on each thread (32 MiB on Hopper, 8.1 MiB elsewhere)",
+        "unset it unless you need deterministic products",
+    ),
+    "CUDA_DEVICE_MAX_CONNECTIONS": ("info", "changes how many streams run side by side, not memory", ""),
+    "CUDA_LAUNCH_BLOCKING": (
+        "warning",
+        "makes every kernel wait for the one before: training is much slower",
+        "unset it when you are not debugging",
+    ),
+    "CUDA_MODULE_LOADING": (
+        "info",
+        "EAGER loads all kernels at start: hundreds of MiB more context",
+        "unset it",
+    ),
+    "CUDA_VISIBLE_DEVICES": ("info", "hides GPUs or renumbers them", ""),
+    "HF_HUB_OFFLINE": ("info", "models are found in the catalogue, in folders and in the cache only", ""),
+    "NVIDIA_TF32_OVERRIDE": (
+        "warning",
+        "overrides the precision of products that a program asked for",
+        "unset it",
+    ),
+    "PYTORCH_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
+    "PYTORCH_CUDA_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "error",
+        "turns the caching allocator off: predictions do not hold, and every allocation waits",
+        "unset it",
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
+        "warning",
+        "turns TF32 on for fp32 products",
+        "unset it, or say precision tf32",
+    ),
+}
+
+
+def check_python(env: Environment) -> list[Finding]:
+    """The interpreter."""
+    found = ".".join(map(str, env.python))
+    if env.python[:2] < OLDEST_PYTHON:
+        return [
+            Finding(
+                check="python.version",
+                severity="error",
+                what=f"Python {found} is older than 3.11",
+                fix="use Python 3.11 or newer",
+            )
+        ]
+    return [Finding(check="python.version", severity="ok", what=f"Python {found} on {env.system}")]
+
+
+def check_packages(env: Environment) -> list[Finding]:
+    """Every requirement of vramfit itself, and of transformers, against what is installed."""
+    findings = [
+        Finding(check=f"package.{name}", severity="ok", what=f"{name} {env.packages[name]}")
+        for name in SHOWN
+        if name in env.packages
+    ]
+    for owner, texts in env.requirements.items():
+        for text in texts:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                findings += _check_requirement(env, owner, requirement)
+    return findings
+
+
+def _check_requirement(env: Environment, owner: str, requirement: Requirement) -> list[Finding]:
+    if requirement.name == "torch" and env.torch is None:
+        return []  # check_torch has said so
+    found = env.packages.get(requirement.name)
+    if found is not None and requirement.specifier.contains(found, prereleases=True):
+        return []
+    wanted = f"{requirement.name}{requirement.specifier}"
+    what = f"{requirement.name} {found}" if found else f"{requirement.name} is not installed"
+    return [
+        Finding(
+            check=f"package.{requirement.name}",
+            severity="error",
+            what=f"{what}; {owner} needs {wanted}",
+            why="imports fail, or models load differently than they should",
+            fix=f'pip install "{wanted}"',
+        )
+    ]
+
+
+def check_extras(env: Environment) -> list[Finding]:
+    """Optional features: which are ready, and the command for those that are not."""
+    missing: dict[str, list[str]] = defaultdict(list)
+    for text in env.requirements.get("vramfit", ()):
+        requirement = Requirement(text)
+        extra = _extra(requirement)
+        if extra and extra != "test" and requirement.name != "vramfit":
+            found = env.packages.get(requirement.name)
+            if found is None or not requirement.specifier.contains(found, prereleases=True):
+                missing[extra].append(requirement.name)
+            else:
+                missing.setdefault(extra, [])
+    return [
+        Finding(check=f"extra.{extra}", severity="ok", what=f"extra {extra} is installed")
+        if not names
+        else Finding(
+            check=f"extra.{extra}",
+            severity="info",
+            what=f"extra {extra} is not installed (lacks {', '.join(names)})",
+            fix=f'pip install "vramfit[{extra}]"',
+        )
+        for extra, names in sorted(missing.items())
+    ]
+
+
+def _extra(requirement: Requirement) -> str | None:
+    """The extra a requirement belongs to; None for a plain one."""
+    marker = requirement.marker
+    if marker is None or marker.evaluate({"extra": ""}):
+        return None
+    text = str(marker)
+    return text.split("extra ==", 1)[1].strip().strip("\"'") if "extra ==" in text else None
+
+
+def check_gpu(env: Environment) -> list[Finding]:
+    """Which GPUs are here and how much of them is free."""
+    if not env.gpus:
+        return [
+            Finding(
+                check="gpu.present",
+                severity="info",
+                what="no NVIDIA GPU here (no driver answers)",
+                why="predicting and planning need none; --device cpu and --device emulated train without",
+            )
+        ]
+    return [
+        Finding(
+            check="gpu.present",
+            severity="ok",
+            what=f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
+            f"{format_bytes(gpu.total_bytes)}, driver {gpu.driver_version}"
+            + ("" if gpu.catalogue_gpu else ", not in the catalogue"),
+        )
+        for gpu in env.gpus
+    ]
+
+
+def check_others(env: Environment) -> list[Finding]:
+    """Who else holds memory of the GPUs."""
+    findings = []
+    for gpu in env.gpus:
+        others = [p for p in gpu.processes if p.pid != env.process_id]
+        if others:
+            names = ", ".join(
+                f"{p.name or 'process'} (pid {p.pid}"
+                + (f", {format_bytes(p.used_bytes)})" if p.used_bytes is not None else ")")
+                for p in others[:5]
+            )
+            findings.append(
+                Finding(
+                    check="gpu.shared",
+                    severity="warning",
+                    what=f"GPU {gpu.index} is also used by {names}",
+                    why="what they hold is not available, and they may take more at any moment",
+                    fix=f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
+                )
+            )
+    return findings
+
+
+def check_torch(env: Environment) -> list[Finding]:
+    """Whether torch is there, and whether its build can use the GPUs."""
+    if env.torch is None:
+        return [
+            Finding(
+                check="torch.installed",
+                severity="error",
+                what=env.torch_problem or "torch is not installed",
+                fix="pip install --force-reinstall torch" if env.torch_problem else "pip install torch",
+                fatal=True,
+            )
+        ]
+    build = f"torch {env.torch.version}, " + (f"CUDA {env.torch.cuda}" if env.torch.cuda else "built without CUDA")
+    if env.gpus and env.torch.cuda is None:
+        return [
+            Finding(
+                check="torch.build",
+                severity="error",
+                what=f"{build}, but this machine has {env.gpus[0].name}",
+                why="the GPU cannot be used",
+                fix=f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
+            )
+        ]
+    findings = [Finding(check="torch.build", severity="ok", what=build)]
+    for gpu in env.gpus:
+        findings += _check_driver(env.torch, gpu) + _check_capability(env.torch, gpu)
+    return findings
+
+
+def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+    """The driver must run the CUDA that torch was built with; newer drivers run older CUDA."""
+    assert torch.cuda is not None
+    built, runs = _pair(torch.cuda), _pair(gpu.cuda_version)
+    if runs is None or built is None or built[0] <= runs[0]:
+        return []
+    needed = MINIMUM_DRIVER.get(built[0])
+    newer = f"upgrade the driver to {needed} or newer" if needed else "upgrade the driver"
+    return [
+        Finding(
+            check="torch.driver",
+            severity="error",
+            what=f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
+            f"runs CUDA {gpu.cuda_version} at most",
+            why="torch.cuda.is_available() is False: everything would run on the CPU",
+            fix=f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
+            f"install a build for CUDA {_usable_cuda(gpu)}",
+        )
+    ]
+
+
+def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+    """torch must hold code for this GPU: native of the same major version, or portable and not newer."""
+    capability = gpu.compute_capability
+    if not torch.architectures or capability is None or runs_on(torch.architectures, capability):
+        return []
+    major, minor = capability
+    oldest = min(_capabilities(torch.architectures, "sm"), default=(0, 0))
+    older = (major, minor) < oldest
+    return [
+        Finding(
+            check="torch.capability",
+            severity="error",
+            what=f"torch {torch.version} has no code for {gpu.name} (sm_{major}{minor}); "
+            f"it was built for {' '.join(torch.architectures)}",
+            why="the first kernel would fail with 'no kernel image is available'",
+            fix="change torch: "
+            + (
+                "install an older release that still supports this GPU, or use a newer GPU"
+                if older
+                else "install a newer release, built for this GPU"
+            ),
+        )
+    ]
+
+
+def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Whether code compiled for `architectures` runs on a GPU of this compute capability."""
+    native = any(
+        built[0] == capability[0] and built[1] <= capability[1] for built in _capabilities(architectures, "sm")
+    )
+    return native or any(built <= capability for built in _capabilities(architectures, "compute"))
+
+
+def _capabilities(architectures: tuple[str, ...], kind: str) -> list[tuple[int, int]]:
+    found = [re.fullmatch(rf"{kind}_(\d+)(\d)[a-z]?", a) for a in architectures]
+    return [(int(m[1]), int(m[2])) for m in found if m]
+
+
+def _pair(text: str | None) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _usable_cuda(gpu: PresentGPU) -> str:
+    """The major version of the CUDA builds that the driver runs: within it, minor versions do not matter."""
+    return (gpu.cuda_version or "12").partition(".")[0]
+
+
+def check_variables(env: Environment) -> list[Finding]:
+    """One finding for each variable that is set."""
+    findings = []
+    for name, value in env.variables.items():
+        severity, why, fix = MEANING[name]
+        findings.append(
+            Finding(check=f"variable.{name}", severity=severity, what=f"{name}={value[:120]}", why=why, fix=fix)
+        )
+    both = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= set(env.variables)
+    if both and len({env.variables["PYTORCH_ALLOC_CONF"], env.variables["PYTORCH_CUDA_ALLOC_CONF"]}) == 2:
+        findings.append(
+            Finding(
+                check="variable.PYTORCH_ALLOC_CONF",
+                severity="warning",
+                what="PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
+                why="newer torch releases read the first, older ones only the second",
+                fix="keep one, or set both alike",
+            )
+        )
+    return findings
+
 
 CHECKS = (check_python, check_torch, check_packages, check_gpu, check_others, check_variables, check_extras)
 

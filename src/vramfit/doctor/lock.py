@@ -3,98 +3,68 @@
 import json
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from vramfit.errors import VramfitError
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file
 
 HEADER = "# Written by `vramfit doctor --lock`"
+CONDA = """{header}. Recreate with: conda env create -f FILE
+name: {name}
+channels:
+  - conda-forge
+dependencies:
+  - python={python}
+  - pip
+  - pip:
+"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockedPackage:
-    """One line of a lock."""
-
-    name: str
-    version: str
-    direct: str | None = None
-    """Where it was installed from, when not from an index: a URL pip takes, or "" for a local folder."""
-
-    @property
-    def line(self) -> str:
-        """The requirement; a comment where no other machine could install it."""
-        public, _, local = self.version.partition("+")
-        if self.direct:
-            return f"{self.name} @ {self.direct}"
-        if self.direct == "":
-            return f"# {self.name}=={self.version}: installed here from a local folder"
-        return f"{self.name}=={public}" + (f"  # here: {self.version}" if local else "")
-
-
-def installed(found: Iterable[Distribution] | None = None) -> list[LockedPackage]:
-    """Every installed distribution, by name; the first of a name on the path wins, as it does in Python."""
-    packages: dict[str, LockedPackage] = {}
-    for distribution in found if found is not None else distributions():
-        name = distribution.metadata["Name"]
-        key = (name or "").lower().replace("_", "-")
-        if name and key not in packages:
-            packages[key] = LockedPackage(name=name, version=distribution.version, direct=_direct_url(distribution))
-    return [packages[key] for key in sorted(packages)]
-
-
-def _direct_url(distribution: Distribution) -> str | None:
-    """PEP 610: where a package came from when it came from no index."""
-    text = distribution.read_text("direct_url.json")
-    if text is None:
-        return None
-    try:
-        data = json.loads(text)
+def requirement_of(distribution: Distribution) -> str:
+    """The line that installs a distribution again; a comment where no other machine could install it."""
+    name, version = distribution.metadata["Name"], distribution.version
+    try:  # PEP 610: where it came from when it came from no index
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except json.JSONDecodeError:
-        return None
-    url = str(data.get("url", ""))
-    if url.startswith("file:"):
-        # a wheel from a local index is what the index would have given; a folder is not
-        return "" if "dir_info" in data else None
-    vcs = data.get("vcs_info")
-    return f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
+        origin = {}
+    if "vcs_info" in origin:
+        return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
+    if "dir_info" in origin:
+        return f"# {name}=={version}: installed here from a local folder"
+    if origin and not origin["url"].startswith("file:"):
+        return f"{name} @ {origin['url']}"
+    public, _, local = version.partition("+")  # a wheel from a local folder is what the index would have given
+    return f"{name}=={public}" + (f"  # here: {version}" if local else "")
 
 
-def as_requirements(packages: list[LockedPackage]) -> str:
-    """A requirements file: `pip install -r FILE`."""
-    head = f"{HEADER}: Python {platform.python_version()}. Recreate with: pip install -r FILE\n"
-    return head + "".join(f"{p.line}\n" for p in packages)
+def write_lock(path: Path, found: Iterable[Distribution] | None = None) -> int:
+    """Write the lock, as a conda environment for `.yml` or `.yaml`, else as requirements; gives the number of packages.
 
-
-def as_conda(packages: list[LockedPackage], name: str) -> str:
-    """A conda environment: `conda env create -f FILE`; everything but Python through pip."""
-    lines = [
-        f"{HEADER}. Recreate with: conda env create -f FILE",
-        f"name: {name}",
-        "channels:",
-        "  - conda-forge",
-        "dependencies:",
-        f"  - python={platform.python_version()}",
-        "  - pip",
-        "  - pip:",
-    ]
-    lines += [f"      {p.line}" if p.line.startswith("#") else f"      - {p.line}" for p in packages if p.name != "pip"]
-    return "\n".join(lines) + "\n"
-
-
-def write_lock(path: Path, packages: list[LockedPackage] | None = None) -> int:
-    """Write the lock, as conda for `.yml`/`.yaml`, else as requirements; gives the number of packages.
+    Args:
+        found: distributions to lock; None takes all that are installed. The first of a name on the path wins, as in
+            Python.
 
     Raises:
         VramfitError: the file exists and is not a lock, or cannot be written.
     """
-    packages = packages if packages is not None else installed()
-    conda = path.suffix.lower() in (".yml", ".yaml")
-    text = as_conda(packages, path.stem) if conda else as_requirements(packages)
+    lines: dict[str, str] = {}
+    for distribution in distributions() if found is None else found:
+        if distribution.metadata["Name"]:
+            lines.setdefault(canonicalize_name(distribution.metadata["Name"]), requirement_of(distribution))
+    python = platform.python_version()
+    if path.suffix.lower() in (".yml", ".yaml"):
+        text = CONDA.format(header=HEADER, name=path.stem, python=python)
+        made = [lines[name] for name in sorted(lines) if name != "pip"]
+        text += "".join(f"      {'' if line.startswith('#') else '- '}{line}\n" for line in made)
+    else:
+        text = f"{HEADER}: Python {python}. Recreate with: pip install -r FILE\n"
+        text += "".join(f"{lines[name]}\n" for name in sorted(lines))
     _refuse_foreign(path)
     replace_file(path, text.encode())
-    return len(packages)
+    return len(lines)
 
 
 def _refuse_foreign(path: Path) -> None:

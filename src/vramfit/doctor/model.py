@@ -1,5 +1,6 @@
 """`check_model`: one model before it is loaded: its configuration, its files, its tokenizer, the GPU at hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from vramfit.checkpoints import cached_snapshot, inspect_checkpoint, inspect_config
@@ -7,12 +8,13 @@ from vramfit.devices.probe import probe
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, find_entry, resolve
 from vramfit.records.finding import Finding
+from vramfit.tasks import DEFAULT
 
 
 def check_model(
     model: str | Path,
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     scan: bool = False,
     num_labels: int | None = None,
     gpu_free_bytes: int | None = None,
@@ -35,8 +37,8 @@ def check_model(
         folder = resolved.folder or _cached(resolved)
         if folder is None:
             return [*inspect_config(resolved, gpu_free_bytes=free_bytes), _no_weights(resolved)]
-        found = inspect_checkpoint(resolved, scan=scan, gpu_free_bytes=free_bytes, num_labels=num_labels, folder=folder)
-        return list(found.findings)
+        found = replace(resolved, folder=folder)
+        return list(inspect_checkpoint(found, scan=scan, gpu_free_bytes=free_bytes, num_labels=num_labels).findings)
     except CheckpointError as error:
         return [finding_of(error)]
 

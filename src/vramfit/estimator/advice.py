@@ -6,7 +6,7 @@ from typing import Any
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.records.estimate import Advice, Estimate
-from vramfit.techniques.catalogue import KINDS, find, usual_precision
+from vramfit.settings import KINDS, find, usual_precision
 
 MIN_SAVED_SHARE = 0.005
 """Changes that save less than this share of the peak are not worth a line."""

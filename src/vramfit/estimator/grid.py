@@ -9,7 +9,7 @@ from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.weighing import weigh
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import resolve
-from vramfit.records.grid import FitGrid
+from vramfit.records.estimate import FitGrid
 from vramfit.workload import Workload
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -10,9 +10,10 @@ from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
-from vramfit.techniques.catalogue import conflicts
+from vramfit.settings import conflicts
+from vramfit.tasks import find_task
 from vramfit.techniques.packed_attention import takes_heads
-from vramfit.workload import CHOICES, NO_LOSS, Workload, switched
+from vramfit.workload import CHOICES, Workload, switched
 
 
 def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorkload, Target]:
@@ -40,7 +41,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     workload = replace(
         workload,
         model=resolved.name,
-        task=resolved.task,  # type: ignore[arg-type]
+        task=resolved.task,
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)
@@ -70,7 +71,8 @@ def _own_attention(resolved: ResolvedModel) -> Any:
 
 def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     """What the workload asks of this model that it does not have."""
-    problems = [NO_LOSS] if workload.trains and workload.task == "features" and resolved.module is None else []
+    why_no_loss = find_task(workload.task).why_no_loss
+    problems = [why_no_loss] if why_no_loss and workload.trains and resolved.module is None else []
     longest = max_positions(resolved.config) if resolved.config is not None else None
     if longest is not None and workload.seq > longest:
         problems.append(

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
-from vramfit.records.calibration import REFERENCE
 from vramfit.records.estimate import TimeBasis
+from vramfit.records.measurement import REFERENCE
 from vramfit.records.work import Work
 from vramfit.timing.links import Links
 from vramfit.timing.model import StepTime, time_step, with_host_step

@@ -1,15 +1,110 @@
-"""`fill`: a model on the meta device gets its weights, one tensor at a time, each where it is to lie."""
+"""A model on the meta device gets its weights, one tensor at a time, each where it is to lie.
 
-from collections.abc import Callable, Mapping
+What no checkpoint holds, a new head and buffers that are computed, is initialised first, the same for the same seed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from vramfit.errors import CheckpointError
 from vramfit.loader.transfer import Transfer
-from vramfit.loader.walk import Slot, tensor_slots
 from vramfit.techniques.quantization import quantize_rows
 from vramfit.workload import Quantize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One place for a tensor; places that share a tensor are several slots."""
+
+    module: torch.nn.Module
+    name: str
+    path: str
+    """The name in the model's state."""
+    tensor: torch.Tensor
+    """What it held when the walk came by."""
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.name in self.module._parameters
+
+    @property
+    def is_computed(self) -> bool:
+        """A buffer that is never saved: the model works it out."""
+        return self.name in self.module._non_persistent_buffers_set
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Put another tensor in its place, without a copy."""
+        if self.is_parameter:
+            assert isinstance(tensor, torch.nn.Parameter)
+            self.module._parameters[self.name] = tensor
+        else:
+            self.module._buffers[self.name] = tensor
+
+
+def tensor_slots(module: torch.nn.Module, path: str = "") -> Iterator[Slot]:
+    """Children first, then own parameters and buffers: the order of `Module.to`, and of a prediction."""
+    for name, child in module.named_children():
+        yield from tensor_slots(child, f"{path}.{name}" if path else name)
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is not None:
+            yield Slot(module, name, f"{path}.{name}" if path else name, tensor)
+
+
+@torch.no_grad()
+def initialise(model: Any, fresh: set[str], seed: int = 0) -> None:
+    """Give fresh tensors and computed buffers of a meta model their values, on the host, in the type it was built in.
+
+    It is done as transformers does it after a load: what is marked as loaded is left alone, and the model's own
+    `_init_weights` sees to the rest. The program's random state is not touched.
+
+    Args:
+        model: on the meta device; what is initialised here is on the host afterwards.
+        fresh: names of the parameters and saved buffers to be initialised.
+        seed: of the host's generator meanwhile, so that every device and precision gets the same values.
+    """
+    slots = list(tensor_slots(model))
+    wanted = {id(slot.tensor) for slot in slots if slot.path in fresh or slot.is_computed}
+    made: dict[int, torch.Tensor] = {}
+    settled = {id(module) for module in model.modules()} - _touched(model, wanted)
+    for slot in slots:
+        key = id(slot.tensor)
+        if key not in wanted:
+            slot.tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+            continue
+        if key not in made:
+            made[key] = _on_host(slot)
+        slot.put(made[key])
+    for module in model.modules():
+        if id(module) in settled:
+            module._is_hf_initialized = True
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model.initialize_weights()
+
+
+def _touched(model: torch.nn.Module, wanted: set[int]) -> set[int]:
+    """Modules that hold a tensor to be initialised, anywhere below: a parent may draw for its children."""
+    touched: set[int] = set()
+
+    def visit(module: torch.nn.Module) -> bool:
+        below = [visit(child) for child in module.children()]
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(below) or any(id(tensor) in wanted for tensor in own if tensor is not None):
+            touched.add(id(module))
+        return id(module) in touched
+
+    visit(model)
+    return touched
+
+
+def _on_host(slot: Slot) -> torch.Tensor:
+    empty = torch.empty_like(slot.tensor, device="cpu")
+    if slot.is_parameter:
+        return torch.nn.Parameter(empty, requires_grad=slot.tensor.requires_grad)
+    return empty
 
 
 @dataclass(slots=True)

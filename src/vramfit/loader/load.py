@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vramfit.errors import NoPlanFits, WorkloadError
-from vramfit.loader.request import LoadRequest, make_request
+from vramfit.errors import NoPlanFits, WorkloadError, nearest_names
+from vramfit.loader.request import KEYWORDS, LoadRequest, find_device, make_request
 from vramfit.records.load_report import LoadReport
 from vramfit.stages import tell
+from vramfit.tasks import DEFAULT
 from vramfit.units import shown
 
 if TYPE_CHECKING:
     import torch
 
-    from vramfit.loader.gauge import Gauge
-    from vramfit.loader.making import Loaded
+    from vramfit.loader.making import Gauge, Loaded
     from vramfit.loader.origin import Origin
 
 Progress = Callable[[int, int], None]
@@ -22,20 +22,11 @@ Progress = Callable[[int, int], None]
 
 def load(
     model: Any,
-    task: str = "sequence-classification",
-    precision: str = "fp32",
-    quantize: str | None = None,
-    plan: Any = None,
-    device: str = "cuda",
+    task: str = DEFAULT,
     *,
-    random_weights: bool = False,
-    num_labels: int | None = None,
-    attention: str | None = None,
-    memory: str | int | None = None,
-    trust_remote_code: bool = False,
-    offload: str | None = None,
-    seed: int = 0,
+    plan: Any = None,
     progress: Progress | None = None,
+    **keywords: Any,
 ) -> "tuple[torch.nn.Module, LoadReport]":
     """Load a checkpoint inside a budget, or say precisely why not.
 
@@ -46,20 +37,21 @@ def load(
     Args:
         model: a folder, a hub id, or a catalogue name; with `random_weights` also a configuration.
         task: the head; see `Workload`.
-        precision: of the weights: bf16 and fp16 halve them; tf32 and amp-* keep fp32.
-        quantize: int8, int8-dynamic or int4 for linear layers, through torchao; embeddings and norms stay.
         plan: a `Plan`; what its workload says of task, precision, quantize, attention, labels, memory and offload
             counts.
-        device: cuda, cuda:1, cpu.
-        random_weights: no checkpoint: every weight drawn, the same way for the same seed.
-        num_labels: size of a classification head; None takes the configuration's.
-        attention: sdpa or eager; None takes the model's default.
-        memory: what the weights may take on the device; None takes what is free there, with `offload` three
-            quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
-        trust_remote_code: run Python code that the model's repository brings.
-        offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
-        seed: of what is drawn: a new head, or all weights with `random_weights`.
         progress: called with bytes read and bytes to read.
+        **keywords:
+            precision: of the weights: bf16 and fp16 halve them; tf32 and amp-* keep fp32.
+            quantize: int8, int8-dynamic or int4 for linear layers, through torchao; embeddings and norms stay.
+            device: cuda (the default), cuda:1, cpu.
+            random_weights: True for no checkpoint: every weight drawn, the same way for the same seed.
+            num_labels: size of a classification head; None takes the configuration's.
+            attention: sdpa or eager; None takes the model's default.
+            memory: what the weights may take on the device; None takes what is free there, with `offload` three
+                quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
+            trust_remote_code: True to run Python code that the model's repository brings.
+            offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
+            seed: of what is drawn: a new head, or all weights with `random_weights`.
 
     Returns:
         The model, in evaluation mode, and what loading it took.
@@ -77,22 +69,14 @@ def load(
     """
     if not (progress is None or callable(progress)):
         raise WorkloadError([f"progress {shown(progress)} cannot be called with bytes read and bytes to read"])
-    request = make_request(
-        model,
-        plan=plan,
-        device=device,
-        random_weights=random_weights,
-        trust_remote_code=trust_remote_code,
-        seed=seed,
-        task=task,
-        precision=precision,
-        quantize=quantize,
-        num_labels=num_labels,
-        attention=attention,
-        memory=memory,
-        offload=offload,
-    )
-    return load_request(request, progress=progress)
+    problems = [
+        f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, KEYWORDS))})"
+        for name in keywords
+        if name not in KEYWORDS
+    ]
+    if problems:
+        raise WorkloadError(problems)
+    return load_request(make_request(model, plan=plan, task=task, **keywords), progress=progress)
 
 
 def load_request(
@@ -101,13 +85,12 @@ def load_request(
     """`load` for a request that has been checked; `scan` also looks for NaN and infinite weights."""
     import torch
 
-    from vramfit.loader.gauge import Gauge
-    from vramfit.loader.host import ran_out
-    from vramfit.loader.making import make_model
+    from vramfit.checkpoints.untrusted import ran_out
+    from vramfit.loader.making import Gauge, make_model
     from vramfit.loader.origin import find_model, find_origin
     from vramfit.techniques import quantization
 
-    device = _device(request.device)
+    device = find_device(request.device)
     quantization.check(request.workload.quantize, request.workload.precision, device)
     resolved = find_model(request)
     started = time.perf_counter()  # to import torch and the model's code takes longer than most checkpoints
@@ -130,7 +113,7 @@ def load_request(
             hint="end other programs; a checkpoint in the precision it was saved in stays mapped from its file",
         )
     else:
-        return loaded.model, _report(request, origin, loaded, gauge, device, time.perf_counter() - started)
+        return loaded.model, _report(request, origin, loaded, gauge, time.perf_counter() - started)
     # beyond the handler, the failed tensors are no longer held by a traceback
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -141,33 +124,14 @@ def _nobody(num_bytes_done: int, num_bytes: int) -> None:
     """Progress that nobody follows."""
 
 
-def _device(name: str) -> "torch.device":
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu"]) from None
-    if device.type not in ("cuda", "cpu"):
-        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu"])
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise WorkloadError([f"device {name}: this machine has {count} CUDA devices"], hint="take device cpu")
-        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    return device
-
-
-def _report(
-    request: LoadRequest, origin: "Origin", loaded: "Loaded", gauge: "Gauge", device: "torch.device", time_s: float
-) -> LoadReport:
+def _report(request: LoadRequest, origin: "Origin", loaded: "Loaded", gauge: "Gauge", time_s: float) -> LoadReport:
     inspection, w = origin.inspection, request.workload
     gauge.sample()
     return LoadReport(
         model=origin.resolved.name,
         model_class=type(loaded.model).__name__,
         task=origin.resolved.task,
-        device=str(device),
+        device=str(gauge.device),
         precision=w.precision,
         quantize=w.quantize,
         num_quantized=loaded.num_quantized,

@@ -1,25 +1,24 @@
-"""`make_model`: from a model without weights to one that has them, on its device; or to nothing at all."""
+"""`make_model`: from a model without weights to one that has them, on its device; and what that took of memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vramfit.loader.budget import resident_layers
-from vramfit.loader.filling import Filling, empty
-from vramfit.loader.fresh import initialise
-from vramfit.loader.host import check_host
+from vramfit.loader.budget import check_host, resident_layers
+from vramfit.loader.filling import Filling, empty, initialise
 from vramfit.loader.origin import Origin
 from vramfit.loader.request import LoadRequest
-from vramfit.loader.tensors import CheckpointTensors
-from vramfit.loader.transfer import ToHost, make_transfer
+from vramfit.loader.transfer import CheckpointTensors, ToHost, make_transfer
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.techniques import offloading, precision, quantization
 
 SAMPLED_FROM_BYTES = 2**20
 """Tensors after which the host's memory is looked at."""
+STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +62,13 @@ def make_model(
         with CheckpointTensors(origin.inspection) as tensors:
             fresh = names if origin.inspection is None else origin.inspection.fresh
             initialise(model, set(fresh), request.seed)
-            num_quantized = _fill(model, request, tensors, device, num_resident, progress, sample)
+            filling = _filling(model, request, tensors, device, num_resident)
+            filling.on_tensor = _count(tensors, progress, sample)
+            filling.fill(model)
+            offloading.apply(model, num_resident, device)
+            filling.transfer.finish()
+            if filling.quantized and device.type == "cuda":
+                torch.cuda.empty_cache()  # what quantizing needed for a moment
             num_tensors, num_bytes = len(tensors), sum(map(tensors.num_bytes, tensors))
     except BaseException:
         empty(model)
@@ -75,41 +80,28 @@ def make_model(
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         largest_tensor_bytes=max(offloading.device_bytes([p]) for p in model.parameters()),
-        num_quantized=num_quantized,
+        num_quantized=len(filling.quantized),
         num_layers=len(encoder_layers(model)),
         num_resident_layers=num_resident,
     )
 
 
-def _fill(
-    model: torch.nn.Module,
-    request: LoadRequest,
-    tensors: CheckpointTensors,
-    device: torch.device,
-    num_resident: int,
-    progress: Callable[[int, int], None],
-    sample: Callable[[], None],
-) -> int:
-    """Weights to their places; the number of quantized layers."""
+def _filling(
+    model: torch.nn.Module, request: LoadRequest, tensors: CheckpointTensors, device: torch.device, num_resident: int
+) -> Filling:
+    """How the model is filled."""
     w = request.workload
     linears = [] if w.quantize is None else quantization.quantizable(model, w.quantize)
     waiting = encoder_layers(model)[num_resident:]
-    transfer = make_transfer(device)
-    Filling(
+    return Filling(
         tensors=tensors,
         dtype=precision.weight_dtype(w.precision),
-        transfer=transfer,
+        transfer=make_transfer(device),
         host=ToHost(torch.device("cpu")),
         quantize=w.quantize,
         quantized={id(linear) for linear in linears},
         offloaded={id(module) for layer in waiting for module in layer.modules()},
-        on_tensor=_count(tensors, progress, sample),
-    ).fill(model)
-    offloading.apply(model, num_resident, device)
-    transfer.finish()
-    if linears and device.type == "cuda":
-        torch.cuda.empty_cache()  # what quantizing needed for a moment
-    return len(linears)
+    )
 
 
 def _count(
@@ -136,3 +128,53 @@ def _dress(model: Any, request: LoadRequest, origin: Origin) -> None:
     folder = origin.resolved.folder
     model.config.name_or_path = str(folder) if folder is not None else origin.resolved.name
     model.config.dtype = precision.weight_dtype(request.workload.precision)
+
+
+class Gauge:
+    """Reads memory from its making on; `sample` where the host's use may be highest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._device = device if device.type == "cuda" else None
+        self._allocated_before = 0
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._allocated_before = torch.cuda.memory_allocated(self._device)
+        self._anonymous_before = anonymous_bytes()
+        self._anonymous_peak = self._anonymous_before
+
+    def sample(self) -> None:
+        """Look at the host's memory now."""
+        now = anonymous_bytes()
+        if now is not None and self._anonymous_peak is not None:
+            self._anonymous_peak = max(self._anonymous_peak, now)
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """The most that was allocated on the GPU beyond what was there before."""
+        if self._device is None:
+            return None
+        return torch.cuda.max_memory_allocated(self._device) - self._allocated_before
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What is allocated on the GPU now beyond what was there before."""
+        if self._device is None:
+            return None
+        return torch.cuda.memory_allocated(self._device) - self._allocated_before
+
+    @property
+    def host_anonymous_bytes(self) -> int | None:
+        """The most that the process's own memory had grown, where it was sampled."""
+        if self._anonymous_peak is None or self._anonymous_before is None:
+            return None
+        return self._anonymous_peak - self._anonymous_before
+
+
+def anonymous_bytes() -> int | None:
+    """Resident memory that no file backs; None where the system does not say."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), None)

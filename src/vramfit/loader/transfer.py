@@ -1,13 +1,96 @@
-"""Host to device: one tensor at a time, in its final type when it arrives; nothing else is allocated there."""
+"""From the files to the device: one tensor at a time, read when it is needed, in its final type when it arrives."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 import torch
+
+from vramfit.checkpoints.files import Kind
+from vramfit.checkpoints.inspection import Inspection
+from vramfit.checkpoints.reading import opened
+from vramfit.checkpoints.safetensors_file import TensorEntry
+from vramfit.checkpoints.untrusted import ran_out
+from vramfit.errors import CheckpointError
 
 STAGE_BYTES = 16 * 2**20
 """Each of two pinned buffers: while one is on its way, the other is filled."""
 STAGED_FROM_BYTES = 2**20
 """Smaller tensors are copied at once: the driver has a buffer of its own for them."""
+
+
+class CheckpointTensors(Mapping[str, torch.Tensor]):
+    """Model name → tensor on the host, in the type it was saved in; open within a `with`. None gives none."""
+
+    def __init__(self, inspection: Inspection | None) -> None:
+        self._entries: dict[str, TensorEntry] = {}
+        if inspection is not None:
+            entries = {entry.name: entry for entry in inspection.entries}
+            self._entries = {target: entries[name] for name, target in inspection.targets.items()}
+        self._kind: Kind = "safetensors" if inspection is None else inspection.files.kind
+        self._opened: dict[Path, Callable[[str], torch.Tensor]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "CheckpointTensors":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.clear()
+        self._stack.close()  # what has been read stays: a view keeps its mapping
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A view of the file.
+
+        Raises:
+            CheckpointError: the file has changed since it was inspected.
+        """
+        entry = self._entries[name]
+        try:
+            tensor = self._read(entry)
+        except (OSError, RuntimeError, KeyError, ValueError, MemoryError) as error:
+            if ran_out(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise _changed(entry, f"cannot be read: {reason}") from None
+        except Exception as error:  # safetensors and pickle raise errors of their own
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise _changed(entry, f"cannot be read: {reason}") from None
+        if tuple(tensor.shape) != entry.shape:
+            raise _changed(entry, f"has shape {tuple(tensor.shape)} now, {entry.shape} when it was inspected")
+        return tensor
+
+    def num_bytes(self, name: str) -> int:
+        """What a tensor takes in its file."""
+        return self._entries[name].num_bytes
+
+    def _read(self, entry: TensorEntry) -> torch.Tensor:
+        tensor_of = self._opened.get(entry.file)
+        if tensor_of is None:
+            tensor_of = self._stack.enter_context(opened(entry.file, self._kind))
+            self._opened[entry.file] = tensor_of
+        return tensor_of(entry.name).detach()
+
+
+def _changed(entry: TensorEntry, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{entry.file.name}: tensor {entry.name!r} {what}",
+        file=str(entry.file),
+        tensor=entry.name,
+        hint="something else may be writing the file; copy it again and retry",
+    )
 
 
 class Transfer(Protocol):

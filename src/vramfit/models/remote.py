@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramfit.errors import CheckpointError
-from vramfit.models.tasks import AUTO_CLASSES, class_for_task
+from vramfit.models.tasks import class_for_task
+from vramfit.tasks import find_task
 
 
 def has_own_code(data: Mapping[str, Any]) -> bool:
@@ -25,7 +26,7 @@ def load_remote_config(source: str, *, revision: str | None = None) -> Any:
 
 def remote_class(config: Any, task: str, source: str, *, revision: str | None = None) -> type:
     """The class of a task, from the model's own code where it has one. **Runs that code.**"""
-    reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASSES.get(task, ""))
+    reference = (getattr(config, "auto_map", None) or {}).get(find_task(task).auto_class)
     if reference is None:
         return class_for_task(config, task)
     from transformers.dynamic_module_utils import get_class_from_dynamic_module

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.monitor.ledger import Origin
+from vramfit.monitor.ledger import StorageOrigin
 from vramfit.monitor.places import CONTAINERS, line_that_fills, place, tensors_in, user_frames, variables
 from vramfit.records.watch import MemoryFinding
 from vramfit.units import format_bytes
@@ -144,7 +144,7 @@ class Look:
     """By which allocated memory has grown since the first round."""
     owns: Callable[[torch.Tensor], bool]
     """Whether a tensor lies in the memory that is watched."""
-    origin: Callable[[torch.Tensor], Origin | None]
+    origin: Callable[[torch.Tensor], StorageOrigin | None]
     """Where a tensor comes from, where that was recorded."""
     on_host: bool = False
     """Whether that memory is the host's, where tensors that are kept belong."""

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from vramfit.monitor.habits import Candidate, KeptGraphs, Look, Padding, Piles
-from vramfit.monitor.leaks import leak_findings
-from vramfit.monitor.ledger import Ledger
+from vramfit.monitor.ledger import Ledger, leak_findings
 from vramfit.monitor.places import tensors_in
-from vramfit.monitor.retained import RetainedGraphs
-from vramfit.monitor.retention import RETAINED, Retention
+from vramfit.monitor.retained_graphs import RETAINED, RetainedGraphs, Retention
 from vramfit.records.watch import MemoryFinding, WatchPhase
 
 LOOKS_UNTIL = 8

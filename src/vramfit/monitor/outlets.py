@@ -5,8 +5,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from vramfit.records.codec import to_data
-from vramfit.records.saving import cannot_write, replace_file
+from vramfit.records.codec import cannot_write, replace_file, to_data
 from vramfit.records.watch import MemorySample, WatchRecord
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from vramfit.monitor.places import all_frames, locals_of, tensors_in
-from vramfit.monitor.retained import OutputHook, RetainedGraphs
+from vramfit.monitor.retained_graphs import OutputHook, RetainedGraphs
 from vramfit.records.watch import WatchPhase
 
 LOOKS_ALWAYS_UNTIL, LOOKS_EVERY = 4, 16
@@ -70,10 +70,6 @@ class Phases:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    @property
-    def in_model(self) -> bool:
-        return self._depth > 0
 
     def _look(self) -> None:
         if self._scan is None:

@@ -15,16 +15,16 @@ import torch
 
 from vramfit.errors import VramfitError
 from vramfit.monitor.failure import (
+    JobSeen,
     first_line,
     frames_of,
     module_of,
     remedies_without_a_model,
     requested_bytes,
+    see_job,
     source_of,
 )
-from vramfit.monitor.inventory import categories, python_tensors
-from vramfit.monitor.job import JobSeen, see_job
-from vramfit.monitor.ledger import Ledger
+from vramfit.monitor.ledger import Ledger, categories, python_tensors
 from vramfit.monitor.noticing import Noticing
 from vramfit.monitor.outlets import Outlet
 from vramfit.monitor.phases import Phases

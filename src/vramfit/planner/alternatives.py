@@ -8,6 +8,7 @@ from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import PRICED, Recipe, strongest
 from vramfit.planner.varied import time_on_lengths
 from vramfit.records.plan import Alternative
+from vramfit.settings import chosen_in_words
 
 MAX_SHOWN = 8
 
@@ -75,27 +76,8 @@ def _alternative(bench: Bench, choice: Choice, limit_bytes: int) -> Alternative:
 
 
 def words_of(bench: Bench, choice: Choice) -> str:
-    """Settings in short: what differs from plain training first, then how the batch is split."""
-    recipe = choice.recipe
-    phrases = [recipe.precision, recipe.optimizer, *(["packed"] if recipe.attention == "packed" else [])]
-    if recipe.compile:
-        phrases.append("compiled")
-    if recipe.keywords()["fused"]:
-        phrases.append("fused")
-    if recipe.graphs:
-        phrases.append("recorded")
-    if recipe.checkpointing is not None:
-        layers = bench.num_layers if recipe.checkpointing == "full" else recipe.checkpointing
-        phrases.append(f"{layers} of {bench.num_layers} layers checkpointed")
-    if recipe.freeze is not None:
-        phrases.append(f"freeze {recipe.freeze}")
-    if recipe.lora is not None:
-        phrases.append(f"lora {recipe.lora}")
-    if recipe.quantize is not None:
-        phrases.append(f"quantize {recipe.quantize}")
-    if recipe.offload is not None:
-        phrases.append(f"offload {recipe.offload}")
-    return ", ".join(phrases)
+    """Settings in short, but for how the batch is split."""
+    return ", ".join(chosen_in_words(bench.workload(choice.recipe, choice.micro_batch)))
 
 
 def without_checkpointing(search: Search, chosen: Choice) -> Choice | None:

@@ -23,8 +23,8 @@ from vramfit.planner.request import Request
 from vramfit.planner.space import PRICES, REHEARSED, Recipe
 from vramfit.records.estimate import Basis, Estimate
 from vramfit.records.stream import Stream
+from vramfit.settings import TRITON_CAPABILITY
 from vramfit.techniques import casting, fusing
-from vramfit.techniques.catalogue import TRITON_CAPABILITY
 from vramfit.techniques.packed_attention import takes_heads
 from vramfit.workload import SIZE_HINT, Workload
 

@@ -11,14 +11,12 @@ from vramfit.estimator.weighing import weigh
 from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.search import Choice
 from vramfit.records.estimate import Estimate
+from vramfit.settings import SETTINGS
+from vramfit.tasks import find_task
 
 MAX_TIMES = 4
 """No more than so many times the training batch: beyond that, nothing is gained."""
 MAX_BATCH = 256
-NOT_OF_ONE = ("max_grad_norm", "dropout", "batch", "num_gpus", "num_nodes", "parallel")
-"""What a single forward pass does not have; a GPU of several evaluates by itself."""
-NOT_IN_INFERENCE = ("checkpointing", "freeze", "lora", "optimizer", "casts", "fused", "graphs")
-"""Adapters add less than one percent to what a forward pass takes."""
 
 
 def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimate:
@@ -43,11 +41,12 @@ def choose_evaluation(bench: Bench, choice: Choice, limit_bytes: int) -> Estimat
 
 
 def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
-    job = {k: v for k, v in bench.fixed.items() if k not in NOT_OF_ONE}
-    settings = {k: v for k, v in choice.recipe.keywords().items() if k not in NOT_IN_INFERENCE}
-    kept = {k: v for k, v in {**job, **settings}.items() if k not in NOT_IN_INFERENCE}
-    if kept.get("attention") == "packed" and (bench.request.pads_evaluation or bench.base.task == "masked-lm"):
-        kept["attention"] = "sdpa"  # of masked LM, a logit for every word is not laid out twice
+    """What a forward pass has of a training step; adapters add less than one percent, and are left out."""
+    given = {**bench.fixed, **choice.recipe.keywords()}
+    kept = {name: value for name, value in given.items() if SETTINGS[name].in_inference}
+    is_unpacked = find_task(bench.base.task).why_not_unpacked is None
+    if kept.get("attention") == "packed" and (bench.request.pads_evaluation or not is_unpacked):
+        kept["attention"] = "sdpa"
     if kept.get("offload") in ("optimizer", "activations"):
         del kept["offload"]
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": bench.request.trust_remote_code}

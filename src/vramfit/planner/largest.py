@@ -7,7 +7,7 @@ from vramfit.errors import WorkloadError
 from vramfit.estimator import search
 from vramfit.planner.margin import margin_of
 from vramfit.records.estimate import MaxBatch
-from vramfit.techniques.catalogue import usual_precision
+from vramfit.settings import usual_precision
 
 
 def max_batch(model: Any, **keywords: Any) -> MaxBatch:

@@ -20,8 +20,8 @@ from vramfit.planner.space import NOTHING, Recipe, Training, Waiting, recipes, t
 from vramfit.planner.varied import WORTH_PACKING, full_samples, padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate
 from vramfit.records.plan import Plan
+from vramfit.settings import TRITON_CAPABILITY
 from vramfit.stages import within
-from vramfit.techniques.catalogue import TRITON_CAPABILITY
 from vramfit.units import counted, plain
 
 COMPILE_S = 30.0

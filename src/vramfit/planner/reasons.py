@@ -12,15 +12,13 @@ from vramfit.planner.space import Recipe, Training
 from vramfit.planner.varied import WORTH_PACKING, padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
-from vramfit.techniques.catalogue import BF16_CAPABILITY, Technique, find
+from vramfit.settings import BF16_CAPABILITY, PLANNED, SETTINGS, Technique, find
+from vramfit.tasks import find_task
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
 ASKED = "asked for"
-KEYWORDS = (
-    *("precision", "checkpointing", "optimizer", "attention", "allocator"),
-    *("freeze", "lora", "quantize", "offload", "compile", "fused", "graphs", "casts"),
-)
+KEYWORDS = tuple(name for name in PLANNED if name not in ("micro_batch", "accumulate"))
 BY_CHANCE = "little: adamw-8bit rounds weights by chance, and small updates count on average"
 MASTERS = "hardly any: masters in fp32 keep every update"
 COSTS = {"amp-bf16": "hardly any: weights, sums and the optimizer stay in fp32"}
@@ -54,7 +52,7 @@ def reasons_of(
             continue
         made.append(
             Reason(
-                setting=f"{keyword} {_shown(value)}",
+                setting=f"{keyword} {SETTINGS[keyword].shown(value)}",
                 kind=technique.kind if technique else "free",
                 why=_why(bench, keyword, whys.get(keyword, technique.does if technique else "")),
                 cost=_cost_in_bf16(chosen.recipe) if value == "bf16" else _cost(technique, value),
@@ -74,9 +72,8 @@ def _why_packed(bench: Bench, chosen: Choice, lengths: Lengths | None) -> str:
     else:
         how = "as fused layers take them" if chosen.recipe.keywords()["fused"] else "and need no mask"
         why += f", {how}; of padded passes hardly anything would be padding"
-    if bench.base.task == "question-answering":
-        why += "; an answer is sought among a text's own tokens, and no more among its padding"
-    return why
+    more = find_task(bench.base.task).why_packed
+    return f"{why}; {more}" if more else why
 
 
 def why_not_packed(bench: Bench, recipe: Recipe, lengths: Lengths | None) -> str | None:
@@ -129,10 +126,6 @@ def _cost(technique: Technique | None, value: Any) -> str:
     if technique is None or technique.kind == "free":
         return ""
     return COSTS.get(str(value), technique.costs)
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _whys(bench: Bench, search: Search, chosen: Choice, training: Training) -> Iterator[tuple[str, str]]:

@@ -1,27 +1,14 @@
 """`Request`: what a user asks a plan for: what is fixed, what may be changed, and how much is to stay free."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import WorkloadError, nearest_names
+from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_bytes, plain, shown
-from vramfit.workload import CHOICES, Workload, switched
+from vramfit.workload import CHOICES, switched
 
-ALLOWABLE: Mapping[str, str] = {
-    "bf16": "weights, gradients and optimizer state in bfloat16: small updates are rounded away",
-    "freeze": "parameters that do not learn",
-    "lora": "only adapters and the head learn",
-    "int8": "frozen weights in 8 bits",
-    "adafactor": "another optimizer, which keeps its second moment in factors",
-    "sgd": "another optimizer, which keeps no moments",
-}
-"""What a plan uses only where it is allowed → what it means."""
-SETTINGS = (
-    *("precision", "attention", "checkpointing", "optimizer", "freeze", "lora", "quantize", "offload"),
-    *("compile", "casts", "allocator", "micro_batch", "accumulate"),
-)
-"""Keywords that the planner chooses where the user does not."""
 NOT_PLANNED = {
     "mode": ("train", "a plan is for training: estimate and max_batch answer for other modes"),
     "loop": ("stepper", "a plan is for vramfit's Stepper, which keeps the effective batch whatever the split"),
@@ -65,7 +52,7 @@ class Request:
     @property
     def asked(self) -> frozenset[str]:
         """The settings that are not the planner's to choose."""
-        return frozenset(name for name in SETTINGS if name in self.fixed)
+        return frozenset(name for name in PLANNED if name in self.fixed)
 
     @staticmethod
     def of(keywords: Mapping[str, Any]) -> "Request":
@@ -83,7 +70,7 @@ class Request:
             del given["offload"]
         if given.get("offload") == "weights":
             given.setdefault("checkpointing", "full")  # its layers come again for backward
-        known = [f.name for f in fields(Workload)]
+        known = list(SETTINGS)
         problems = [
             f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, [*known, *OWN]))})"
             for name in given

@@ -1,13 +1,13 @@
 """The space: recipes that a plan may be made of, for a request, a model and a GPU."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.errors import WorkloadError
 from vramfit.planner.request import Request
-from vramfit.records.estimate import Kind
-from vramfit.techniques.catalogue import BF16_CAPABILITY, KINDS, conflicts, used_by, usual_precision
+from vramfit.settings import BF16_CAPABILITY, KINDS, PLANNED, SETTINGS, Setting, conflicts, used_by, usual_precision
+from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 
 LORA_RANK = 16
@@ -26,35 +26,46 @@ PRICED = {
 """The same changes in words."""
 MANY_SIZES, LEAST_STEP = 64, 0.05
 """Of more sizes than this, those beyond it are tried at steps of a share: a batch of a million has two thousand."""
-KEPT = ("checkpointing", "freeze", "lora", "quantize", "allocator", "casts")
-"""Settings of a recipe that are as they were given."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """All settings but how the batch is split."""
+def _planned_default(setting: Setting) -> Any:
+    return setting.default if setting.planned_default is None else setting.planned_default
 
-    precision: str
-    optimizer: str
-    checkpointing: Literal["full"] | int | None = None
-    freeze: str | int | tuple[str, ...] | None = None
-    lora: int | None = None
-    quantize: str | None = None
-    attention: str | None = None
-    allocator: str = "expandable"
-    offload: str | None = None
-    compile: bool = False
-    graphs: bool = False
-    casts: str = "together"
-    fused: bool = True
-    """These two where they can be; else as `Workload` has them by itself."""
+
+CHOSEN_APART = ("precision", "optimizer", "attention", "offload", "compile", "graphs", "fused")
+"""Settings that stages of the search choose; all others are as they were given, or as plans have them."""
+IN_RECIPE = tuple(name for name in PLANNED if name not in ("micro_batch", "accumulate"))
+
+if TYPE_CHECKING:
+
+    class _Settings:
+        """A field for each setting that a plan chooses."""
+
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(self, **keywords: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Settings = make_dataclass(
+        "_Settings",
+        [(name, Any, field(default=_planned_default(SETTINGS[name]))) for name in IN_RECIPE],
+        namespace={"__module__": __name__},
+        frozen=True,
+        kw_only=True,
+        slots=True,
+    )
+
+
+class Recipe(_Settings):
+    """All settings that a plan chooses but how the batch is split."""
+
+    __slots__ = ()
 
     def keywords(self) -> dict[str, Any]:
-        """As keywords of `Workload`."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        can_be = self.precision.startswith("amp") and self.offload is None and not self.compile
-        fused = self.fused and can_be and self.attention == "packed" and self.lora is None and self.quantize is None
-        return found | {"fused": fused, "casts": self.casts if can_be and not fused else "each"}
+        """As keywords of `Workload`: what cannot be beside the other settings is left at its default."""
+        chosen = {name: getattr(self, name) for name in IN_RECIPE}
+        return {name: SETTINGS[name].settled(chosen) for name in IN_RECIPE}
 
     @property
     def price(self) -> float:
@@ -163,7 +174,9 @@ def recipes(
     precisions = ["bf16"] if waiting.in_16_bits else _precisions(request, capability)
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(request, offload)
-    kept: dict[str, Any] = {"casts": casts, "fused": fused} | {name: given[name] for name in KEPT if name in given}
+    kept: dict[str, Any] = {"casts": casts, "fused": fused} | {
+        name: given[name] for name in IN_RECIPE if name in given and name not in CHOSEN_APART
+    }
     kept |= {"offload": offload, "compile": compiles, "graphs": graphs}
     if offload == "weights":
         kept.setdefault("checkpointing", "full")
@@ -173,6 +186,9 @@ def recipes(
         for optimizer in optimizers
         for precision in precisions
     ]
+    for setting in SETTINGS.values():
+        if setting.proposes and setting.keyword not in given:
+            made += [replace(recipe, **{setting.keyword: value}) for recipe in made for value in setting.proposes]
     return [recipe for recipe in made if _is_possible(recipe, base, capability)]
 
 

@@ -12,6 +12,7 @@ from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.step.splitting import packed_rows, padded_passes
+from vramfit.tasks import find_task
 from vramfit.techniques.padding import WINDOW_BATCHES
 from vramfit.techniques.rows import row_tokens
 from vramfit.workload import Workload
@@ -152,8 +153,8 @@ def _padded_batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
 
 
 def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
-    """For question answering nothing is cut: its softmax runs over padding too."""
-    return [max(batch)] * len(batch) if bench.base.task == "question-answering" else batch
+    """Nothing is cut for a task whose loss runs over padding too."""
+    return [max(batch)] * len(batch) if find_task(bench.base.task).reads_padding else batch
 
 
 def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:

@@ -1,4 +1,4 @@
-"""`Estimate`: what a workload will take on a GPU, and everything needed to show why."""
+"""`Estimate`: what a workload will take on a GPU, with everything that shows why; `FitGrid`: what fits by size."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vramfit.errors import VramfitError
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file
+from vramfit.records.display import Displayed
+from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 
 Basis = Literal["verified", "derived"]
-Kind = Literal["free", "numeric", "different training"]
-"""Of a change: same maths; same training in another precision; something else is learned."""
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (
@@ -86,8 +86,8 @@ class TimelinePoint:
     """Category → bytes at that moment, what is empty left out; they add up to `allocated_bytes`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Estimate(Displayed):
     """What a workload takes; `requested` ≤ `allocated` ≤ `reserved` ≤ `process`."""
 
     workload: Workload
@@ -168,21 +168,9 @@ class Estimate:
             raise VramfitError("an estimate read from a file has no stream to save", hint="estimate it again")
         replace_file(Path(path), pickle.dumps(self.snapshot()))
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import estimate_repr
 
-        return estimate_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import estimate_html
-
-        return estimate_html(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaxBatch:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class MaxBatch(Displayed):
     """The largest batch that fits."""
 
     batch: int
@@ -204,18 +192,6 @@ class MaxBatch:
     usual_batch: int | None = None
     """The largest batch in it that leaves the same margin."""
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import max_batch_repr
-
-        return max_batch_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import max_batch_html
-
-        return max_batch_html(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
@@ -229,3 +205,18 @@ class Advice:
     peak_allocated_bytes: int
     """After the change."""
     fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitGrid:
+    """The same job at several batches and lengths."""
+
+    micro_batches: tuple[int, ...]
+    """Samples a forward pass sees, ascending."""
+    seqs: tuple[int, ...]
+    """Tokens a sequence, ascending."""
+    safe_reserved_bytes: tuple[tuple[int, ...], ...]
+    """For each micro-batch, for each length: the upper bound of what is reserved."""
+    fits: tuple[tuple[bool | None, ...], ...]
+    """Likewise whether it fits; None without a capacity."""
+    capacity_bytes: int | None

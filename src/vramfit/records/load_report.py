@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vramfit.records.display import Displayed
 from vramfit.records.finding import Finding
 
 
@@ -24,8 +25,8 @@ class LogitComparison:
     """Share of samples (or tokens) whose highest output is the same; None for an encoder alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LoadReport(Displayed):
     """One load, finished."""
 
     model: str
@@ -72,9 +73,3 @@ class LoadReport:
     """What the inspection before the load had to say."""
     comparison: LogitComparison | None = None
     """Outputs beside those of full precision, where that was asked for."""
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import load_repr
-
-        return load_repr(self)

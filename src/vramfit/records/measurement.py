@@ -1,10 +1,11 @@
-"""`Measurement`: what a workload really took on a GPU, and `Comparison`: the prediction beside it."""
+"""What was measured on a GPU: a workload beside its prediction, and how fast the GPU and its machine are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate
 from vramfit.workload import Workload
 
@@ -12,6 +13,8 @@ Figure = Literal["requested", "allocated", "reserved"]
 FIGURES: tuple[Figure, ...] = ("requested", "allocated", "reserved")
 JUDGED_FIGURES: tuple[Figure, ...] = ("allocated", "reserved")
 """What a tolerance is held against: the figures that users see and that run out."""
+REFERENCE = Workload(model="bert-mini", batch=1, seq=32, mask="none", optimizer="sgd")
+"""A training step so small that the host limits it on any GPU: what it takes tells the host's speed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +29,8 @@ class PhaseMeasurement:
     """`torch.cuda.max_memory_reserved()`, the most since the start."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Measurement(Displayed):
     """A workload run for real, in a process of its own."""
 
     workload: Workload
@@ -67,12 +70,6 @@ class Measurement:
         """The median step, the first left out; None with fewer than two steps."""
         return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import measurement_repr
-
-        return measurement_repr(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseDifference:
@@ -88,8 +85,8 @@ class PhaseDifference:
     """The same as a fraction of what was measured."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Comparison(Displayed):
     """A prediction beside its measurement."""
 
     measurement: Measurement
@@ -104,18 +101,6 @@ class Comparison:
     """Of the allocated and reserved peaks, without its sign."""
     agrees: bool
     """Within the tolerance, and of one mind about whether it fits."""
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import comparison_repr
-
-        return comparison_repr(self)
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import comparison_html
-
-        return comparison_html(self)
 
 
 def compare(estimate: Estimate, measurement: Measurement, *, tolerance: float = 0.01) -> Comparison:
@@ -166,3 +151,47 @@ def _difference(phase: str, figure: Figure, predicted_bytes: int, measured_bytes
         error_bytes=error_bytes,
         error=error_bytes / measured_bytes if measured_bytes else float(error_bytes != 0),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductRate:
+    """One matrix product, as measured."""
+
+    dtype: str
+    """float32 | tf32 | float16 | bfloat16."""
+    m: int
+    n: int
+    k: int
+    flops_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """The figures of one GPU in one machine, measured with eager PyTorch."""
+
+    gpu: str
+    """Catalogue name; the driver's name where the catalogue has none."""
+    reported_name: str
+    """What the driver calls it."""
+    total_memory_bytes: int
+    """As CUDA reports it."""
+    num_multiprocessors: int
+    torch_version: str
+    measured_at: str
+    """Date and time, ISO 8601, UTC."""
+    products: tuple[ProductRate, ...]
+    """Matrix products of a BERT-class layer, by type and size."""
+    bytes_per_s: float
+    """Over the kernels between the products of a layer, large tensors."""
+    transfer_bytes_per_s: float
+    """From page-locked host memory to the device."""
+    launch_s: float
+    """Host seconds of the smallest operator, autograd off."""
+    forward_operator_s: float
+    """Host seconds of a small operator that autograd records."""
+    backward_operator_s: float
+    """Host seconds of its gradient."""
+    reference_step_s: float
+    """`REFERENCE`, as measured."""
+    host_factor: float = 1.0
+    """How many times slower this host is than the one that the step-time model was fitted on."""

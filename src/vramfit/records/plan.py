@@ -1,13 +1,14 @@
-"""`Plan`: the settings chosen for a job, why, and what else was possible."""
+"""`Plan`: the settings chosen for a job, why, and what else was possible; `Fitting`: a Trainer changed by one."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError
-from vramfit.records.codec import from_json, to_json
-from vramfit.records.estimate import Estimate, Kind
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import from_json, replace_file, to_json
+from vramfit.records.display import Displayed
+from vramfit.records.estimate import Estimate
+from vramfit.settings.setting import Kind
 from vramfit.units import MIB
 from vramfit.workload import Workload
 
@@ -18,6 +19,8 @@ FRAGMENT_BYTES = 64 * MIB
 """Added to that share: segments grow by pages of 20 MiB, in a small pool and a large one."""
 PAGE_BYTES = 20 * MIB
 """PyTorch passes its limit by less than this where segments grow (`ExpandableSegment`, kLargeBuffer)."""
+TRAINER_BYTES = 22 * MIB
+"""The next batch, running sums and what callbacks keep: one more page of small blocks, and one of large ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +85,8 @@ class InstanceFit:
     safe_reserved_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Plan(Displayed):
     """The fastest settings found that fit, certified by prediction."""
 
     workload: Workload
@@ -209,14 +212,39 @@ class Plan:
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
 
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import plan_repr
 
-        return plan_repr(self)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One setting that is not what it was."""
 
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from vramfit.report.notebook import plan_html
+    name: str
+    """As in `TrainingArguments`, or what was changed in words."""
+    before: str
+    after: str
+    why: str
 
-        return plan_html(self)
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Fitting(Displayed):
+    """A Trainer that was fitted into a budget."""
+
+    trainer: str
+    """Its class."""
+    model: str
+    """The class of its model."""
+    plan: Plan
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is good to know beside."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What training reserves at most, with what the Trainer itself keeps."""
+        return min(self.plan.most_reserved_bytes + TRAINER_BYTES, self.plan.budget_bytes)
+
+    def diff(self) -> str:
+        """The changed arguments as a diff.
+
+        A line with a minus for what was, one with a plus for what is.
+        """
+        return "".join(f"-{c.name}={c.before}\n+{c.name}={c.after}\n" for c in self.changes)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from vramfit.records.display import Displayed
 from vramfit.records.finding import Finding, Severity
 from vramfit.units import format_bytes
 
@@ -158,8 +159,8 @@ def origin_words(group: LiveTensors) -> str:
     return ", ".join(part for part in parts if part) + (f" (× {group.num_tensors:,})" if group.num_tensors > 1 else "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WatchRecord:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class WatchRecord(Displayed):
     """A watched program, so far or to its end."""
 
     device: str
@@ -185,9 +186,3 @@ class WatchRecord:
     """In detailed mode: what was alive when most was allocated at the end of a phase, most first."""
     out_of_memory: tuple[OutOfMemoryReport, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        """How a prompt shows it."""
-        from vramfit.report.prompt import watch_repr
-
-        return watch_repr(self)

@@ -1,7 +1,8 @@
-"""One estimate for the terminal: does it fit, the four numbers, what is in memory at the peak, and when."""
+"""One estimate for the terminal: does it fit, the four numbers, what is in memory at the peak, and what would help."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -9,12 +10,24 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import HOST_STEP, PHASES, Advice, Estimate
-from vramfit.report.advice import render_advice
-from vramfit.report.bars import MIN_WIDTH, Meter, Timeline
-from vramfit.report.peak import Largest, render_peak
-from vramfit.report.words import NO_BREAK, duration, job, model_name, percent, phase_name, size, target
-from vramfit.units import format_bytes
+from vramfit.records.estimate import CATEGORIES, HOST_STEP, PHASES, Advice, Estimate
+from vramfit.report.charts import MIN_WIDTH, Meter, StackedBar, Timeline, category_mark, has_colour
+from vramfit.report.verdict import COLD, verdict_of
+from vramfit.report.words import (
+    NO_BREAK,
+    duration,
+    group_name,
+    job,
+    model_name,
+    peak_moment,
+    peak_place,
+    percent,
+    phase_name,
+    shorten_path,
+    size,
+    target,
+    unbroken,
+)
 
 MAX_WIDTH = 120
 """Wider than this, bars say no more and lines are hard to follow."""
@@ -25,13 +38,26 @@ FIGURES = (
     ("reserved", "in segments held"),
     ("process", "with the CUDA context"),
 )
-COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
+VERDICT_MARKS = {
+    "good": ("✓", "bold green"),
+    "tight": ("✓", "bold green"),
+    "bad": ("✗", "bold red"),
+    "open": ("·", "bold"),
+}
 BASIS = {
     "verified": "Verified: this torch on this architecture was compared with measurements.",
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
 }
 
 TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}
+MAX_GROUPS = 6
+MAX_EACH = 4
+KIND_TITLES = {
+    "free": "The same maths",
+    "numeric": "The same job in another precision",
+    "different training": "Different training: something else is learned",
+}
+AT_PART = {"optimizer": " at the step", "forward": " in forward", "backward": " in backward"}
 
 
 @dataclass(frozen=True)
@@ -80,40 +106,15 @@ def render_headline(estimate: Estimate, *, batch: bool = True, seq: bool = True)
 
 
 def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold: bool = True) -> RenderableType:
-    """Whether it fits, by how much, and in what; `what` words that it does not."""
-    free, capacity = estimate.free_bytes, estimate.capacity_bytes
-    if free is None or capacity is None or estimate.fits is None:
-        text = "No GPU and no amount of memory given, so whether it fits is left open (--gpu, --memory)."
-        return Text.assemble(("· ", "cyan"), text)
-    most, room = size(estimate.safe_reserved_bytes), f"{size(capacity)}{_on_gpu(estimate)}"
-    limit = estimate.workload.host_memory
-    if limit is not None and estimate.host_bytes > limit:
-        short = f"✗ {what}: {size(estimate.host_bytes - limit)} too much for the host's memory."
-        return Group(
-            Text(short, style="bold red"), _indented(f"{size(estimate.host_bytes)} wait there, of {size(limit)}.")
-        )
-    if not estimate.fits:
-        why = f"{size(-free)} too much" if free < 0 else "memory is too fragmented"
-        return Group(Text(f"✗ {what}: {why}.", style="bold red"), _indented(f"{most} to reserve in {room}."))
-    spare = f"{size(free)} to spare" if free > 0 else "nothing to spare"
-    lines: list[RenderableType] = [Text(f"✓ Fits, with {spare}.", style="bold green")]
-    lines.append(_indented(f"At most {most} reserved of {room}."))
-    if estimate.host_bytes:
-        lines.append(_indented(f"{size(estimate.host_bytes)} wait in host memory."))
-    if estimate.num_retries:
-        times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
-        warning = f"Tight: the allocator must empty its cache {times} to stay inside, which costs time."
-        lines.append(marked("!", warning, "yellow"))
-    if says_cold and estimate.fits_cold is False:
-        lines.append(marked("!", COLD, "yellow"))
+    """The verdict of `verdict_of`; `says_cold` False leaves out what a first matrix product costs."""
+    verdict = verdict_of(estimate, what)
+    mark, style = VERDICT_MARKS[verdict.tone]
+    lines: list[RenderableType] = [Text(unbroken(f"{mark} {verdict.headline}."), style=style)]
+    lines += [_indented(unbroken(fact)) for fact in verdict.facts]
+    if verdict.tone == "open":
+        lines.append(_indented("--gpu or --memory would tell."))
+    lines += [marked("!", warning, "yellow") for warning in verdict.warnings if says_cold or warning != COLD]
     return Group(*lines)
-
-
-def _on_gpu(estimate: Estimate) -> str:
-    if estimate.total_memory_bytes is None or estimate.workload.memory is not None:
-        return ""
-    context = format_bytes(estimate.context_bytes, digits=0).replace(" ", NO_BREAK)
-    return f" ({estimate.gpu}: {size(estimate.total_memory_bytes)}, CUDA takes {context})"
 
 
 def marked(mark: str, text: str, style: str) -> RenderableType:
@@ -201,3 +202,99 @@ def render_remarks(estimate: Estimate) -> Iterator[RenderableType]:
         yield marked("!", note, "yellow")
     if not any(note.lower().startswith(estimate.basis) for note in estimate.notes):
         yield Text(BASIS[estimate.basis], style="dim")
+
+
+def render_peak(estimate: Estimate) -> Iterator[RenderableType]:
+    """What is in memory at the peak, and the moment of it."""
+    shares: dict[str, int] = {category: estimate.breakdown.get(category, 0) for category in CATEGORIES}
+    when = peak_moment(estimate.peak, estimate.workload)
+    yield Text.assemble(("At the peak", "bold"), f": {size(sum(shares.values()))} allocated, {when}")
+    yield StackedBar(shares)
+    yield _Legend(shares)
+    place = peak_place(estimate.peak)
+    if place:
+        yield Text(place, style="dim")
+
+
+@dataclass(frozen=True)
+class _Legend:
+    """Each category with its mark, size and share; in as many columns as fit."""
+
+    shares: dict[str, int]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        total = sum(self.shares.values())
+        present = [(name, num_bytes) for name, num_bytes in self.shares.items() if num_bytes]
+        cells = []
+        for name, num_bytes in present:
+            glyph, style = category_mark(name, colour=has_colour(console))
+            text = f" {name:<12}{size(num_bytes):>11} {percent(num_bytes, total):>5}"
+            cells.append(Text.assemble((glyph * 2, style), text, no_wrap=True))
+        num_columns = max(1, min(3, (options.max_width + 4) // 37))
+        num_rows = ceil(len(cells) / num_columns)
+        grid = Table.grid(padding=(0, 4, 0, 0))
+        for row in range(num_rows):
+            grid.add_row(*cells[row::num_rows])
+        yield grid
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest groups of blocks at the peak: what they are and where they come from."""
+
+    estimate: Estimate
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        groups = self.estimate.groups[:MAX_GROUPS]
+        if not groups:
+            return
+        yield Text("Largest at the peak", style="bold")
+        shown = [
+            (
+                size(g.allocated_bytes),
+                percent(g.allocated_bytes, self.estimate.peak_allocated_bytes),
+                f"{g.num_blocks:,} ×",
+                group_name(g),
+            )
+            for g in groups
+        ]
+        room = options.max_width - sum(max(map(len, column)) + 2 for column in zip(*shown, strict=True))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for justify in ("right", "right", "right", "left", "left"):
+            grid.add_column(justify=justify, no_wrap=True)
+        for group, (*figures, name) in zip(groups, shown, strict=True):
+            where = shorten_path(group.module, room) if room >= MIN_WIDTH else ""
+            grid.add_row(*figures, Text(name), Text(where, style="dim"))
+        yield grid
+
+
+def render_advice(advice: Sequence[Advice], estimate: Estimate) -> RenderableType:
+    """Changes by what they cost, in each kind the most saved first; the best of all stands out."""
+    saving = [a for a in advice if a.saved_bytes > 0]
+    if not saving:
+        return Text("No single change makes the peak smaller.")
+    best = max(saving, key=lambda a: a.saved_bytes)
+    when = AT_PART.get(estimate.peak.part, "")
+    lines = [Text("What one change would save", style="bold")]
+    for kind, title in KIND_TITLES.items():
+        of_kind = [a for a in saving if a.kind == kind][:MAX_EACH]
+        if of_kind:
+            lines.append(Text(title, style="dim"))
+        for change in of_kind:
+            name = f"  {change.change:<{max(len(a.change) for a in saving)}}"
+            saved = f"  saves {size(change.saved_bytes):>10}{when}"
+            left = f"  → {size(change.peak_allocated_bytes):>10}  "
+            lines.append(
+                Text.assemble((name, "bold" if change is best else ""), saved, left, _verdict(change, estimate))
+            )
+    if any(a.change.startswith("attention packed") for a in saving):
+        steps = "; training with it is for --loop stepper" if estimate.workload.trains else ""
+        lines.append(Text(f"Packed attention has no mask, which takes {size(estimate.mask_bytes)} here{steps}."))
+    return Group(*lines)
+
+
+def _verdict(change: Advice, estimate: Estimate) -> Text:
+    """Said only where the change decides: it fits now, or it still does not."""
+    if change.fits is None or (change.fits and estimate.fits):
+        return Text()
+    return Text("✓ fits", style="green") if change.fits else Text("✗ too much", style="red")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from vramfit.errors import NoPlanFits
 from vramfit.records.codec import to_data
-from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.charts import MIN_WIDTH, Meter
 from vramfit.report.estimate import Sized, marked
 from vramfit.report.words import job, model_name, size, target
 

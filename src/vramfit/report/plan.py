@@ -9,35 +9,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import Kind
 from vramfit.records.plan import Alternative, InstanceFit, Plan
-from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.charts import MIN_WIDTH, Meter, Point, Scatter
 from vramfit.report.estimate import Sized, marked
-from vramfit.report.scatter import Point, Scatter
-from vramfit.report.words import NO_BREAK, duration, model_name, percent, size, target
-from vramfit.workload import TRAINED_TASKS, Workload
+from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, model_name, percent, size, target
+from vramfit.settings import PLANNED, SETTINGS
+from vramfit.settings.setting import Kind
+from vramfit.tasks import DEFAULT, find_task
+from vramfit.workload import Workload
 
 MAX_ALTERNATIVES = 6
 MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
 INSTANCES_WIDTH = 100
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
-KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
-OPTIONS = (
-    "precision",
-    "attention",
-    "checkpointing",
-    "freeze",
-    "optimizer",
-    "lora",
-    "quantize",
-    "offload",
-    "compile",
-    "fused",
-    "graphs",
-    "casts",
-    "allocator",
-)
 
 
 def render_plan(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
@@ -183,7 +168,7 @@ def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
 def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
-    if w.task in TRAINED_TASKS:
+    if find_task(w.task).is_trained:
         for line in wrap_command(train_command(w, path)):
             yield Text(f"  {line}", overflow="fold")
         yield Text("Or in a loop of your own", style="bold")
@@ -196,7 +181,7 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
 
 def train_command(workload: Workload, path: str) -> str:
     """The command that trains by a plan; the data is the reader's."""
-    task = [] if workload.task == "sequence-classification" else ["--task", workload.task]
+    task = [] if workload.task == DEFAULT else ["--task", workload.task]
     each = str(workload.num_gpus // workload.num_nodes)
     nodes = ["--nnodes", str(workload.num_nodes), "--rdzv-endpoint", "HOST:29500"] if workload.num_nodes > 1 else []
     ranks = ["torchrun", *nodes, "--nproc-per-node", each, "-m"] if workload.num_gpus > 1 else []
@@ -260,15 +245,11 @@ def estimate_command(workload: Workload) -> str:
     w = workload
     words = ["vramfit", "estimate", w.model, "--batch", str(w.batch), "--micro-batch", str(w.micro_batch)]
     words += ["--seq", str(w.seq)]
-    if w.task != "sequence-classification":
+    if w.task != DEFAULT:
         words += ["--task", w.task]
-    for name in OPTIONS:
-        value = getattr(w, name)
-        if value is True:
-            words.append(f"--{name}")
-        elif value not in (None, False, "default", "each"):
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            words += [f"--{name}", text]
+    for name in PLANNED:
+        if name not in ("micro_batch", "accumulate"):
+            words += SETTINGS[name].options(getattr(w, name))
     if w.num_gpus > 1:
         words += ["--num-gpus", str(w.num_gpus), "--num-nodes", str(w.num_nodes), "--parallel", w.parallel or "ddp"]
     words += ["--loop", "stepper", *(["--gpu", w.gpu] if w.gpu else [])]

@@ -1,17 +1,22 @@
-"""A `RunRecord` for the terminal: what was trained, what it reached, what it took beside what was predicted."""
+"""What was done, for the terminal: a model loaded, a Trainer fitted into a budget, a run and its evaluations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vramfit.records.load_report import LoadReport, LogitComparison
+from vramfit.records.plan import Fitting
 from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.report.findings import render_findings
 from vramfit.report.words import model_name, reserved_peak
-from vramfit.units import counted
+from vramfit.tasks import find_task
+from vramfit.units import counted, format_bytes
 
 MAX_EVALUATIONS = 12
+MAX_NAMES = 4
 
 
 def render_run(record: RunRecord) -> RenderableType:
@@ -20,7 +25,7 @@ def render_run(record: RunRecord) -> RenderableType:
         Text.assemble(
             (model_name(record.model), "bold"), f"  {record.model_class}, on {record.device}, {record.status}"
         ),
-        _facts(record),
+        _facts(_run_rows(record)),
     ]
     if record.evaluations:
         lines += [Text(""), _evaluations(record.evaluations)]
@@ -56,15 +61,15 @@ def _plain_table() -> Table:
     return table
 
 
-def _facts(record: RunRecord) -> Table:
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
     table = _plain_table()
-    for label, value in _rows(record):
+    for label, value in rows:
         table.add_row(label, value)
     return table
 
 
-def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
-    how = "read in windows" if r.task == "question-answering" else "cut"
+def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
+    how = "read in windows" if find_task(r.task).reads_windows else "cut"
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
     left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
@@ -110,4 +115,96 @@ def _evaluations(results: tuple[EvaluationResult, ...]) -> Table:
     for result in shown:
         figures = [figure(result.metrics.get(name, float("nan"))) for name in names]
         table.add_row(f"{result.step:,}", f"{result.epoch:.2f}", *figures, "best so far" if result.is_best else "")
+    return table
+
+
+def render_load_report(report: LoadReport) -> RenderableType:
+    """The facts of a load, then what its inspection found, then outputs compared."""
+    lines: list[RenderableType] = [
+        Text.assemble(
+            (model_name(report.model), "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"
+        ),
+        _facts(_load_rows(report)),
+    ]
+    said = [finding for finding in report.findings if finding.severity != "ok"]
+    if said:
+        lines += [Text(""), render_findings(said)]
+    if report.comparison is not None:
+        lines += [Text(""), Text("Beside full precision", style="bold"), _facts(_comparison(report.comparison))]
+    return Group(*lines)
+
+
+def _weights(report: LoadReport) -> str:
+    if report.quantize is None:
+        return report.precision
+    return f"{report.precision} with {report.num_quantized} linear layers in {report.quantize}"
+
+
+def _load_rows(report: LoadReport) -> Iterator[tuple[str, str]]:
+    if report.files:
+        yield "read", f"{format_bytes(report.num_bytes)} in {report.num_tensors} tensors from {_names(report.files)}"
+    else:
+        yield "weights", "random, the same for the same seed"
+    yield "time", f"{report.time_s:.2f} s"
+    if report.final_device_bytes is not None and report.peak_device_bytes is not None:
+        over = report.peak_device_bytes - report.final_device_bytes
+        way = f"never more than {format_bytes(over)} above that on the way" if over else "never more on the way"
+        yield "on the GPU", f"{format_bytes(report.final_device_bytes)}, {way}"
+    if report.host_anonymous_bytes is not None:
+        yield "on the host", f"{format_bytes(report.host_anonymous_bytes)} at most"
+    if report.num_resident_layers < report.num_layers:
+        waiting = report.num_layers - report.num_resident_layers
+        yield "offloaded", f"{waiting} of {report.num_layers} layers wait in host memory and come for their turn"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMES])
+    return shown if len(names) <= MAX_NAMES else f"{shown} and {len(names) - MAX_NAMES} more"
+
+
+def _comparison(comparison: LogitComparison) -> Iterator[tuple[str, str]]:
+    largest, reach = comparison.max_abs_difference, comparison.max_abs_output
+    yield "samples", f"{comparison.num_sentences} {comparison.inputs}"
+    yield "largest difference", f"{largest:.3g} (outputs reach {reach:.3g})"
+    yield "lowest cosine", f"{comparison.cosine:.6f}"
+    if comparison.label_agreement is not None:
+        yield "same top label", f"{100 * comparison.label_agreement:.1f} %"
+
+
+def render_fitting(fitting: Fitting) -> RenderableType:
+    """The verdict, a table of changes, and remarks."""
+    return Group(*_parts(fitting))
+
+
+def _parts(fitting: Fitting) -> Iterator[RenderableType]:
+    plan = fitting.plan
+    used, budget = fitting.most_bytes, plan.budget_bytes
+    yield Text(f"{fitting.trainer} · {fitting.model}", style="bold")
+    yield Text(
+        f"✓ Fits: at most {format_bytes(used)} of {format_bytes(budget)} in training, "
+        f"{format_bytes(plan.evaluation.safe_reserved_bytes)} in evaluation.",
+        style="bold green",
+    )
+    yield Text(f"  Every step learns from {plan.workload.batch} samples as before, {_passes(fitting)}.")
+    if fitting.changes:
+        yield _table(fitting)
+    for note in fitting.notes:
+        yield Text.assemble(("· ", "cyan"), note)
+
+
+def _passes(fitting: Fitting) -> str:
+    plan = fitting.plan
+    if plan.workload.attention == "packed":
+        return f"in passes of up to {plan.micro_batch * plan.workload.seq:,} tokens, without padding"
+    return "all in one pass" if plan.accumulate == 1 else f"in {plan.accumulate} passes of at most {plan.micro_batch}"
+
+
+def _table(fitting: Fitting) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("Changed", no_wrap=True)
+    table.add_column("from")
+    table.add_column("to")
+    table.add_column("Why")
+    for change in fitting.changes:
+        table.add_row(change.name, change.before, change.after, change.why)
     return table

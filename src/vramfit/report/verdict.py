@@ -1,5 +1,6 @@
-"""Whether it fits, as plain sentences: for pages, notebooks and messages."""
+"""Whether it fits, as plain sentences: for the terminal, pages, notebooks and messages."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,29 +19,52 @@ class Verdict:
 
     tone: Tone
     headline: str
-    details: tuple[str, ...]
+    facts: tuple[str, ...]
+    """What the answer rests on."""
+    warnings: tuple[str, ...] = ()
+    """What it depends on, or costs."""
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Every line below the headline."""
+        return (*self.facts, *self.warnings)
 
 
-def verdict_of(estimate: Estimate) -> Verdict:
-    """Whether it fits, by how much, and in what."""
+def verdict_of(estimate: Estimate, what: str = "Does not fit") -> Verdict:
+    """Whether it fits, by how much, and in what; `what` words that it does not."""
     free, capacity = estimate.free_bytes, estimate.capacity_bytes
     most = format_bytes(estimate.safe_reserved_bytes)
     if free is None or capacity is None or estimate.fits is None:
         text = f"At most {most} reserved. No GPU and no amount of memory is given, so whether it fits is left open."
-        return Verdict(tone="open", headline=f"Takes {format_bytes(estimate.peak_process_bytes)}", details=(text,))
-    room = f"{format_bytes(capacity)}{_on_gpu(estimate)}"
+        return Verdict(tone="open", headline=f"Takes {format_bytes(estimate.peak_process_bytes)}", facts=(text,))
+    host, limit = estimate.host_bytes, estimate.workload.host_memory
+    if limit is not None and host > limit:
+        why = f"{format_bytes(host - limit)} too much for the host's memory"
+        fact = f"{format_bytes(host)} wait there, of {format_bytes(limit)}."
+        return Verdict(tone="bad", headline=f"{what}: {why}", facts=(fact,))
+    capacity_words = f"{format_bytes(capacity)}{_on_gpu(estimate)}"
     if not estimate.fits:
         why = f"{format_bytes(-free)} too much" if free < 0 else "memory is too fragmented"
-        return Verdict(tone="bad", headline=f"Does not fit: {why}", details=(f"{most} to reserve in {room}.",))
-    details = [f"At most {most} reserved of {room}."]
+        return Verdict(tone="bad", headline=f"{what}: {why}", facts=(f"{most} to reserve in {capacity_words}.",))
+    facts = [f"At most {most} reserved of {capacity_words}."]
+    facts += [f"{format_bytes(host)} wait in host memory."] if host else []
+    warnings = list(_warnings(estimate))
+    is_tight = bool(warnings) or free < TIGHT_SHARE * capacity
+    spare = f"{format_bytes(free)} to spare" if free > 0 else "nothing to spare"
+    return Verdict(
+        tone="tight" if is_tight else "good",
+        headline=f"Fits, with {spare}",
+        facts=tuple(facts),
+        warnings=tuple(warnings),
+    )
+
+
+def _warnings(estimate: Estimate) -> Iterator[str]:
     if estimate.num_retries:
         times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
-        details.append(f"The allocator must empty its cache {times} to stay inside, which costs time.")
+        yield f"The allocator must empty its cache {times} to stay inside, which costs time."
     if estimate.fits_cold is False:
-        details.append(COLD)
-    is_tight = bool(len(details) > 1 or free < TIGHT_SHARE * capacity)
-    spare = f"{format_bytes(free)} to spare" if free > 0 else "nothing to spare"
-    return Verdict(tone="tight" if is_tight else "good", headline=f"Fits, with {spare}", details=tuple(details))
+        yield COLD
 
 
 def _on_gpu(estimate: Estimate) -> str:

@@ -8,17 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.watch import WATCH_PHASES, MemorySample, PhaseUse, WatchRecord, layers_together, origin_words
-from vramfit.report.bars import MIN_WIDTH, Meter
+from vramfit.report.charts import MIN_WIDTH, Meter
+from vramfit.report.estimate import FIGURES
 from vramfit.report.findings import render_findings
 from vramfit.report.words import percent, size
 
 MAX_LARGEST = 10
-KINDS = (
-    ("requested", "asked for by tensors"),
-    ("allocated", "in blocks handed out"),
-    ("reserved", "in segments held"),
-    ("process", "with the CUDA context"),
-)
 
 
 def render_live(record: WatchRecord) -> RenderableType:
@@ -70,7 +65,7 @@ def _meters(record: WatchRecord, sample: MemorySample) -> RenderableType:
     grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
     grid.add_column(no_wrap=True)
     on_host = record.device in ("cpu", "emulated")
-    kinds = KINDS[:-1] if on_host else KINDS
+    kinds = FIGURES[:-1] if on_host else FIGURES
     peak = max((getattr(record, f"peak_{kind}_bytes") or 0 for kind, _ in kinds), default=0)
     scale = max(record.capacity_bytes or 0, peak, 1)
     for kind, meaning in kinds:

@@ -1,8 +1,12 @@
 """How a person calls what the records name: phases, parts of a step, operators, module paths."""
 
+import re
+
 from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
+from vramfit.settings import in_words
+from vramfit.settings.setting import Kind
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -11,6 +15,11 @@ LONGEST_NAME = 60
 """Characters of a model's name that a headline shows; a longer one would be broken in the middle of a word."""
 
 HOUR_S = 3600
+KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
+"""What a change does to the training, in two words."""
+
+_SIZE = re.compile(r"(?<=[0-9]) (?=[KMGT]?i?B\b)")
+"""The space between a number and its unit."""
 
 _STEP_PHASES = {"load": "load", "first_step": "first step", "steady_step": "steady step"}
 _BATCH_PHASES = {"load": "load", "first_step": "first batch", "steady_step": "later batches"}
@@ -32,7 +41,7 @@ _OPERATORS = {
     "_flash_attention_backward": "gradient of attention",
     "_flash_attention_forward": "outputs of attention",
     "_foreach_norm": "norms of the gradients",
-    "_foreach_sqrt": "AdamW's square roots",
+    "_foreach_sqrt": "square roots of AdamW's moments",
     "_log_softmax": "the loss's log-softmax",
     "_log_softmax_backward_data": "gradient of the loss",
     "_softmax": "attention probabilities",
@@ -73,6 +82,11 @@ _BY_CATEGORY = {"weights": "weights", "gradients": "gradients", "inputs": "the b
 def size(num_bytes: int) -> str:
     """A byte count that no line break can tear apart."""
     return format_bytes(num_bytes).replace(" ", NO_BREAK)
+
+
+def unbroken(text: str) -> str:
+    """A sentence whose byte counts no line break can tear apart."""
+    return _SIZE.sub(NO_BREAK, text)
 
 
 def percent(part: int, whole: int) -> str:
@@ -132,32 +146,7 @@ def job(workload: Workload, *, batch: bool = True, seq: bool = True) -> list[str
     if w.accumulate not in (None, 1):
         each = f" of {w.micro_batch}" if batch else ""
         phrases.append(f"in {w.accumulate} micro-batches{each}")
-    phrases += [w.precision, *([f"{w.attention} attention"] if w.attention else [])]
-    if w.trains:
-        phrases.append(w.optimizer)
-    return phrases + _extras(w)
-
-
-def _extras(w: Workload) -> list[str]:
-    frozen = w.freeze if not isinstance(w.freeze, int) else f"{w.freeze} layers"
-    given = [
-        (w.mask != "padded", "no mask" if w.mask == "none" else "mask of ones"),
-        (not w.dropout, "no dropout"),
-        (w.checkpointing is not None, f"checkpointing {w.checkpointing}"),
-        (frozen is not None, f"freeze {', '.join(frozen) if isinstance(frozen, tuple) else frozen}"),
-        (w.max_grad_norm is not None, f"clip {w.max_grad_norm}"),
-        (w.lora is not None, f"lora {w.lora}"),
-        (w.quantize is not None, f"quantize {w.quantize}"),
-        (w.offload is not None, f"offload {w.offload}"),
-        (w.compile, "compile"),
-        (w.fused, "fused"),
-        (w.graphs, "graphs"),
-        (w.casts != "each", f"casts {w.casts}"),
-        (w.allocator != "default", f"{w.allocator} segments"),
-        (w.num_gpus > 1, f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})"),
-        (w.loop != "plain", f"{w.loop} loop"),
-    ]
-    return [text for is_given, text in given if is_given]
+    return phrases + in_words(w)
 
 
 def group_name(group: TensorGroup) -> str:

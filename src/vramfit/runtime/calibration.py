@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.devices.catalogue import match_gpu
-from vramfit.records.calibration import REFERENCE, Calibration, ProductRate
+from vramfit.records.measurement import REFERENCE, Calibration, ProductRate
 from vramfit.runtime.measurement import DEVICE, MeasurementError, run_workload
 
 TYPES = {

@@ -17,14 +17,14 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.monitor.readings import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
+from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime.budget import ALLOCATOR_VARIABLES
 from vramfit.runtime.preparation import check, make_step, prepare, write_tokens
+from vramfit.settings import conflicts
 from vramfit.step.inputs import make_batch
 from vramfit.step.out_of_memory import is_out_of_memory
-from vramfit.techniques.catalogue import conflicts
 from vramfit.workload import Workload
 
 DEVICE = torch.device("cuda", 0)

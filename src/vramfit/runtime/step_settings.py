@@ -1,7 +1,7 @@
 """`StepSettings`: what a `Stepper` is told, and what it cannot do right, said before anything is begun."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import torch
 
@@ -10,7 +10,7 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
 from vramfit.techniques import layer_inputs, offloading
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import HOST_STEPS, Attention, Offload, Precision, Workload
+from vramfit.workload import CHOICES, HOST_STEPS, Attention, Offload, Precision, Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ def check(
         problems.append(f"micro_batch {shown!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    trainable = [p for p in get_args(Precision) if p != "fp16"]
+    trainable = [p for p in CHOICES["precision"] if p != "fp16"]
     if precision not in trainable:
         problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
     if isinstance(optimizer, torch.optim.LBFGS):

@@ -24,13 +24,13 @@ from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.state.model_state import ModelState, untouched
 from vramfit.runtime.step_settings import StepSettings, check, check_batch
-from vramfit.step.heads import HeadLoss, head_loss, needs_labels
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.ranks import Alone, Ranks
 from vramfit.step.splitting import passes_of, take_rows, width_of
 from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.application import apply_to_steps, compile_layers
@@ -96,6 +96,8 @@ class Stepper:
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
+        self.task: str | None = plan.workload.task if isinstance(plan, Plan) else None
+        """Whose loss is taken; None takes the loss that the labels of each batch call for."""
         self.on_out_of_memory: Callable[[BaseException], None] | None = None
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
@@ -339,7 +341,7 @@ class Stepper:
                 found = own_loss(self.model, few, autocast=self._autocast)
             self._loss = found if found.takes_labels else None
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
-        return self._loss or head_loss(self.model, batch)
+        return self._loss or head_loss(self.model, batch, self.task)
 
     def _commit_together(self, loss: torch.Tensor) -> torch.Tensor:
         """The step of all ranks, and their loss; where it fails on one, all stop."""

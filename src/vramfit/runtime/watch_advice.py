@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vramfit.monitor.job import JobSeen
+from vramfit.monitor.failure import JobSeen
 from vramfit.monitor.sources import MemorySource
 from vramfit.records.watch import OutOfMemoryReport
 from vramfit.units import MIB, format_bytes
@@ -51,17 +51,28 @@ def advise(job: JobSeen, report: OutOfMemoryReport, source: MemorySource) -> Seq
 
 def _command(folder: str, job: JobSeen, budget_bytes: int, *, evaluating: bool) -> list[str]:
     from vramfit.models.tasks import task_of_class
+    from vramfit.tasks import DEFAULT, find_task
 
     assert job.model is not None
-    task = task_of_class(type(job.model), job.model.config, preferred="sequence-classification")
+    task = task_of_class(type(job.model), job.model.config, preferred=DEFAULT)
     shared = ["--task", task, "--seq", str(job.seq), "--memory", str(budget_bytes), *_gpu()]
     labels = getattr(job.model.config, "num_labels", None)
-    shared += ["--num-labels", str(labels)] if labels and task.endswith("classification") else []
+    shared += ["--num-labels", str(labels)] if labels and find_task(task).has_classes else []
     if evaluating:
-        weights = next(job.model.parameters()).dtype
-        precision = HALVES.get(weights) or f"amp-{HALVES[job.autocast]}" if job.autocast in HALVES else "fp32"
+        precision = precision_of(next(job.model.parameters()).dtype, job.autocast)
         return ["max-batch", folder, "--mode", "infer", "--precision", precision, "--json", *shared]
     return ["plan", folder, "--batch", str(job.batch), "--json", *shared]
+
+
+def precision_of(weights: torch.dtype, autocast: torch.dtype | None) -> str:
+    """The precision of a pass as a workload names it.
+
+    >>> precision_of(torch.bfloat16, None), precision_of(torch.float32, torch.float16)
+    ('bf16', 'amp-fp16')
+    """
+    if weights in HALVES:
+        return HALVES[weights]
+    return f"amp-{HALVES[autocast]}" if autocast in HALVES else "fp32"
 
 
 def _gpu() -> list[str]:
@@ -79,7 +90,7 @@ def _ask(arguments: list[str]) -> dict[str, Any] | None:
     try:
         done = subprocess.run(
             # -P: modules of the user's folder stay out of it; no GPU: there is no room for another context
-            [sys.executable, "-P", "-c", "from vramfit.cli.main import main; main()", *arguments],
+            [sys.executable, "-P", "-m", "vramfit", *arguments],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -5,12 +5,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from vramfit.serve.limits import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
-from vramfit.serve.mailbox import Mailbox
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool
-from vramfit.serve.replies import Refused, Reply, problem
-from vramfit.serve.waiting import Full, Job
+from vramfit.serve.request_queue import Full, Mailbox, PendingRequest, Refused, Reply, problem
+from vramfit.serve.settings import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -46,12 +44,13 @@ class App:
             await _send(send, problem(405, f"{path} takes {' or '.join(ROUTES[path])}, not {method[:20]}"))
         elif path == "/invocations":
             reply = await self._invoke(scope, receive)
-            self._metrics.said(reply.status)
+            self._metrics.replies.labels(reply.status).inc()
             await _send(send, reply)
         elif path == "/ping":
             await _send(send, Reply(200, b"{}") if self._pool.is_ready else problem(503, "no worker is ready"))
         else:
-            await _send(send, Reply(200, self._metrics_text().encode()), "text/plain; version=0.0.4; charset=utf-8")
+            text = self._metrics.text(self._pool.figures, len(self._pool.waiting))
+            await _send(send, Reply(200, text), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _invoke(self, scope: dict[str, Any], receive: Receive) -> Reply:
         try:
@@ -62,19 +61,20 @@ class App:
         except Refused as refusal:
             return refusal.reply
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        job = Job.of(
+        request = PendingRequest.of(
             body,
             deliver=lambda reply: self._mailbox.put(future, reply),
             is_wanted=lambda: not future.done(),
         )
         try:
-            self._pool.waiting.put(job)
+            self._pool.waiting.put(request)
         except Full:
             return problem(429, f"{len(self._pool.waiting):,} requests wait already", "come again later")
         began = time.monotonic()
-        self._metrics.accepted()
+        self._metrics.accepted.inc()
         reply = await self._wait(future, receive)
-        self._metrics.answered(time.monotonic() - began)
+        self._metrics.answered.inc()
+        self._metrics.times.observe(time.monotonic() - began)
         return reply
 
     async def _read(self, scope: dict[str, Any], receive: Receive) -> bytes:
@@ -123,22 +123,6 @@ class App:
         if leaving in done:
             return problem(GONE, "the client has gone")
         return problem(503, f"no answer within {self._timeout_s:g} s", "come again later, with less at once")
-
-    def _metrics_text(self) -> str:
-        figures = [(f'{{worker="{n}"}}', f) for n, f in enumerate(self._pool.figures) if f is not None]
-        names = {
-            "batches_total": ("counter", "Batches that went through the model.", "num_batches"),
-            "tokens_total": ("counter", "Tokens in them, without padding.", "num_tokens"),
-            "recoveries_total": ("counter", "Times memory ran out and a batch was split.", "num_recoveries"),
-            "batch_tokens_limit": ("gauge", "Tokens that a batch may have now.", "max_tokens"),
-            "worker_memory_bytes": ("gauge", "Reserved peak of the GPU, or what the process holds.", "memory_bytes"),
-        }
-        gauges: list[Any] = [
-            (name, kind, what, [(labels, getattr(f, field)) for labels, f in figures])
-            for name, (kind, what, field) in names.items()
-        ]
-        gauges.append(("waiting", "gauge", "Requests in line.", [("", len(self._pool.waiting))]))
-        return self._metrics.text(gauges)
 
 
 def _check_headers(scope: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.utils import ModelOutput
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.predict import estimate
@@ -14,14 +15,12 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.planner.margin import margin_of
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.data.top_k import wrong_top_k
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
-from vramfit.runtime.training.trained import FINE_TUNE_OR_FEATURES, TrainedModel, open_model, refuse_fresh
-from vramfit.serve import pooling
-from vramfit.serve.limits import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES
-from vramfit.serve.settings import ServeSettings
+from vramfit.runtime.training.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model, refuse_fresh
+from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
+from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.techniques import packing
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -61,7 +60,7 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         task=settings.task,
         seq=settings.seq,
         trust_remote_code=settings.trust_remote_code,
-        or_features=True,
+        or_vectors=True,
     )
     wrong = None if settings.top_k is None else wrong_top_k(settings.top_k, trained.task)
     if wrong is not None:
@@ -100,12 +99,12 @@ def _weights(
         trust_remote_code=trained.trust_remote_code,
     )
     model, report = load_request(request)
-    if trained.task != "features":
-        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_FEATURES)
+    if trained.kind.has_head:
+        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_VECTORS)
     if _packs(trained, place, settings):
         packing.apply(model, trained.task)
-    if trained.task == "features":
-        pooling.apply(model, settings.pooling)
+    if trained.kind.gives_vectors:
+        pool_outputs(model, settings.pooling)
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)
     return model
@@ -188,3 +187,41 @@ def _too_small(trained: TrainedModel, job: dict[str, Any], budget_bytes: int, nu
         hint=f"{fewer}give more --memory, cut the texts (--seq), or take --precision bf16, --quantize int8 or "
         "--offload weights",
     )
+
+
+@dataclass
+class Embeddings(ModelOutput):  # type: ignore[misc]
+    """What an encoder gives once it is pooled."""
+
+    embedding: torch.Tensor | None = None
+    """A row for each text."""
+
+
+def pool_outputs(model: torch.nn.Module, pooling: str) -> None:
+    """Let an encoder give one vector a text, in place, for padded and for packed batches.
+
+    Args:
+        pooling: mean of all tokens, as sentence encoders are trained for, or the first one.
+    """
+
+    def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Embeddings:
+        hidden = output.last_hidden_state
+        ends = kwargs.get("cu_seq_lens_q")
+        made = _of_row(hidden[0], ends.long(), pooling) if ends is not None else _of_rows(hidden, kwargs, pooling)
+        return Embeddings(embedding=made)
+
+    model.register_forward_hook(pool, with_kwargs=True)
+
+
+def _of_rows(hidden: torch.Tensor, kwargs: dict[str, Any], pooling: str) -> torch.Tensor:
+    if pooling == "first":
+        return hidden[:, 0].float()
+    mask: torch.Tensor = kwargs["attention_mask"]
+    sums: torch.Tensor = torch.bmm(mask[:, None].to(hidden.dtype), hidden)[:, 0].float()
+    return sums / mask.sum(1)[:, None]
+
+
+def _of_row(hidden: torch.Tensor, ends: torch.Tensor, pooling: str) -> torch.Tensor:
+    if pooling == "first":
+        return hidden[ends[:-1]].float()
+    return torch.segment_reduce(hidden.float(), "mean", offsets=ends, axis=0, unsafe=True)

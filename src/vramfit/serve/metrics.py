@@ -1,75 +1,60 @@
 """`Metrics`: counts, times and memory of a server, in the text form that Prometheus reads."""
 
-import threading
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from vramfit.serve.worker import Figures
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-Sample = tuple[str, float]
-Family = tuple[str, str, str, Iterable[Sample]]
 
 
 class Metrics:
-    """What has happened so far; any thread may tell."""
+    """What has happened so far; any thread may count."""
 
     def __init__(self) -> None:
-        self.num_accepted = 0
-        """Requests that joined the line."""
-        self.num_answered = 0
-        """Of these, how many were answered, in whatever words."""
-        self.num_restarts = 0
-        """Workers that ended unexpectedly and were replaced."""
-        self._statuses: Counter[int] = Counter()
-        self._buckets = [0] * (len(BUCKETS_S) + 1)
-        self._sum_s = 0.0
-        self._lock = threading.Lock()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        self.replies = Counter("vramfit_requests", "Answers of /invocations by status.", ["status"], registry=registry)
+        self.accepted = Counter("vramfit_accepted", "Requests that joined the line.", registry=registry)
+        self.answered = Counter("vramfit_answered", "Requests that left it with an answer.", registry=registry)
+        self.restarts = Counter("vramfit_worker_restarts", "Workers that were replaced.", registry=registry)
+        self.times = Histogram(
+            "vramfit_answer_seconds",
+            "From the last byte of a request to its answer.",
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
 
-    def accepted(self) -> None:
-        """A request joined the line."""
-        with self._lock:
-            self.num_accepted += 1
+    def total(self, name: str) -> int:
+        """A count so far: accepted, answered or worker_restarts."""
+        return int(self._registry.get_sample_value(f"vramfit_{name}_total") or 0)
 
-    def answered(self, took_s: float) -> None:
-        """A request that had joined the line was answered."""
-        with self._lock:
-            self.num_answered += 1
-            self._sum_s += took_s
-            self._buckets[bisect_left(BUCKETS_S, took_s)] += 1
-
-    def said(self, status: int) -> None:
-        """Any answer of /invocations, of those that were turned away too."""
-        with self._lock:
-            self._statuses[status] += 1
-
-    def restarted(self) -> None:
-        """A worker was replaced."""
-        with self._lock:
-            self.num_restarts += 1
-
-    def text(self, gauges: Iterable[Family]) -> str:
-        """Everything, with figures of the moment: name, kind, what it is, and samples with their labels."""
-        with self._lock:
-            statuses: list[Sample] = [(f'{{status="{s}"}}', n) for s, n in sorted(self._statuses.items())]
-            own: list[Family] = [
-                ("requests_total", "counter", "Answers of /invocations by status.", statuses),
-                ("accepted_total", "counter", "Requests that joined the line.", [("", self.num_accepted)]),
-                ("answered_total", "counter", "Requests that left it with an answer.", [("", self.num_answered)]),
-                ("worker_restarts_total", "counter", "Workers that were replaced.", [("", self.num_restarts)]),
-            ]
-            lines = [line for family in (*own, *gauges) for line in _family(*family)]
-            return "\n".join([*lines, *self._times(), ""])
-
-    def _times(self) -> list[str]:
-        name = "vramfit_answer_seconds"
-        lines = [f"# HELP {name} From the last byte of a request to its answer.", f"# TYPE {name} histogram"]
-        total = 0
-        for bound, number in zip([*map(str, BUCKETS_S), "+Inf"], self._buckets, strict=True):
-            total += number
-            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*lines, f"{name}_sum {self._sum_s:.6f}", f"{name}_count {total}"]
-
-
-def _family(name: str, kind: str, what: str, samples: Iterable[Sample]) -> list[str]:
-    full = f"vramfit_{name}"
-    return [f"# HELP {full} {what}", f"# TYPE {full} {kind}", *(f"{full}{labels} {value}" for labels, value in samples)]
+    def text(self, figures: Sequence[Figures | None], num_waiting: int) -> bytes:
+        """Everything, with what each worker said last and how many requests wait now."""
+        now = CollectorRegistry()
+        waiting = Gauge("vramfit_waiting", "Requests in line.", registry=now)
+        waiting.set(num_waiting)
+        batches, tokens, recoveries = (
+            Counter(f"vramfit_{name}", what, ["worker"], registry=now)
+            for name, what in (
+                ("batches", "Batches that went through the model."),
+                ("tokens", "Tokens in them, without padding."),
+                ("recoveries", "Times memory ran out and a batch was split."),
+            )
+        )
+        limit = Gauge("vramfit_batch_tokens_limit", "Tokens that a batch may have now.", ["worker"], registry=now)
+        memory = Gauge(
+            "vramfit_worker_memory_bytes",
+            "Reserved peak of the GPU, or what the process holds.",
+            ["worker"],
+            registry=now,
+        )
+        for number, said in enumerate(figures):
+            if said is not None:
+                batches.labels(number).inc(said.num_batches)
+                tokens.labels(number).inc(said.num_tokens)
+                recoveries.labels(number).inc(said.num_recoveries)
+                limit.labels(number).set(said.max_tokens)
+                memory.labels(number).set(said.memory_bytes)
+        return generate_latest(self._registry) + generate_latest(now)

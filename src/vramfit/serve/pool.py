@@ -14,9 +14,8 @@ from typing import Any
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.serve.metrics import Metrics
-from vramfit.serve.replies import problem
+from vramfit.serve.request_queue import PendingRequest, RequestQueue, problem
 from vramfit.serve.settings import ServeSettings
-from vramfit.serve.waiting import Job, Waiting
 from vramfit.serve.worker import Begun, Failed, Figures, Ready, work
 
 START_S = 600.0
@@ -29,7 +28,7 @@ SILENCE_FACTOR = 3.0
 
 
 class Pool:
-    """Workers that answer jobs.
+    """Workers that answer requests.
 
     Args:
         settings: of the server.
@@ -37,7 +36,7 @@ class Pool:
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
-        self.waiting = Waiting(settings.max_waiting)
+        self.waiting = RequestQueue(settings.max_waiting)
         self._workers = [Worker(settings, number, self.waiting, metrics) for number in range(settings.num_workers)]
 
     def start(self) -> list[Ready]:
@@ -66,8 +65,8 @@ class Pool:
 
     def give_up(self) -> None:
         """Tell all who still wait to come again."""
-        for job in self.waiting.close():
-            job.deliver(problem(503, "the server is stopping", "come again later"))
+        for request in self.waiting.close():
+            request.deliver(problem(503, "the server is stopping", "come again later"))
 
     def stop(self) -> None:
         """End the workers."""
@@ -79,14 +78,14 @@ class Pool:
 class Worker:
     """One process, and the threads that speak with it."""
 
-    def __init__(self, settings: ServeSettings, number: int, waiting: Waiting, metrics: Metrics) -> None:
+    def __init__(self, settings: ServeSettings, number: int, waiting: RequestQueue, metrics: Metrics) -> None:
         self.ready: Ready | None = None
         self.figures: Figures | None = None
         self._settings, self._number = settings, number
         self._waiting, self._metrics = waiting, metrics
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._rounds: list[dict[int, Job]] = []
+        self._rounds: list[dict[int, PendingRequest]] = []
         self._num_begun = 0
         self._free = threading.Semaphore(NUM_ROUNDS)
         self._sending = threading.Lock()
@@ -141,18 +140,18 @@ class Worker:
                 threading.Event().wait(0.05)
                 continue
             limit = self.figures.max_tokens if self.figures is not None else ready.max_tokens
-            jobs = self._waiting.take(limit, ready.max_length)
-            if jobs is None:
+            requests = self._waiting.take(limit, ready.max_length)
+            if requests is None:
                 return
             with self._sending:
                 if self.ready is None:
-                    self._waiting.put_back(jobs)
+                    self._waiting.put_back(requests)
                     self._free.release()
                     continue
-                self._rounds.append({job.number: job for job in jobs})
+                self._rounds.append({request.number: request for request in requests})
                 try:
                     assert self._pipe is not None
-                    self._pipe.send([(job.number, job.body) for job in jobs])
+                    self._pipe.send([(request.number, request.body) for request in requests])
                 except OSError:
                     pass  # it has just ended, as the other thread will see
 
@@ -189,9 +188,9 @@ class Worker:
             self._free.release()
             return
         for number, reply in said:
-            job = self._rounds[0].pop(number, None)
-            if job is not None:
-                job.deliver(reply)
+            request = self._rounds[0].pop(number, None)
+            if request is not None:
+                request.deliver(reply)
 
     def _replace(self) -> bool:
         """Another process instead of one that ended; what that one had goes back into the line. Says whether it did."""
@@ -202,11 +201,11 @@ class Worker:
             rounds, self._rounds = self._rounds, []
             num_begun, self._num_begun = self._num_begun, 0
         self._past = self.figures or self._past
-        self._metrics.restarted()
+        self._metrics.restarts.inc()
         for _ in rounds:
             self._free.release()
-        self._waiting.put_back([job for one in rounds[num_begun:] for job in one.values()])  # it never had them
-        self._give_back([job for one in rounds[:num_begun] for job in one.values()])
+        self._waiting.put_back([request for one in rounds[num_begun:] for request in one.values()])  # it never had them
+        self._give_back([request for one in rounds[:num_begun] for request in one.values()])
         try:
             self.launch()
             self._hear_first()
@@ -214,15 +213,15 @@ class Worker:
             return False
         return True
 
-    def _give_back(self, lost: Sequence[Job]) -> None:
+    def _give_back(self, lost: Sequence[PendingRequest]) -> None:
         again = []
-        for job in lost:
-            job.num_deaths += 1
-            if job.num_deaths >= MAX_DEATHS:
+        for request in lost:
+            request.num_deaths += 1
+            if request.num_deaths >= MAX_DEATHS:
                 text = f"the process that computed it ended {MAX_DEATHS} times"
-                job.deliver(problem(500, text, "the server's log says why; other requests are not affected"))
+                request.deliver(problem(500, text, "the server's log says why; other requests are not affected"))
             else:
-                again.append(job)
+                again.append(request)
         self._waiting.put_back(again)
 
     def _end(self) -> None:

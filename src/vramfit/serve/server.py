@@ -11,10 +11,9 @@ from vramfit.listening.connections import most_connections
 from vramfit.listening.server import Server
 from vramfit.listening.sockets import listen, url_of
 from vramfit.serve.app import App
-from vramfit.serve.limits import STOP_S
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool
-from vramfit.serve.settings import ServeSettings
+from vramfit.serve.settings import STOP_S, ServeSettings
 from vramfit.serve.worker import Ready
 
 KEEP_ALIVE_S = 75
@@ -70,7 +69,7 @@ def serve(
         pool.stop()
         bound.close()
         signal.signal(signal.SIGTERM, usual)
-    return Served(metrics.num_accepted, metrics.num_answered, metrics.num_restarts)
+    return Served(metrics.total("accepted"), metrics.total("answered"), metrics.total("worker_restarts"))
 
 
 class _Server(Server):

@@ -115,19 +115,12 @@ def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]", say: Callab
 
 
 def _figures(engine: Any) -> Figures:
+    from vramfit.monitor.sources import resident_bytes
+
     return Figures(
         num_batches=engine.num_batches,
         num_tokens=engine.num_tokens,
         num_recoveries=engine.num_recoveries,
         max_tokens=engine.max_tokens,
-        memory_bytes=engine.place.reserved_bytes or resident_bytes(),
+        memory_bytes=engine.place.reserved_bytes or resident_bytes() or 0,
     )
-
-
-def resident_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from vramfit.step.heads import HeadLoss
 from vramfit.step.inputs import Batch
 from vramfit.step.ranks import Ranks
-from vramfit.techniques.packing import IGNORED, PER_TOKEN, attended, is_per_token
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import PLACES, HeadLoss, attended
+from vramfit.techniques.packing import is_per_token
 from vramfit.techniques.padding import padded_width
 
 
@@ -175,7 +176,7 @@ def lengths_of(batch: Batch, *, packs: bool = False) -> list[int]:
     first = next(iter(batch.values()))
     mask = batch.get("attention_mask")
     width = width_of(batch)
-    if mask is None or mask.dim() != PER_TOKEN or ("start_positions" in batch and not packs):
+    if mask is None or mask.dim() != PER_TOKEN or (not PLACES.isdisjoint(batch) and not packs):
         return [width] * int(first.shape[0])
     if packs:
         return [max(int(n), 1) for n in attended(mask).sum(axis=1)]

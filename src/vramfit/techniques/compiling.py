@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques.catalogue import TRITON_CAPABILITY
+from vramfit.settings import TRITON_CAPABILITY
 
 CPU_COMPILERS = ("g++", "clang++", "c++")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import median
 
 from vramfit.devices.catalogue import GPU
-from vramfit.records.calibration import Calibration
-from vramfit.records.codec import RecordError, from_json, to_json
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import RecordError, from_json, replace_file, to_json
+from vramfit.records.measurement import Calibration
 from vramfit.records.work import Work
 from vramfit.timing.model import step_seconds
 from vramfit.timing.products import product_share
@@ -95,7 +94,7 @@ def with_host_factor(calibration: Calibration, reference: Work) -> Calibration:
 
     Args:
         calibration: what was measured.
-        reference: what `records.calibration.REFERENCE` does in a step.
+        reference: what `records.measurement.REFERENCE` does in a step.
     """
     speed = calibrated_speed(replace(calibration, host_factor=1.0))
     low, high = HOST_FACTORS

@@ -18,13 +18,12 @@ from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
-from vramfit.step.heads import LABELS, HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
-from vramfit.step.outputs import CONTRACT, parameters_of
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import forward_step, train_step
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
 from vramfit.techniques.application import apply
 from vramfit.techniques.host_step import HostStep
@@ -99,7 +98,7 @@ def trace(
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs))
+            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs, workload.task))
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -112,7 +111,7 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
     batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
     beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
-    job = replace(workload, **batch, **beside, graphs=False)  # type: ignore[arg-type]
+    job = replace(workload, **batch, **beside, graphs=False)
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
 
 

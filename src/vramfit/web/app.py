@@ -15,9 +15,10 @@ from starlette.responses import Response
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import all_entries
-from vramfit.planner.request import ALLOWABLE
+from vramfit.settings import ALLOWABLE, SETTINGS, Setting
+from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
-from vramfit.web.desk import Busy, Desk, Gone
+from vramfit.web.dispatcher import Busy, Dispatcher, Gone
 from vramfit.web.guard import Guard
 from vramfit.web.limits import BATCH_STOPS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS
 from vramfit.web.queries import EstimateQuery, MaxBatchQuery, PlanQuery
@@ -46,6 +47,8 @@ ABOUT = (
     "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
     "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
 )
+DRAWN = (Choice, Count, Number, Switch)
+"""Kinds of values that the page has a control for; others have labels, or are the page's own."""
 RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {
         "model": answers.Problem,
@@ -71,13 +74,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        desk = app.state.desk = Desk(num_workers=num_workers, allow_local=allow_local)
+        dispatcher = app.state.dispatcher = Dispatcher(num_workers=num_workers, allow_local=allow_local)
         try:
-            await desk.start()
+            await dispatcher.start()
             on_ready()
             yield
         finally:
-            await desk.stop()
+            await dispatcher.stop()
 
     app = FastAPI(
         title="vramfit", version=__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
@@ -135,9 +138,9 @@ def _add_api(app: FastAPI, allow_local: bool) -> None:
 
 
 async def _ask(query: AnyQuery, request: Request) -> Response:
-    desk: Desk = request.app.state.desk
+    dispatcher: Dispatcher = request.app.state.dispatcher
     try:
-        status, body = await desk.ask(query, request.is_disconnected)
+        status, body = await dispatcher.ask(query, request.is_disconnected)
     except Busy:
         return _say(503, "too many requests are waiting", "come again in a few seconds", {"Retry-After": "3"})
     except Gone:
@@ -185,28 +188,11 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
     return answers.CatalogueAnswer(
         version=__version__,
         torch_version=version("torch").partition("+")[0],
-        models=[
-            answers.ModelEntry(
-                name=m.name,
-                family=m.family,
-                num_parameters=m.num_parameters,
-                num_layers=m.num_layers,
-                max_positions=m.max_positions,
-            )
-            for m in all_entries()
-        ],
-        gpus=[
-            answers.GPUEntry(
-                name=g.name,
-                title=g.title,
-                kind=g.kind,
-                total_memory_bytes=g.total_memory_bytes,
-                supports_bf16=g.supports_bf16,
-            )
-            for g in all_gpus()
-        ],
+        models=[answers.ModelEntry.model_validate(entry) for entry in all_entries()],
+        gpus=[answers.GPUEntry.model_validate(gpu) for gpu in all_gpus()],
         row_of_gpus=list(ROW_OF_GPUS),
         choices={name: list(values) for name, values in CHOICES.items()} | {"allow": list(ALLOWABLE)},
+        settings=[_entry(s) for s in SETTINGS.values() if s.on_page and (s.labels or isinstance(s.value, DRAWN))],
         allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
         parameters={path: list(query.model_fields) for path, query in QUERIES.items()},
@@ -215,6 +201,18 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         max_batch=MAX_BATCH,
         max_seq=MAX_SEQ,
         allow_local=allow_local,
+    )
+
+
+def _entry(setting: Setting) -> answers.SettingEntry:
+    return answers.SettingEntry(
+        keyword=setting.keyword,
+        label=setting.label or setting.keyword.replace("_", " ").capitalize(),
+        about=setting.about or setting.help.replace("`", ""),
+        values=list(CHOICES.get(setting.keyword, ())),
+        labels=dict(setting.labels),
+        modes=list(setting.modes),
+        is_basic=setting.is_basic,
     )
 
 

@@ -1,107 +1,88 @@
-"""What may be asked, as parameters of the API: the keywords of `Workload`, bounded."""
+"""What may be asked, as parameters of the API: the settings of a workload, bounded."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
+from vramfit.settings import ALLOWABLE, SETTINGS, Setting
+from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web.limits import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
-from vramfit.workload import (
-    Allocator,
-    Attention,
-    Casts,
-    Loop,
-    Mask,
-    Mode,
-    Offload,
-    Optimizer,
-    Precision,
-    Quantize,
-    Task,
-)
 
-_Layers = r"[1-9][0-9]{0,2}"
-Size = Annotated[
-    str,
-    Field(
-        max_length=24,
-        pattern=r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([KMGT]i?B|B)?$",
-        description="What PyTorch's allocator may reserve, such as 11.17GiB; in place of the GPU's own memory.",
-        examples=["11.17GiB"],
-    ),
-]
+MOST = {"seq": MAX_SEQ, "num_labels": MAX_LABELS, "lora": MAX_RANK}
+"""Largest counts; others are bounded as the batch is."""
+MAX_NORM = 1e6
+PATTERNS = {
+    "memory": r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([KMGT]i?B|B)?$",
+    "checkpointing": r"^(full|[1-9][0-9]{0,2})$",
+    "freeze": r"^(embeddings|encoder|backbone|[1-9][0-9]{0,2})$",
+}
+"""Settings whose values are texts of a form; patterns of parameter names are not for strangers."""
+DEFAULTS: dict[str, Any] = {"model": "bert-base-uncased", "gpu": "t4", "accumulate": 1}
+"""What the page begins with."""
+OF_JOB = ("model", "task", "seq", "num_labels", "mask", "gpu", "memory")
+"""Settings that a plan is asked with."""
 
 
-def _names(known: tuple[str, ...]) -> dict[str, Any]:
+def _names(keyword: str) -> dict[str, Any]:
     """Shown in the schema; a wrong name is answered with the nearest ones, not with all of them."""
-    return {"enum": list(known)}
+    known = {"model": list(model_names()), "gpu": [gpu.name for gpu in all_gpus()]}
+    return {"json_schema_extra": {"enum": known[keyword]}} if keyword in known else {}
 
 
-class JobQuery(BaseModel):
-    """The job and the GPU, whatever way it is done."""
+def _field(setting: Setting, default: Any) -> tuple[Any, Any]:
+    """Type and bounds of a parameter."""
+    name, value = setting.keyword, setting.value
+    bounds: dict[str, Any] = {"min_length": 1, "max_length": MAX_NAME, **_names(name)}
+    kind: Any = str
+    if isinstance(value, Choice):
+        kind, bounds = Literal.__getitem__(value.names), {}
+    elif isinstance(value, Switch):
+        kind, bounds = bool, {}
+    elif isinstance(value, Count):
+        kind, bounds = int, {"ge": 1, "le": MOST.get(name, MAX_BATCH)}
+    elif isinstance(value, Number):
+        kind, bounds = float, {"gt": 0, "le": MAX_NORM}
+    elif name in PATTERNS:
+        bounds = {"max_length": 24 if name == "memory" else MAX_NAME, "pattern": PATTERNS[name]}
+    is_optional = default is None or (setting.default is None and name in ("gpu",))
+    return (kind | None if is_optional else kind, Field(default=default, description=setting.help, **bounds))
 
+
+def _fields(keywords: Sequence[str]) -> dict[str, Any]:
+    return {name: _field(SETTINGS[name], DEFAULTS.get(name, SETTINGS[name].default)) for name in keywords}
+
+
+class _Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(
-        default="bert-base-uncased",
-        min_length=1,
-        max_length=MAX_NAME,
-        description="A model of the catalogue.",
-        json_schema_extra=_names(model_names()),
-    )
-    task: Task = Field(default="sequence-classification", description="The head on the encoder.")
-    seq: int = Field(default=128, ge=1, le=MAX_SEQ, description="Tokens a sequence, padding included.")
-    num_labels: int | None = Field(default=None, ge=1, le=MAX_LABELS, description="Size of a classification head.")
-    mask: Mask = Field(default="padded", description="Whether an attention mask is given, and hides anything.")
-    gpu: str | None = Field(
-        default="t4",
-        min_length=1,
-        max_length=MAX_NAME,
-        description="A GPU of the catalogue.",
-        json_schema_extra=_names(tuple(gpu.name for gpu in all_gpus())),
-    )
-    memory: Size | None = None
 
+if TYPE_CHECKING:
 
-class SettingsQuery(JobQuery):
-    """A job with all its settings."""
+    class JobQuery(_Query):
+        """The job and the GPU, whatever way it is done."""
 
-    mode: Mode = Field(default="train", description="`forward` keeps what a backward pass needs; `infer` does not.")
-    accumulate: int = Field(default=1, ge=1, le=MAX_BATCH, description="Micro-batches a step.")
-    precision: Precision = Field(default="fp32", description="Arithmetic.")
-    attention: Attention | None = Field(default=None, description="Attention kernel; the model's own unless given.")
-    checkpointing: str | None = Field(
-        default=None, pattern=rf"^(full|{_Layers})$", description="`full`, or the first k layers."
+        model: str = ""
+        seq: int = 0
+        memory: str | None = None
+
+    SettingsQuery = JobQuery
+else:
+    JobQuery = create_model("JobQuery", __base__=_Query, **_fields(OF_JOB))
+    SettingsQuery = create_model(
+        "SettingsQuery",
+        __base__=JobQuery,
+        **_fields([n for n, s in SETTINGS.items() if s.on_page and n not in (*OF_JOB, "batch", "micro_batch")]),
     )
-    freeze: str | None = Field(
-        default=None,
-        pattern=rf"^(embeddings|encoder|backbone|{_Layers})$",
-        description="`embeddings`, `encoder`, `backbone`, or the k lowest layers.",
-    )
-    optimizer: Optimizer = Field(default="adamw", description="`adamw` is torch's default.")
-    max_grad_norm: float | None = Field(default=None, gt=0, le=1e6, description="Clip the gradient to this norm.")
-    lora: int | None = Field(default=None, ge=1, le=MAX_RANK, description="Rank of LoRA adapters.")
-    quantize: Quantize | None = Field(default=None, description="Linear weights in fewer bits.")
-    offload: Offload | None = Field(default=None, description="What waits in host memory.")
-    compile: bool = Field(default=False, description="`torch.compile` on the model's layers.")
-    fused: bool = Field(default=False, description="In packed amp-* training, layers as one function each.")
-    graphs: bool = Field(default=False, description="Packed passes recorded as CUDA graphs, and replayed.")
-    allocator: Allocator = Field(default="default", description="`expandable`: segments that grow in place.")
-    casts: Casts = Field(default="each", description="Under autocast: `together` casts a layer's weights at once.")
-    loop: Loop = Field(default="plain", description="The usual PyTorch loop, or vramfit's Stepper.")
 
 
 class EstimateQuery(SettingsQuery):
     """A job with all its settings and its batch."""
 
-    batch: int = Field(default=8, ge=1, le=MAX_BATCH, description="Samples that one optimizer step sees.")
-    micro_batch: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_BATCH,
-        description="Samples that a forward pass sees; else it follows from accumulate.",
-    )
+    batch: int = Field(default=8, ge=1, le=MAX_BATCH, description=SETTINGS["batch"].help)
+    micro_batch: int | None = Field(default=None, ge=1, le=MAX_BATCH, description=SETTINGS["micro_batch"].help)
 
 
 class MaxBatchQuery(SettingsQuery):
@@ -116,7 +97,7 @@ class PlanQuery(JobQuery):
         default=None,
         max_length=60,
         pattern=r"^[a-z0-9]+(,[a-z0-9]+){0,7}$",
-        description="What changes the training and may be used: freeze, lora, int8, bf16, adafactor, sgd.",
+        description=f"What changes the training and may be used: {', '.join(ALLOWABLE)}.",
         examples=["freeze,lora"],
     )
     exact: bool = Field(default=False, description="Same maths only: fp32, no 8-bit optimizer.")
@@ -129,8 +110,8 @@ def keywords_of(query: JobQuery) -> dict[str, Any]:
     """Keywords for `estimate`, `max_batch` or `plan`; the model is left out."""
     given = {name: value for name, value in query.model_dump(exclude={"model"}).items() if value is not None}
     for name in ("checkpointing", "freeze"):
-        if str(given.get(name, "")).isdecimal():
-            given[name] = int(given[name])
+        if name in given:
+            given[name] = SETTINGS[name].value.parse(given[name])
     if given.get("accumulate") == 1 and (given.get("mode", "train") != "train" or "micro_batch" in given):
         del given["accumulate"]  # it was not given, and follows
     return given

@@ -7,11 +7,11 @@ import logging
 
 from vramfit.estimator.predict import estimate
 from vramfit.planner import plan as _planner  # noqa: F401
-from vramfit.web import predictions as _predictions
+from vramfit.web import answers as _answers
 from vramfit.web.queries import JobQuery
 
 for _name in ("torch.utils._pytree", "torchao", "transformers"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 for _precision in ("fp32", "amp-fp16"):
-    _model = _predictions.model_of(JobQuery(model="bert-tiny"), False)
+    _model = _answers.model_of(JobQuery(model="bert-tiny"), False)
     estimate(_model, batch=8, seq=32, mode="forward", precision=_precision, gpu="t4")

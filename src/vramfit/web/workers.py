@@ -114,7 +114,7 @@ def _serve(pipe: Connection, niceness: int, allow_local: bool, limit_s: float) -
     if niceness and hasattr(os, "nice"):
         os.nice(niceness)
     import vramfit.web.warm  # noqa: F401
-    from vramfit.web.predictions import answer
+    from vramfit.web.answers import answer
 
     pipe.send("ready")
     while True:

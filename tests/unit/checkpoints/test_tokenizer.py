@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vramfit.checkpoints import inspect_checkpoint
-from vramfit.checkpoints.tokenizer_files import read_vocabulary
+from vramfit.checkpoints.tokenizer import read_vocabulary
 from vramfit.records.finding import Finding
 
 
@@ -66,8 +66,7 @@ def test_pieces_of_a_sentencepiece_model_are_counted(folder: Path) -> None:
 
 
 def test_a_much_smaller_tokenizer_is_anothers() -> None:
-    from vramfit.checkpoints.tokenizer_checks import _check_size
-    from vramfit.checkpoints.tokenizer_files import Vocabulary
+    from vramfit.checkpoints.tokenizer import Vocabulary, _check_size
 
     def judge(count: int, rows: int) -> str:
         vocabulary = Vocabulary(file="x", num_tokens=count, num_ids=count, has=None, special={})

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from vramfit.devices.probe import GPUProcess, PresentGPU
-from vramfit.doctor.checkup import check_environment
-from vramfit.doctor.drivers import runs_on
+from vramfit.doctor.checkup import MEANING, check_environment, runs_on
 from vramfit.doctor.environment import WATCHED_VARIABLES, Environment, TorchBuild, gather
-from vramfit.doctor.variables import MEANING
 from vramfit.records.finding import Finding
 from vramfit.units import GIB
 

@@ -7,7 +7,7 @@ from vramfit.doctor.explain import explain
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.explanation import Explanation
-from vramfit.report.explanation import gpu_of_plan
+from vramfit.report.findings import gpu_of_plan
 from vramfit.units import format_bytes
 
 GIB = 2**30

@@ -11,7 +11,7 @@ from vramfit.estimator.advice import MIN_SAVED_SHARE, advise
 from vramfit.estimator.predict import estimate
 from vramfit.models import resolve
 from vramfit.records.estimate import Advice
-from vramfit.report.advice import render_advice
+from vramfit.report.estimate import render_advice
 
 WORKLOAD: dict[str, Any] = {"batch": 128, "seq": 128, "attention": "eager", "gpu": "t4"}
 

@@ -8,9 +8,9 @@ from tests.unit.timing.samples import calibration
 
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.timing import reference_work
-from vramfit.records.calibration import REFERENCE
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import Estimate
+from vramfit.records.measurement import REFERENCE
 from vramfit.timing.profile import save_profile
 
 

@@ -7,8 +7,14 @@ import torch
 from tests.unit.loader.checkpoints import minilm, rewrite, write
 
 from vramfit.errors import VramfitError
-from vramfit.loader.checked import load_and_compare
-from vramfit.loader.comparison import SENTENCES, compare_logits, num_not_finite, outputs_of, sample_inputs
+from vramfit.loader.comparison import (
+    SENTENCES,
+    compare_logits,
+    load_and_compare,
+    num_not_finite,
+    outputs_of,
+    sample_inputs,
+)
 from vramfit.loader.load import load
 from vramfit.loader.request import make_request
 

@@ -8,7 +8,7 @@ import torch
 from tests.unit.loader.checkpoints import to_pickle, write
 
 from vramfit.checkpoints.inspection import inspect_checkpoint
-from vramfit.loader import host
+from vramfit.loader import budget
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 from vramfit.techniques import offloading
@@ -21,7 +21,7 @@ SMALL = 8 * 2**10
 
 def own(model: Any, *, folder: Path | None = None, device: torch.device = CPU, resident: int = 4, **how: Any) -> int:
     inspection = None if folder is None else inspect_checkpoint(folder)
-    return host.own_bytes(
+    return budget.own_bytes(
         build_meta(resolve(model)), Workload(model="m", mode="infer", **how), inspection, device, resident
     )
 
@@ -61,7 +61,7 @@ def test_offloaded_layers_are_packed_on_the_host(tmp_path: Path) -> None:
 
 def test_available_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "meminfo"
-    monkeypatch.setattr(host, "MEMINFO", file)
-    assert host.available_bytes() is None
+    monkeypatch.setattr(budget, "MEMINFO", file)
+    assert budget.available_bytes() is None
     file.write_text("MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    2048 kB\n")
-    assert host.available_bytes() == 2 * 2**20
+    assert budget.available_bytes() == 2 * 2**20

@@ -425,14 +425,14 @@ def test_what_is_predicted_to_be_quantized_is_quantized(folder: Path) -> None:
 
 
 def test_a_host_without_memory_refuses_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramfit.loader import host, making
+    from vramfit.loader import budget, making
 
     def read(inspection: object) -> None:
         raise AssertionError("a file was opened")
 
     model = write(folder)
     need = offloading.model_bytes(model) // 2
-    monkeypatch.setattr(host, "available_bytes", lambda: need // 2)
+    monkeypatch.setattr(budget, "available_bytes", lambda: need // 2)
     monkeypatch.setattr(making, "CheckpointTensors", read)
     with pytest.raises(NoPlanFits, match=r"of the host's memory, and .* are available") as caught:
         load(folder, precision="bf16", device="cpu")
@@ -441,14 +441,14 @@ def test_a_host_without_memory_refuses_before_anything_is_read(folder: Path, mon
 
 
 def test_weights_that_stay_mapped_need_no_memory_of_the_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramfit.loader import host
+    from vramfit.loader import budget
 
     write(folder)
-    monkeypatch.setattr(host, "available_bytes", lambda: 64 * 2**10)
+    monkeypatch.setattr(budget, "available_bytes", lambda: 64 * 2**10)
     load(folder, device="cpu")
     with pytest.raises(NoPlanFits):
         load("bert-tiny", random_weights=True, device="cpu")
-    monkeypatch.setattr(host, "available_bytes", lambda: None)
+    monkeypatch.setattr(budget, "available_bytes", lambda: None)
     load("bert-tiny", random_weights=True, device="cpu")
 
 
@@ -464,8 +464,7 @@ def test_weights_that_stay_mapped_need_no_memory_of_the_host(folder: Path, monke
 def test_a_host_that_runs_out_on_the_way_is_one_clear_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    from vramfit.loader.tensors import CheckpointTensors
-    from vramfit.loader.transfer import ToHost
+    from vramfit.loader.transfer import CheckpointTensors, ToHost
 
     def fail(*_: object) -> None:
         raise error
@@ -501,3 +500,9 @@ def test_other_errors_on_the_way_stay_what_they_are(folder: Path, monkeypatch: p
 def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(WorkloadError, match=f"^{next(iter(wrong))} "):
         vramfit.load("bert-tiny", **({"device": "cpu", "random_weights": True} | wrong))
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("quantise", "quantize"), ("batch", "task"), ("optimizer", "quantize")])
+def test_a_keyword_that_is_no_loads_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(WorkloadError, match=f"unknown keyword '{name}'.*{nearest}"):
+        vramfit.load("bert-tiny", device="cpu", random_weights=True, **{name: "x"})

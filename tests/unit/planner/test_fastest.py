@@ -8,7 +8,7 @@ import pytest
 from vramfit.planner.plan import plan
 from vramfit.planner.space import Recipe, strongest
 from vramfit.records.plan import Alternative, Plan
-from vramfit.techniques.catalogue import KINDS
+from vramfit.settings import KINDS
 
 _draw = Random(0)
 LENGTHS = [min(512, max(8, int(_draw.lognormvariate(4.5, 0.7)))) for _ in range(500)]

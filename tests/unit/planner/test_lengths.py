@@ -15,7 +15,7 @@ from vramfit.planner.request import Request
 from vramfit.planner.search import Choice
 from vramfit.planner.space import recipes, trainings
 from vramfit.planner.varied import _padded_batches, least_on_lengths, time_on_lengths
-from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import BatchOrder
 from vramfit.step.splitting import packed_rows, padded_passes, split
 
 

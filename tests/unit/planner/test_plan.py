@@ -14,7 +14,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.planner.plan import plan
 from vramfit.planner.space import Recipe
 from vramfit.records.plan import Plan
-from vramfit.techniques.catalogue import used_by
+from vramfit.settings import used_by
 from vramfit.units import MIB
 
 TINY = {"batch": 32, "seq": 128}

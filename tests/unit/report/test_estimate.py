@@ -2,7 +2,8 @@ import pytest
 from tests.unit.report.samples import ADVICE, drawn, estimate
 
 from vramfit.records.estimate import PeakMoment
-from vramfit.report.estimate import render_estimate
+from vramfit.report.estimate import Sized, render_estimate, render_verdict
+from vramfit.report.verdict import verdict_of
 from vramfit.units import MIB
 
 NOTE = "torch 2.11 has no kernels for sm_37, so this GPU can be predicted for but nothing can be run on it here"
@@ -37,6 +38,42 @@ def test_a_fit_that_needs_retries_is_called_tight() -> None:
 def test_a_fit_that_needs_a_warm_process_says_how_to_warm_it() -> None:
     assert "run one small matrix product" in " ".join(drawn(render_estimate(estimate(fits_cold=False))).split())
     assert "small matrix product" not in drawn(render_estimate(estimate(batch=64, fits_cold=False)))
+
+
+VERDICTS: dict[str, dict[str, object]] = {
+    "fits": {},
+    "too much": {"batch": 16},
+    "fragmented": {"fits": False},
+    "open": {"gpu": None},
+    "one retry": {"num_retries": 1},
+    "retries and cold": {"num_retries": 2, "fits_cold": False},
+    "cold": {"fits_cold": False},
+    "memory given": {"memory": 8 * 1024 * MIB},
+    "host memory": {"offload": "optimizer", "loop": "stepper", "host_bytes": 2 * MIB},
+    "too much for the host": {
+        "offload": "optimizer",
+        "loop": "stepper",
+        "host_memory": MIB,
+        "host_bytes": 128 * MIB,
+        "fits": False,
+    },
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_terminal_says_what_every_other_verdict_says(case: str) -> None:
+    made = estimate(**VERDICTS[case])
+    verdict = verdict_of(made)
+    shown = drawn(Sized([render_verdict(made)]), 160)
+    lines = [line.lstrip("✓✗·! ").rstrip() for line in shown.splitlines()]
+    hint = ["--gpu or --memory would tell."] if verdict.tone == "open" else []
+    assert lines == [f"{verdict.headline}.", *verdict.details, *hint]
+
+
+def test_too_little_host_memory_is_the_reason_wherever_it_is_told() -> None:
+    made = estimate(**VERDICTS["too much for the host"])
+    assert verdict_of(made).headline == "Does not fit: 127.00 MiB too much for the host's memory"
+    assert "127.00 MiB too much for the host's memory" in repr(made)
 
 
 def test_the_four_numbers_stand_against_the_size_of_the_gpu() -> None:

@@ -11,16 +11,14 @@ from tests.unit.report.samples import estimate, max_batch
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import to_data, to_json
-from vramfit.records.course import StepCourse
-from vramfit.records.estimate import Estimate, TimelinePoint
-from vramfit.records.grid import FitGrid
+from vramfit.records.estimate import Estimate, FitGrid, TimelinePoint
 from vramfit.records.plan import Alternative, Plan
-from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.records.run import EvaluationResult, RunRecord, StepCourse
 from vramfit.report.html import figures
+from vramfit.report.html.figures import timeline
 from vramfit.report.html.modules import module_tree, peak_tree
 from vramfit.report.html.page import MAX_BYTES, render_report
 from vramfit.report.html.subject import Subject, read_subject
-from vramfit.report.html.timeline import timeline
 from vramfit.report.words import NO_BREAK
 from vramfit.units import GIB, MIB
 

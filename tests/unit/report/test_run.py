@@ -7,7 +7,7 @@ from html import unescape
 from rich.console import Console
 
 from vramfit.records.run import EvaluationResult, RunRecord
-from vramfit.report.notebook import run_html
+from vramfit.report.display import run_html
 from vramfit.report.run import render_metrics, render_run
 
 RECORD = RunRecord(

@@ -12,7 +12,7 @@ from vramfit.records.watch import (
     WatchRecord,
     layers_together,
 )
-from vramfit.report.explanation import render_explanation
+from vramfit.report.findings import render_explanation
 from vramfit.report.watch import render_live, render_watch
 
 GIB = 2**30

@@ -36,7 +36,7 @@ def test_shares_are_whole_percents_but_never_nothing_for_something() -> None:
 
 def test_the_optimizer_is_told_without_a_module() -> None:
     assert peak_moment(moment(), TRAINING) == "in the optimizer's step of the first step"
-    assert peak_place(moment()) == "Reached by the AdamW's square roots (_foreach_sqrt)."
+    assert peak_place(moment()) == "Reached by the square roots of AdamW's moments (_foreach_sqrt)."
 
 
 def test_a_peak_while_loading_belongs_to_no_step() -> None:

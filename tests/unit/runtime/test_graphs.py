@@ -14,9 +14,9 @@ from tests.unit.techniques.test_packing import with_pads
 from vramfit.runtime import graphs, stepper
 from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotRecord, Recorder
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import head_loss
 from vramfit.step.splitting import lengths_of, split
 from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 from vramfit.techniques.rows import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
 

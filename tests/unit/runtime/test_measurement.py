@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.monitor.readings import AllocatorCounts
+from vramfit.monitor.sources import AllocatorCounts
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime import measurement as module

@@ -8,10 +8,10 @@ from tests.waiting import LIMIT_S
 
 from vramfit.serve import app as app_module
 from vramfit.serve.app import App
-from vramfit.serve.limits import MAX_BODY_BYTES
 from vramfit.serve.metrics import Metrics
-from vramfit.serve.replies import Reply, problem
-from vramfit.serve.waiting import Waiting
+from vramfit.serve.request_queue import PendingRequest, Reply, RequestQueue, problem
+from vramfit.serve.settings import MAX_BODY_BYTES
+from vramfit.serve.worker import Figures
 
 JSON = ((b"content-type", b"application/json; charset=utf-8"),)
 SCOPE = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
@@ -21,7 +21,7 @@ class Pool:
     """The part of a pool that an application sees."""
 
     def __init__(self, max_waiting: int = 4, ready: bool = True) -> None:
-        self.waiting = Waiting(max_waiting)
+        self.waiting = RequestQueue(max_waiting)
         self.is_ready = ready
         self.figures: list[Any] = []
 
@@ -75,13 +75,13 @@ def test_an_answer_goes_to_the_one_who_asked() -> None:
         asking = [asyncio.ensure_future(invoke(app)) for _ in range(3)]
         await all_is_asked()
         assert len(pool.waiting) == 3
-        for number, job in enumerate(pool.waiting.take(1000, 512)):
-            assert job.body == b'{"inputs": "a"}'
-            job.deliver(Reply(200, str(number).encode()))
+        for number, request in enumerate(pool.waiting.take(1000, 512)):
+            assert request.body == b'{"inputs": "a"}'
+            request.deliver(Reply(200, str(number).encode()))
         assert [(await one)[:2] for one in asking] == [(200, 0), (200, 1), (200, 2)]
 
     asyncio.run(go())
-    assert (metrics.num_accepted, metrics.num_answered) == (3, 3)
+    assert (metrics.total("accepted"), metrics.total("answered")) == (3, 3)
 
 
 def test_a_full_line_says_so_at_once() -> None:
@@ -93,12 +93,12 @@ def test_a_full_line_says_so_at_once() -> None:
         status, body, headers = await invoke(app)
         assert (status, body["error"]) == (429, "1 requests wait already")
         assert headers["retry-after"] == "1"
-        (job,) = pool.waiting.take(1000, 512)
-        job.deliver(Reply(200, b"0"))
+        (request,) = pool.waiting.take(1000, 512)
+        request.deliver(Reply(200, b"0"))
         assert (await first)[:2] == (200, 0)
 
     asyncio.run(go())
-    assert (metrics.num_accepted, metrics.num_answered) == (1, 1)
+    assert (metrics.total("accepted"), metrics.total("answered")) == (1, 1)
 
 
 def test_no_answer_in_time_is_said_and_the_work_is_dropped() -> None:
@@ -106,15 +106,16 @@ def test_no_answer_in_time_is_said_and_the_work_is_dropped() -> None:
     status, body, headers = asyncio.run(invoke(app))
     assert (status, body["error"]) == (503, "no answer within 0.02 s")
     assert headers["retry-after"] == "1"
-    pool.waiting.put(type(pool.waiting._jobs[0]).of(b"x", lambda reply: None, lambda: True))
-    assert [job.body for job in pool.waiting.take(1000, 512)] == [b"x"]
+    pool.waiting.put(PendingRequest.of(b"x", lambda reply: None, lambda: True))
+    assert [request.body for request in pool.waiting.take(1000, 512)] == [b"x"]
 
 
 def test_nobody_works_for_a_client_that_hung_up() -> None:
     app, pool, metrics = make()
     assert asyncio.run(invoke(app, leaves=True))[0] == 499
-    assert not pool.waiting._jobs[0].is_wanted()
-    assert metrics.num_answered == 1
+    (request,) = pool.waiting.close()
+    assert not request.is_wanted()
+    assert metrics.total("answered") == 1
 
 
 def test_what_is_no_invocation_is_refused_in_words(monkeypatch: Any) -> None:
@@ -137,7 +138,7 @@ def test_what_is_no_invocation_is_refused_in_words(monkeypatch: Any) -> None:
         return (await app._invoke(SCOPE, receive)).status
 
     assert run(slowly()) == 408
-    assert metrics.num_accepted == 0
+    assert metrics.total("accepted") == 0
 
 
 def test_requests_that_stay_unfinished_take_bounded_memory(monkeypatch: Any) -> None:
@@ -174,17 +175,23 @@ def test_ping_says_whether_anybody_can_answer() -> None:
 
 
 def test_metrics_add_up() -> None:
-    app, _, metrics = make()
+    app, pool, metrics = make()
+    said = Figures(num_batches=7, num_tokens=900, num_recoveries=1, max_tokens=512, memory_bytes=2**30 + 1)
+    pool.figures = [None, said]
     for took_s in (0.001, 0.3, 100.0):
-        metrics.accepted()
-        metrics.answered(took_s)
-        metrics.said(200)
+        metrics.accepted.inc()
+        metrics.answered.inc()
+        metrics.times.observe(took_s)
+        metrics.replies.labels(200).inc()
     status, text, headers = asyncio.run(call(app, "GET", "/metrics"))
     assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     lines = dict(line.rpartition(" ")[::2] for line in text.splitlines() if not line.startswith("#"))
-    assert lines['vramfit_requests_total{status="200"}'] == "3"
-    assert lines['vramfit_answer_seconds_bucket{le="0.5"}'] == "2"
-    assert lines['vramfit_answer_seconds_bucket{le="+Inf"}'] == lines["vramfit_answer_seconds_count"] == "3"
+    assert lines['vramfit_requests_total{status="200"}'] == "3.0"
+    assert lines['vramfit_batches_total{worker="1"}'] == "7.0"
+    assert float(lines['vramfit_worker_memory_bytes{worker="1"}']) == 2**30 + 1
+    assert 'vramfit_batches_total{worker="0"}' not in lines
+    assert lines['vramfit_answer_seconds_bucket{le="0.5"}'] == "2.0"
+    assert lines['vramfit_answer_seconds_bucket{le="+Inf"}'] == lines["vramfit_answer_seconds_count"] == "3.0"
     assert (
         text.count("# TYPE")
         == text.count("# HELP")

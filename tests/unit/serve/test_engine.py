@@ -13,8 +13,9 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.serve import engine as engine_module
-from vramfit.serve import limits, long_texts
 from vramfit.serve import loading as loading_module
+from vramfit.serve import protocol
+from vramfit.tasks import find_task
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
 Heads = dict[str, Path]
@@ -154,7 +155,7 @@ def test_a_request_of_too_many_tokens_is_refused(heads: Heads, monkeypatch: pyte
     engine = engine_of(heads["features"])
     said = ask(engine, [TEXTS[2]] * 3, status=413)
     assert said["error"].startswith("144 tokens in 3 pieces")
-    assert limits.MAX_REQUEST_TOKENS > 100
+    assert protocol.MAX_REQUEST_TOKENS > 100
 
 
 def test_a_budget_without_room_for_one_text_says_what_would_help(heads: Heads) -> None:
@@ -204,7 +205,7 @@ def test_questions_are_cut_and_contexts_too_long_are_refused_before_they_are_tok
     cut = ask(engine, asked)
     monkeypatch.setattr(engine_module, "beginning", lambda text, tokenizer, length: text)
     assert ask(engine, asked) == cut
-    monkeypatch.setattr(engine_module, "encode_questions", lambda *given: iter(()))
+    monkeypatch.setattr(type(find_task("question-answering")), "encode_requests", lambda *given: iter(()))
     told = ask(engine, {"question": "where", "context": "." * 500_000}, status=413)
     assert told["error"] == "a context has more than 65,536 tokens"
 
@@ -214,15 +215,15 @@ def test_hardly_any_of_a_text_without_spaces_is_tokenized_however_long(
 ) -> None:
     engine = engine_of(heads["features"])
     seen: list[int] = []
-    usual = long_texts._ids
+    usual = protocol._ids
 
     def counted(text: str, tokenizer: Any) -> list[int]:
         seen.append(len(text))
         return usual(text, tokenizer)
 
-    monkeypatch.setattr(long_texts, "_ids", counted)
+    monkeypatch.setattr(protocol, "_ids", counted)
     told = ask(engine, ["anna", "a" * 8_000_000], status=413)
-    most = long_texts.MOST_CHARACTERS_A_TOKEN * engine.max_length
+    most = protocol.MOST_CHARACTERS_A_TOKEN * engine.max_length
     assert told["error"] == f"the first {most:,} of a text's 8,000,000 characters do not settle its 48 tokens"
     assert sum(seen) < 2 * most
     assert ask(engine, "anna")["embedding"]
@@ -232,7 +233,7 @@ def test_many_texts_of_one_request_are_not_tokenized_beyond_its_limit(
     heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(heads["features"])
-    monkeypatch.setattr(engine_module, "encode_texts", lambda *given: iter(()))
+    monkeypatch.setattr(type(find_task("features")), "encode_requests", lambda *given: iter(()))
     told = ask(engine, ["a" * 700] * 1_500, status=413)
     assert told["error"] == "the texts have more than the 1,048,576 characters of one request"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vramfit.errors import WorkloadError
-from vramfit.serve.ceiling import CLEAN_RUNS, Ceiling
+from vramfit.serve.engine import CLEAN_RUNS, Ceiling
 from vramfit.serve.settings import ServeSettings
 
 

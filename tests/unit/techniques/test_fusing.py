@@ -16,7 +16,7 @@ import vramfit
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import model_inputs
+from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import application, casting, checkpointing, freezing, fusing, lora, packing
 from vramfit.techniques.fused_layer import FusedLayer
 from vramfit.workload import Workload

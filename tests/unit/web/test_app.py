@@ -7,7 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import vramfit
-from vramfit.planner.request import SETTINGS
+from vramfit.records.estimate import Estimate
+from vramfit.settings import PLANNED
 from vramfit.web import answers
 from vramfit.web.app import create_app
 from vramfit.web.queries import EstimateQuery
@@ -38,6 +39,13 @@ def test_an_estimate_is_that_of_the_library(client: TestClient) -> None:
     assert answer.command == (
         "vramfit estimate bert-mini --batch 12 --seq 96 --gpu t4 --precision amp-fp16 --checkpointing full"
     )
+
+
+def test_an_answer_has_the_fields_of_its_record_and_what_is_said_of_them() -> None:
+    left_out = {"workload", "modules", "groups", "snapshot"}
+    assert set(Estimate.__dataclass_fields__) - left_out <= set(answers.EstimateAnswer.model_fields)
+    about = create_app().openapi()["components"]["schemas"]["EstimateAnswer"]["properties"]
+    assert about["host_bytes"]["description"] == "What offloading holds in host memory, beside the process itself."
 
 
 def test_the_parts_of_every_moment_add_up(client: TestClient) -> None:
@@ -71,7 +79,7 @@ def test_every_setting_that_a_plan_answers_can_be_asked_for(client: TestClient) 
 
 def test_an_estimate_takes_whatever_the_planner_chooses() -> None:
     taken = EstimateQuery.model_fields
-    for name in (*SETTINGS, "fused", "graphs", "loop"):
+    for name in (*PLANNED, "loop"):
         assert name in taken, name
         for value in CHOICES.get(name, ()):
             assert getattr(EstimateQuery.model_validate({name: value}), name) == value
@@ -133,7 +141,7 @@ def test_no_path_and_no_hub_name_is_opened(client: TestClient, tmp_path: Path, m
 
 
 def test_a_task_without_a_loss_does_not_train() -> None:
-    from vramfit.web.predictions import answer
+    from vramfit.web.answers import answer
     from vramfit.web.queries import EstimateQuery
 
     status, body = answer(EstimateQuery(model="bert-tiny", task="features", batch=2, seq=32), allow_local=False)
@@ -144,7 +152,7 @@ def test_a_task_without_a_loss_does_not_train() -> None:
 
 
 def test_folders_can_be_allowed(tmp_path: Path) -> None:
-    from vramfit.web.predictions import answer
+    from vramfit.web.answers import answer
     from vramfit.web.queries import EstimateQuery
 
     config = Path(vramfit.__file__).parent / "models" / "configs" / "bert-tiny.json"

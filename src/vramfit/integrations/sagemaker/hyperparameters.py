@@ -4,13 +4,13 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from vramfit.errors import DataError, WorkloadError, nearest_names
 from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, Job
-from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.request import OPTIONS, TrainRequest
+from vramfit.settings.values import Switch, Value
 
 ALIASES = {
     "learning_rate": "lr",
@@ -41,7 +41,6 @@ IGNORED_PREFIXES = ("sagemaker_", "_tuning_", "model_dir", "output_data_dir", "c
 """What launchers add for themselves."""
 AMP = {"fp16": "amp-fp16", "bf16": "amp-bf16"}
 """Switches of the Trainer → precisions."""
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 NOTHING = ("", "none", "null")
 RUN, UNPACKED = "run", "start"
 """Folders beneath the checkpoints: of the run, and of a model that came packed."""
@@ -141,8 +140,7 @@ def _unpacked(archive: Path, folder: Path) -> Path:
 
 def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Keywords of `TrainRequest`, and the files of channels."""
-    hints = get_type_hints(TrainRequest)
-    known = {f.name: hints[f.name] for f in fields(TrainRequest) if f.name not in THE_JOBS}
+    known = [name for name in OPTIONS if name not in THE_JOBS]
     made: dict[str, Any] = {}
     files: dict[str, str] = {}
     problems: list[str] = []
@@ -157,10 +155,10 @@ def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         if name in OURS:
             files[name] = text
         elif name in AMP:
-            if _boolean(given, text, problems):
+            if _read(given, text, Switch(), problems) is True:
                 made["precision"] = AMP[name]
         elif name in known:
-            made[name] = _value(given, name, text, known[name], problems)
+            made[name] = _read(given, text, OPTIONS[name].value, problems)
         elif name in THE_JOBS:
             problems.append(f"hyperparameter {given} is the job's to decide: it comes from channels and folders")
         else:
@@ -171,41 +169,13 @@ def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return made, files
 
 
-def _value(given: str, name: str, text: str, kind: Any, problems: list[str]) -> Any:
-    kinds = set(get_args(kind)) or {kind}
-    if bool in kinds:
-        return _boolean(given, text, problems)
-    if name in ("text_columns", "allow"):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if name in ("freeze", "checkpointing"):
-        parts = tuple(part.strip() for part in text.split(","))
-        return parts if len(parts) > 1 else int(text) if text.isascii() and text.isdigit() else text
-    if name == "fail_at":
-        return tuple(int(part) for part in text.split(",") if part.strip().isdigit())
-    if str in kinds or not kinds & {int, float}:
-        return text
-    return _number(given, text, kinds, problems)
-
-
-def _number(given: str, text: str, kinds: set[Any], problems: list[str]) -> int | float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        problems.append(f"hyperparameter {given} is {text!r}, not a number")
-        return None
-    if float in kinds:
-        return value
-    if not value.is_integer():
-        problems.append(f"hyperparameter {given} is {text!r}, not a whole number")
-        return None
-    return int(value)
-
-
-def _boolean(given: str, text: str, problems: list[str]) -> bool:
-    lowered = text.strip().lower()
-    if lowered not in (*TRUE, *FALSE):
-        problems.append(f"hyperparameter {given} is {text!r}, not True or False")
-    return lowered in TRUE
+def _read(given: str, text: str, kind: Value, problems: list[str]) -> Any:
+    """A value from text; numbers such as 2.0 are whole ones too."""
+    value = kind.normal(kind.parse(text.strip().removesuffix(".0") if kind.option_type is int else text))
+    if kind.option_type is not str and isinstance(value, str):
+        wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind.option_type]
+        problems.append(f"hyperparameter {given} is {text!r}, not {wanted}")
+    return value
 
 
 def _unquoted(text: str) -> str:

@@ -23,9 +23,8 @@ from vramfit.integrations.trainer.settings import put_plan
 from vramfit.integrations.trainer.steppers import Fit
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
-from vramfit.records.fitting import Fitting
-from vramfit.records.plan import Plan
-from vramfit.report.fitting import render_fitting
+from vramfit.records.plan import Fitting, Plan
+from vramfit.report.run import render_fitting
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.random_state import RandomState
 from vramfit.step.inputs import each_tensor

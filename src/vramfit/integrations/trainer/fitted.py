@@ -16,9 +16,9 @@ from vramfit.integrations.trainer.piles import put_together_once
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 from vramfit.techniques.application import undo_to_steps
 
@@ -83,7 +83,7 @@ class FittedTrainer:
         if self.state.global_step == 0:
             _check_size(self, inputs)
         if self.vramfit.origin == "own":
-            return self._whole_step(model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
+            return self._whole_step(model, inputs, num_items_in_batch)
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -112,7 +112,7 @@ class FittedTrainer:
                 try:
                     loss = super().training_step(model, dict(inputs), num_items_in_batch)  # type: ignore[misc]
                     state.settle()
-                    return loss  # type: ignore[no-any-return]
+                    return loss
                 except BaseException as error:
                     if not is_out_of_memory(error):
                         raise
@@ -130,7 +130,7 @@ class FittedTrainer:
         """An evaluation batch; in halves where memory runs out."""
         with state_kept(self, "evaluation") as state:
             try:
-                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc, no-any-return]
+                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc]
             except BaseException as error:
                 if not is_out_of_memory(error):
                     raise
@@ -143,7 +143,7 @@ class FittedTrainer:
         if num_samples < 2:
             raise failure.one_sample([message], report)
         self.vramfit.num_recoveries += 1
-        return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)  # type: ignore[no-any-return]
+        return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)
 
     def _predict_halves(
         self: Any, model: Any, batch: Batch, prediction_loss_only: bool, ignore_keys: Any

@@ -6,8 +6,8 @@ from typing import Any
 from vramfit.integrations.trainer.heads import bare_model
 from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
-from vramfit.records.fitting import Change
-from vramfit.records.plan import Plan
+from vramfit.records.plan import Change, Plan
+from vramfit.tasks import find_task
 from vramfit.techniques import packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
 from vramfit.techniques.application import apply, apply_to_steps, undo_to_steps
@@ -83,12 +83,7 @@ def sample_bytes(trainer: Any, task: str, seq: int) -> int:
     """Logits and labels of one sample, as an evaluation keeps them."""
     model = bare_model(trainer)
     classes = int(getattr(model.config, "num_labels", 2))
-    logits = {
-        "sequence-classification": classes,
-        "token-classification": classes * seq,
-        "question-answering": 2 * seq,
-    }.get(task, (vocab_size(model) or 1) * seq)
-    labels = 1 if task == "sequence-classification" else 2 if task == "question-answering" else seq
+    logits, labels = find_task(task).numbers_per_sample(classes, seq, vocab_size(model) or 1)
     return logits * LOGIT_BYTES + labels * LABEL_BYTES
 
 

@@ -1,7 +1,14 @@
-"""HTML from values: everything is escaped here and nowhere else."""
+"""HTML from values: everything is escaped here and nowhere else; and the places and units that figures share."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from typing import Any
+
+from vramfit.units import GIB
+
+Figure = dict[str, Any]
+"""Data and layout as plotly takes them; a colour is `@name` and gets its value from the page's style."""
 
 
 def tag(name: str, *inside: str, **attributes: str | None) -> str:
@@ -37,3 +44,28 @@ def section(title: str, *inside: str, about: str = "") -> str:
     """A card with a heading."""
     said = tag("p", text(about), class_="quiet") if about else ""
     return tag("section", tag("h2", text(title)), said, *inside, class_="card")
+
+
+def gib(num_bytes: int) -> float:
+    """A size in GiB, fine enough to draw."""
+    return round(num_bytes / GIB, 5)
+
+
+def limit_line(capacity_bytes: int | None) -> Figure:
+    """A dashed line across the figure."""
+    y = gib(capacity_bytes or 0)
+    line = {"color": "@ink", "width": 2, "dash": "dash"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
+
+
+@dataclass
+class Drawn:
+    """Figures by the id of their place."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    def place(self, name: str, figure: Figure, said: str) -> str:
+        """Keep a figure, and give its place in the page; `said` is for those who do not see it."""
+        self.figures[name] = figure
+        height = f"height:{figure['layout']['height']}px"
+        return tag("div", id=name, class_="figure", role="img", aria_label=said, style=height)

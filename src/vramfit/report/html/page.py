@@ -6,8 +6,7 @@ from typing import Any
 
 from vramfit import __version__
 from vramfit.errors import MissingExtra
-from vramfit.report.html.marks import Drawn, Figure
-from vramfit.report.html.markup import tag, text
+from vramfit.report.html.markup import Drawn, Figure, tag, text
 from vramfit.report.html.sections import sections_of
 from vramfit.report.html.subject import Subject
 

@@ -1,27 +1,41 @@
 """The sections of a report, each from the records that are there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from vramfit.records.course import StepCourse
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Alternative, Plan
+from vramfit.records.run import RunRecord, StepCourse
+from vramfit.report.display import estimate_bar, figures_row
 from vramfit.report.html import figures
-from vramfit.report.html.marks import Drawn
-from vramfit.report.html.markup import section, table, tag, text
-from vramfit.report.html.missing import reasons_of
-from vramfit.report.html.run import run_sections
-from vramfit.report.html.subject import Subject
-from vramfit.report.html.timeline import is_near, timeline
-from vramfit.report.notebook import estimate_bar, figures_row
+from vramfit.report.html.figures import is_near, timeline
+from vramfit.report.html.markup import Drawn, Figure, section, table, tag, text
+from vramfit.report.html.subject import Subject, reasons_of
 from vramfit.report.verdict import verdict_of
-from vramfit.report.words import NO_BREAK, duration, job, peak_moment, phase_name, target
-from vramfit.units import counted, format_bytes
-from vramfit.workload import TRAINED_TASKS
+from vramfit.report.words import (
+    KIND_WORDS,
+    NO_BREAK,
+    duration,
+    job,
+    peak_moment,
+    phase_name,
+    reserved_peak,
+    run_time,
+    target,
+)
+from vramfit.tasks import find_task
+from vramfit.units import GIB, counted, format_bytes
 
-KIND_WORDS = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
+FIGURES = ("requested", "allocated", "reserved")
+PLAIN = ("step", "epoch", "kind", "loss")
+"""Of an evaluation's line: what is no score."""
+MIN_POINTS = 3
+"""Fewer make no curve, and stand in a table."""
+Lines = dict[str, tuple[list[int], list[float]]]
+"""Name → steps and values."""
 
 
 def sections_of(subject: Subject, drawn: Drawn) -> Iterator[str]:
@@ -98,9 +112,6 @@ def _estimate(subject: Subject, drawn: Drawn) -> Iterator[str]:
     yield section("Phases", figures_row(estimate), table(("", *FIGURES), rows, right=(1, 2, 3)))
 
 
-FIGURES = ("requested", "allocated", "reserved")
-
-
 def _beside(predicted: Estimate, course: StepCourse) -> str:
     """How near the prediction of a recorded step is."""
     most, measured = max(point.requested_bytes for point in predicted.timeline), max(course.requested_bytes)
@@ -148,7 +159,7 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; "
         f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
     )
-    commands = [train_command(plan.workload, "plan.json")] if plan.workload.task in TRAINED_TASKS else []
+    commands = [train_command(plan.workload, "plan.json")] if find_task(plan.workload.task).is_trained else []
     commands.append(estimate_command(plan.workload))
     shown = "".join(tag("pre", text(command)) for command in commands)
     yield section("The plan", table(("Setting", "Class", "Why"), rows, stacked=True), shown, about=about)
@@ -212,3 +223,80 @@ def _environment(subject: Subject) -> str:
         rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {basis}")]
         rows += [("note", _sentence(note)) for note in e.notes]
     return section("Environment and versions", table((), rows))
+
+
+def run_sections(subject: Subject, drawn: Drawn) -> Iterator[str]:
+    """A run's record and the curves of its journal."""
+    run = subject.run
+    if run is not None:
+        yield section("What it took", table((), _rows(run)))
+    train = [line for line in subject.metrics if line.get("kind") == "train"]
+    evaluated = [line for line in subject.metrics if line.get("kind") == "eval"]
+    budget = None if run is None else run.budget_bytes
+    limit = "" if budget is None else f"; the line is the budget of {format_bytes(budget)}"
+    is_emulated = run is not None and run.device == "emulated"
+    speed: Lines = {} if is_emulated else _lines({"tokens a second": (train, "tokens_per_s")})
+    wanted = [
+        ("loss", _lines({"training": (train, "loss"), "evaluation": (evaluated, "loss")}), "Loss", "loss", None),
+        ("scores", _lines({n: (evaluated, n) for n in _scores(evaluated)}), "What it reached", figures.SCORE, None),
+        ("speed", speed, "Throughput", "tokens/s", None),
+        (
+            "reserved",
+            _lines({"reserved": (train, "reserved_bytes")}, scale=1 / GIB),
+            f"Reserved peak so far{limit}",
+            "GiB",
+            None if budget is None else budget / GIB,
+        ),
+    ]
+    made = [
+        tag("div", tag("h3", text(title)), _shown(drawn, name, lines, title, figures.curve(lines, unit, limit=most)))
+        for name, lines, title, unit, most in wanted
+        if lines
+    ]
+    if made:
+        yield section("How it went", tag("div", *made, class_="grid"))
+
+
+def _shown(drawn: Drawn, name: str, lines: Lines, title: str, figure: Figure) -> str:
+    """A curve; a table where there are too few points for one."""
+    if max(len(steps) for steps, _ in lines.values()) >= MIN_POINTS:
+        return drawn.place(name, figure, title)
+    found = {key: dict(zip(*line, strict=True)) for key, line in lines.items()}
+    steps = sorted({step for points in found.values() for step in points})
+    rows = [(f"{n:,}", *(_figure(points.get(n)) for points in found.values())) for n in steps]
+    return table(("step", *found), rows, right=range(1, len(found) + 1))
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _scores(evaluated: Sequence[Mapping[str, Any]]) -> list[str]:
+    last = evaluated[-1] if evaluated else {}
+    return [name for name, value in last.items() if isinstance(value, float) and name not in PLAIN][:6]
+
+
+def _lines(wanted: Mapping[str, tuple[list[Mapping[str, Any]], str]], *, scale: float = 1.0) -> Lines:
+    found = {}
+    for name, (lines, key) in wanted.items():
+        points = [(line["step"], line[key] * scale) for line in lines if isinstance(line.get(key), int | float)]
+        if points:
+            found[name] = ([step for step, _ in points], [value for _, value in points])
+    return found
+
+
+def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
+    yield "data", f"{counted(r.num_samples, 'sample')}, {counted(r.num_epochs, 'epoch')}, {r.num_tokens:,} tokens"
+    yield "time", run_time(r)
+    if r.step_time_s is not None and r.device != "emulated":
+        predicted = "" if r.predicted_step_time_s is None else f"; predicted {duration(r.predicted_step_time_s)}"
+        yield "a step", f"{duration(r.step_time_s)}{predicted}"
+    if r.measured_reserved_bytes is not None:
+        yield "reserved peak", reserved_peak(r)
+    if r.measured_allocated_bytes is not None:
+        yield "allocated peak", format_bytes(r.measured_allocated_bytes)
+    yield "out of memory", f"{r.num_recoveries:,} times, and nothing was lost" if r.num_recoveries else "never"
+    yield "saved in", r.output
+    for note in r.notes:
+        yield "note", note

@@ -1,20 +1,18 @@
-"""`Subject`: what a report is about, put together from the records that there are."""
+"""`Subject`: what a report is about, put together from the records that there are, and what it does not show."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import RecordError, from_data, from_json
-from vramfit.records.course import FILE_NAME as COURSE
-from vramfit.records.course import StepCourse
-from vramfit.records.estimate import Estimate
-from vramfit.records.grid import FitGrid
+from vramfit.records.estimate import Estimate, FitGrid
 from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Plan
-from vramfit.records.run import RunRecord
+from vramfit.records.run import COURSE_FILE as COURSE
+from vramfit.records.run import RunRecord, StepCourse
 from vramfit.workload import Workload
 
 RUN, PLAN, METRICS = "run.json", "plan.json", "metrics.jsonl"
@@ -30,6 +28,7 @@ KINDS: Mapping[str, tuple[type, frozenset[str]]] = {
     "Estimate": (Estimate, frozenset({"phases", "breakdown"})),
 }
 """Record → its class and fields that only it has, for JSON that does not name its record."""
+EMULATED = "this run was on the emulated GPU, for which the CPU computes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,3 +169,46 @@ def _measured_with(comparison: Comparison) -> dict[str, str]:
     m = comparison.measurement
     driver = {} if m.driver_version is None else {"driver": m.driver_version}
     return {"gpu": m.gpu, "torch": m.torch_version, "transformers": m.transformers_version, **driver}
+
+
+def reasons_of(subject: Subject) -> Iterator[str]:
+    """A sentence for every part that is left out."""
+    if subject.run is not None or subject.metrics:
+        yield from _of_run(subject)
+    estimate = subject.estimate
+    if estimate is not None and estimate.step_time_s is None and subject.run is None:
+        why = "no GPU was named" if estimate.gpu is None else "the speed of this GPU is not known"
+        yield f"No time of a step: {why}."
+    if subject.workload is None:
+        yield f"No predicted step and no map of what fits: there is no {PLAN} in the folder of the run."
+    elif subject.grid is None and not any(NOT_PREDICTED in note for note in subject.notes):
+        yield "No map of what fits by batch and length: it was not asked for (--no-grid)."
+    if subject.plan is not None and not subject.plan.alternatives:
+        yield "No other settings: none were predicted for this plan."
+
+
+def _of_run(subject: Subject) -> Iterator[str]:
+    run = subject.run
+    if not subject.metrics:
+        yield f"No curves of loss and throughput: {METRICS}, which a run writes step by step, is not there."
+    device = "" if run is None else run.device
+    if device == "emulated":
+        yield f"No step times and no throughput: {EMULATED}."
+    elif run is not None and run.step_time_s is None:
+        yield "No step times: the run took no step."
+    if run is not None and not run.evaluations:
+        yield "No scores: the run was not evaluated on the way (train with --eval-data)."
+    if device == "cpu":
+        yield "No reserved memory: this run was on the CPU, which has no allocator that could be asked."
+    if subject.course is None and run is not None and subject.workload is not None:
+        yield f"No measured step over the predicted one: {_why_no_course(device, run.settings)}."
+    elif subject.course is not None and subject.course_estimate is None:
+        yield "No measured step over the predicted one: the recorded step has another size, and was not predicted."
+
+
+def _why_no_course(device: str, settings: Mapping[str, Any]) -> str:
+    if device == "cpu":
+        return "this run was on the CPU"
+    if settings.get("graphs"):
+        return "the passes of this run were CUDA graphs, which request nothing"
+    return "no step was recorded"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.records.saving import FULL_DISK
+from vramfit.records.codec import FULL_DISK
 from vramfit.runtime.training.tensor_file import digest, sync_folder, write_tensors, write_text
 
 MANIFEST = "manifest.json"

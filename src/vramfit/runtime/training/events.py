@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramfit.records.course import StepCourse
-from vramfit.records.run import EvaluationResult
+from vramfit.records.run import EvaluationResult, StepCourse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError
-from vramfit.records.codec import to_json
-from vramfit.records.course import FILE_NAME
-from vramfit.records.saving import replace_file
+from vramfit.records.codec import replace_file, to_json
+from vramfit.records.run import COURSE_FILE
 from vramfit.runtime.training.events import Evaluated, Event, Recorded, Stepped
 
 NAME = "metrics.jsonl"
@@ -42,7 +41,7 @@ class Journal:
             self._line("eval", event.result.step, {"epoch": event.result.epoch, **event.result.metrics})
         elif isinstance(event, Recorded):
             with suppress(VramfitError):  # a full disk: the next checkpoint says so
-                replace_file(self._folder / FILE_NAME, (to_json(event.course) + "\n").encode())
+                replace_file(self._folder / COURSE_FILE, (to_json(event.course) + "\n").encode())
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -9,15 +9,14 @@ import torch
 from vramfit import __version__
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
-from vramfit.runtime.data.encoding import texts_of
-from vramfit.runtime.data.metrics import make_metrics
+from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data
+from vramfit.settings import CHOSEN, chosen_in_words
+from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
-
-SHOWN = ("batch", "micro_batch", "seq", "precision", "optimizer", "attention", "checkpointing", "freeze", "lora")
 
 MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 """Of a step, and in all: a run with seven a step took ten times as long as predicted."""
@@ -25,7 +24,7 @@ MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The settings that a run has, but for those left alone."""
-    given = {name: getattr(workload, name) for name in (*SHOWN, "quantize", "offload", "compile", "fused", "graphs")}
+    given = {name: getattr(workload, name) for name in ("batch", "micro_batch", "seq", *CHOSEN)}
     if workload.num_gpus > 1:
         given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
     return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -36,19 +35,7 @@ def settings_in_words(workload: Workload) -> str:
     w = workload
     ranks = f" on {w.num_gpus} processes ({w.parallel or 'ddp'})" if w.num_gpus > 1 else ""
     split = f"{ranks} in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
-    rest = settings_of(w)
-    words = [
-        f"{name} {value}"
-        for name, value in rest.items()
-        if name in ("checkpointing", "freeze", "lora", "quantize", "offload")
-    ]
-    words += (
-        ["packed"] * (w.attention == "packed")
-        + ["compiled"] * w.compile
-        + ["fused"] * w.fused
-        + ["recorded"] * w.graphs
-    )
-    return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", w.precision, w.optimizer, *words])
+    return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", *chosen_in_words(w)])
 
 
 def make_record(

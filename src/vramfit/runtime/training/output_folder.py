@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from vramfit.errors import CheckpointError, VramfitError
 from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.journal import NAME as JOURNAL
@@ -13,7 +15,9 @@ LOCK = ".lock"
 PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 MAX_ATTEMPTS = 100
-"""At a lock file that others keep removing."""
+"""At a folder that others keep removing."""
+WAIT_S = 0.1
+"""For a lock file that another process is just removing."""
 
 
 @contextmanager
@@ -28,53 +32,46 @@ def held(output: Path) -> Iterator[None]:
         VramfitError: another process holds it, or it cannot be made.
     """
     made = [folder for folder in (output, *output.parents) if not os.path.exists(folder)]
-    handle = _lock(output)
+    lock = _lock(output)
     try:
         yield
     finally:
-        _leave(output, handle, made)
+        _leave(output, lock, made)
 
 
-def _lock(output: Path) -> int | None:
-    """The lock file, open and locked; None where there are no locks."""
+def _lock(output: Path) -> FileLock | None:
+    """The lock of the folder, held; None where there are no locks."""
+    lock = FileLock(output / LOCK)
     for _ in range(MAX_ATTEMPTS):
         _make(output)
         try:
-            import fcntl
-
-            handle = os.open(output / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # a run that failed has just removed its folder
-            continue
-        except (ImportError, OSError):  # no locks in this system, or a folder that cannot be written
-            return None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(output / LOCK)):
-                return handle
-        except BlockingIOError:
-            os.close(handle)
+            lock.acquire(timeout=WAIT_S, poll_interval=WAIT_S / 10)
+        except Timeout:
             raise VramfitError(
                 f"another process trains into {output}", hint="wait until it has ended, or choose another --output"
             ) from None
-        except FileNotFoundError:
-            pass
+        except FileNotFoundError:  # a run that failed has just removed its folder
+            continue
+        except PermissionError:
+            return None
         except OSError:  # a file system without locks
-            return handle
-        os.close(handle)  # its holder removed it while this process opened it
+            (output / LOCK).unlink(missing_ok=True)
+            return None
+        return lock
     return None
 
 
-def _leave(output: Path, handle: int | None, made: list[Path]) -> None:
+def _leave(output: Path, lock: FileLock | None, made: list[Path]) -> None:
     """Remove the lock file, and folders made here that are empty but for a plan, while the lock is still held."""
     with suppress(OSError):
         if made and {path.name for path in output.iterdir()} <= {LOCK, PLAN}:
             (output / PLAN).unlink(missing_ok=True)
-        if handle is not None:
+        if lock is not None:
             (output / LOCK).unlink(missing_ok=True)
         for folder in made:
             folder.rmdir()  # refused where something is in it
-    if handle is not None:
-        os.close(handle)
+    if lock is not None:
+        lock.release()
 
 
 def _make(output: Path) -> None:

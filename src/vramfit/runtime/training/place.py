@@ -7,6 +7,7 @@ import torch
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import WorkloadError
+from vramfit.loader.request import find_device
 from vramfit.units import parse_bytes
 
 
@@ -30,7 +31,7 @@ class Place:
                 raise WorkloadError(["device emulated needs memory: how large the GPU is to be"])
             # the Stepper lets segments grow on a real GPU, and so does this one
             self.emulated = EmulatedGPU(parse_bytes(memory, name="memory"), fail_at=fail_at, allocator="expandable")
-        self.device = torch.device("cpu") if self.name in ("cpu", "emulated") else _cuda(self.name)
+        self.device = find_device("cpu" if self.name == "emulated" else self.name, "emulated")
         if self.device.type == "cuda":
             self.name = str(self.device)
         self._retries_before = self._count_retries()
@@ -81,16 +82,3 @@ class Place:
             return self.emulated.num_retries
         on_gpu = self.device.type == "cuda"
         return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if on_gpu else 0
-
-
-def _cuda(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise WorkloadError([f"device {name!r} is not one of cuda, cuda:N, cpu, emulated"]) from None
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type != "cuda" or (device.index or 0) >= count:
-        raise WorkloadError(
-            [f"device {name}: this machine has {count} CUDA devices"], hint="take device cpu, or emulated with a memory"
-        )
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

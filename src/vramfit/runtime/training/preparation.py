@@ -19,11 +19,12 @@ from vramfit.records.load_report import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.examples import check_classes
-from vramfit.runtime.data.lengths import LONGEST, STRIDE
-from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.settings import CHOSEN, SETTINGS
 from vramfit.stages import tell
+from vramfit.tasks import find_task
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
@@ -31,8 +32,7 @@ from vramfit.workload import Workload
 
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
-HEADS_BY_LABELS = ("sequence-classification", "token-classification")
-CHOSEN = ("precision", "optimizer", "freeze", "lora", "quantize", "offload", "attention", "compile", "fused", "graphs")
+KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
@@ -101,7 +101,7 @@ def make_plan(
     if request.exact and former is None:
         keywords["exact"] = True
     if former is not None:
-        keywords |= {name: getattr(former, name) for name in CHOSEN}
+        keywords |= {name: getattr(former, name) for name in KEPT}
     if place.emulated is not None:
         keywords["rehearses"] = True
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
@@ -153,7 +153,7 @@ def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, 
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
-    return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
+    return find_task(request.task).num_labels(data.train.label_names)
 
 
 def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:

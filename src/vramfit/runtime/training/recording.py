@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vramfit.records.course import StepCourse, sample
+from vramfit.records.run import StepCourse, sample
 from vramfit.runtime.training.place import Place
 
 MAX_RECORDED = 4

@@ -1,124 +1,223 @@
-"""`TrainRequest`: what a fine-tuning run is asked for; checked all at once, before anything heavy is imported."""
+"""`TrainRequest`: what a fine-tuning run is asked for; checked all at once, before anything heavy is imported.
 
-import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+Its fields are the options of a run, below, and those settings that `vramfit train` takes; the command line and
+SageMaker's hyperparameters are read by the same descriptions.
+"""
 
-from vramfit.errors import WorkloadError, nearest_names
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
-from vramfit.units import SizeError, parse_memory
+from vramfit.settings import SETTINGS, Setting
+from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
+from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.workload import Workload
 
-TrainTask = Literal["sequence-classification", "token-classification", "question-answering", "masked-lm"]
-ScheduleName = Literal["linear", "cosine", "constant"]
-SMOOTHED: tuple[str, ...] = ("sequence-classification", "token-classification", "masked-lm")
-"""Tasks whose loss can be smoothed."""
 DEFAULT_BATCH = 32
-NEED_NOT_MATCH = frozenset(
-    [
-        *("data", "eval_data", "output", "resume", "keep", "save_every", "device", "gpu", "memory", "plan"),
-        *("offload", "host_memory", "parallel", "fused", "graphs"),
-        *("micro_batch", "checkpointing", "fail_at", "allow", "exact", "skip_bad_rows", "trust_remote_code"),
-        *("text_columns", "label_column", "max_rows"),
-    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Texts):
+    """Several whole numbers with commas between them."""
+
+    metavar: str | None = "N,…"
+
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(isinstance(one, int) for one in value)
+
+    def wanted(self, value: Any) -> str:
+        return "a list of whole numbers"
+
+    def parse(self, text: str) -> Any:
+        return tuple(number_or_text(part) for part in super().parse(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed(Count):
+    """A whole number from 0."""
+
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+    def wanted(self, value: Any) -> str:
+        return "a whole number from 0"
+
+
+class RunOption(Setting):
+    """An option of a run that is no setting of a workload."""
+
+    is_required: bool = False
+    in_run = True
+
+    def __init__(self, keyword: str, value: Value, default: Any, help: str, group: str, **flags: Any) -> None:
+        for name, given in {
+            "keyword": keyword,
+            "value": value,
+            "default": default,
+            "help": help,
+            "group": group,
+        }.items():
+            setattr(self, name, given)
+        for name, flag in flags.items():
+            setattr(self, name, flag)
+
+
+_ANEW = {"must_match_on_resume": False}
+"""A resumed run may be given it anew: it changes nothing, or the fingerprint of the data speaks for it."""
+_SHARE = "from 0 and below"
+RUN_OPTIONS: tuple[RunOption, ...] = (
+    RunOption(
+        "data",
+        Text(such="reviews.csv", optional=False, metavar="DATA"),
+        ...,
+        "CSV, TSV, JSON lines, or a folder that datasets saved.",
+        "data",
+        **_ANEW,
+    ),
+    RunOption(
+        "output", Text(such="my-model", optional=False, metavar="DIR"), ..., "The folder to save in.", "data", **_ANEW
+    ),
+    RunOption("eval_data", Text(metavar="FILE"), None, "Evaluate on this; the best model is kept.", "data", **_ANEW),
+    RunOption(
+        "text_columns",
+        Texts(),
+        (),
+        "Column of the texts; two with a comma for pairs. Found by their usual names unless given.",
+        "data",
+        option="text_column",
+        **_ANEW,
+    ),
+    RunOption("label_column", Text(), None, "Column of the labels.", "data", **_ANEW),
+    RunOption("max_rows", Count(optional=True), None, "Read no more rows.", "data", **_ANEW),
+    RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
+    RunOption(
+        "epochs",
+        Number(high=1e6, words="a number above 0 and below 1,000,000"),
+        3,
+        "Passes over the data.",
+        "learning",
+    ),
+    RunOption("max_steps", Count(optional=True), None, "Batches to learn from, whatever the epochs say.", "learning"),
+    RunOption("lr", Number(high=1e3, words="a number above 0 and below 1,000"), 5e-5, "Learning rate.", "learning"),
+    RunOption(
+        "weight_decay",
+        Number(high=1e3, includes_low=True, words=f"a number {_SHARE} 1,000"),
+        0.01,
+        "Weight decay of matrices; biases and norms are left alone.",
+        "learning",
+    ),
+    RunOption(
+        "warmup",
+        Number(includes_low=True, words="a share below 1 or a number of steps"),
+        0.1,
+        "Warm-up: below 1 a share of all steps, from 1 on a number of steps.",
+        "learning",
+    ),
+    RunOption(
+        "schedule",
+        Choice(names=("linear", "cosine", "constant")),
+        "linear",
+        "How the learning rate falls after the warm-up.",
+        "learning",
+    ),
+    RunOption(
+        "label_smoothing",
+        Number(high=1, includes_low=True, words=f"a number {_SHARE} 1"),
+        0.0,
+        "Share of a label that is spread over all classes.",
+        "learning",
+    ),
+    RunOption("seed", Seed(), 0, "Seed of everything that is drawn.", "learning"),
+    RunOption(
+        "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
+    ),
+    RunOption(
+        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
+    ),
+    RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
+    RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
+    RunOption(
+        "fail_at",
+        Numbers(),
+        (),
+        "Allocations that fail on the emulated GPU, by number.",
+        "machine",
+        **_ANEW,
+    ),
+    RunOption("eval_every", Count(optional=True), None, "Batches between evaluations; else an epoch.", "keeping"),
+    RunOption(
+        "save_every", Count(optional=True), None, "Batches between checkpoints; else an epoch.", "keeping", **_ANEW
+    ),
+    RunOption("keep", Count(), 2, "Newest checkpoints that are kept, besides the best.", "keeping", **_ANEW),
+    RunOption(
+        "patience", Count(optional=True), None, "Stop after so many evaluations without a better one.", "keeping"
+    ),
+    RunOption("resume", Switch(), False, "Go on from the newest whole checkpoint in DIR.", "keeping", **_ANEW),
+    RunOption("trust_remote_code", Switch(), False, "Run the model's own Python code.", "machine", **_ANEW),
 )
-"""What a resumed run may be given anew: it changes nothing, the data's fingerprint speaks for it, or the plan does."""
+"""What a run has besides the settings of its workload."""
+IN_RUN: Mapping[str, Setting] = {name: s for name, s in SETTINGS.items() if s.is_in_run or name == "model"}
+"""Settings that `vramfit train` takes; None leaves the choice to the plan."""
+OPTIONS: Mapping[str, Setting] = {**IN_RUN, **{option.keyword: option for option in RUN_OPTIONS}}
+DEFAULTS = {"task": SETTINGS["task"].default, "max_grad_norm": 1.0}
+"""Settings that no plan chooses."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainRequest:
-    """One fine-tuning run, described."""
+def _fields() -> list[tuple[str, Any, Any]]:
+    made: list[Any] = [(name, str) for name in ("model", "data", "output")]
+    for name, option in OPTIONS.items():
+        if name in ("model", "data", "output"):
+            continue
+        default = option.default if isinstance(option, RunOption) else DEFAULTS.get(name)
+        made.append(
+            (
+                name,
+                option.value.annotation | None if default is None else option.value.annotation,
+                field(default=default),
+            )
+        )
+    return made
 
-    model: str
-    """A folder, a hub id or a catalogue name."""
-    data: str
-    """A CSV, TSV or JSONL file, or a folder of `datasets`."""
-    output: str
-    """The folder to save in; checkpoints lie there too."""
-    eval_data: str | None = None
-    """Evaluated on the way; the best model is kept."""
-    task: TrainTask = "sequence-classification"
-    text_columns: tuple[str, ...] = ()
-    """Columns of text; empty finds them by their usual names."""
-    label_column: str | None = None
-    max_rows: int | None = None
-    """Read no more rows than this."""
-    skip_bad_rows: bool = False
-    """Leave rows out that cannot be used; otherwise they are an error."""
-    epochs: float = 3
-    """Passes over the data."""
-    max_steps: int | None = None
-    """Batches to learn from, whatever the epochs say."""
-    batch: int | None = None
-    """Samples that one optimizer step sees; None takes the plan's, or 32."""
-    seq: int | None = None
-    """Longest sequence in tokens; longer ones are cut. None takes what the model allows."""
-    lr: float = 5e-5
-    weight_decay: float = 0.01
-    """Of weight matrices; biases and norms are left alone."""
-    warmup: float = 0.1
-    """Below 1 a share of all steps, from 1 on a number of steps."""
-    schedule: ScheduleName = "linear"
-    """How the learning rate falls after the warm-up."""
-    max_grad_norm: float | None = 1.0
-    """Clip the gradient of a batch to this norm."""
-    label_smoothing: float = 0.0
-    seed: int = 0
-    precision: str | None = None
-    """None lets the plan choose; fp32 without one."""
-    optimizer: str | None = None
-    checkpointing: str | int | None = None
-    micro_batch: int | None = None
-    freeze: str | int | tuple[str, ...] | None = None
-    lora: int | None = None
-    quantize: str | None = None
-    offload: str | None = None
-    """`optimizer` or `weights` wait in host memory; None lets the plan choose."""
-    host_memory: str | int | None = None
-    """What may wait there; None takes what is available."""
-    attention: str | None = None
-    """`packed` lays sequences end to end; None lets the plan choose."""
-    compile: bool | None = None
-    """Compile the layers; None does so where a plan says that it pays."""
-    fused: bool | None = None
-    """Fused layers in packed passes; None has them where they can be."""
-    graphs: bool | None = None
-    """Record packed passes as CUDA graphs, where the plan can; None does so where a plan says that it pays."""
-    parallel: str | None = None
-    """With several processes: `ddp`, each has the whole model, or `fsdp`, a part of it. None lets the plan choose."""
-    exact: bool = False
-    """Plan without fewer bits: fp32, and no 8-bit optimizer."""
-    allow: tuple[str, ...] = ()
-    """What the plan may use besides: freeze, lora, int8, bf16, adafactor, sgd."""
-    memory: str | int | None = None
-    """The budget: what PyTorch may reserve."""
-    gpu: str | None = None
-    """Plan for this GPU of the catalogue; None takes the one that is there."""
-    plan: str | None = None
-    """A plan that was saved; it is not made anew."""
-    device: str | None = None
-    """cuda, cuda:N, cpu or emulated; None takes the GPU where there is one."""
-    fail_at: tuple[int, ...] = ()
-    """Numbers of allocations that fail on the emulated GPU."""
-    eval_every: int | None = None
-    """Batches between evaluations; None evaluates after each epoch."""
-    save_every: int | None = None
-    """Batches between checkpoints; None saves after each evaluation or epoch."""
-    keep: int = 2
-    """Newest checkpoints that are kept, beside the best one."""
-    patience: int | None = None
-    """Stop after so many evaluations without a better one."""
-    resume: bool = False
-    """Go on from the newest whole checkpoint in `output`; from the start where there is none."""
-    trust_remote_code: bool = False
+
+if TYPE_CHECKING:
+
+    class _Options:
+        """A field for each option."""
+
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(self, **keywords: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Options = make_dataclass(
+        "_Options",
+        _fields(),
+        namespace={"__post_init__": lambda self: None, "__module__": __name__},
+        frozen=True,
+        kw_only=True,
+        slots=True,
+    )
+
+
+class TrainRequest(_Options):
+    """One fine-tuning run, described: a field for each option."""
+
+    __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name in ("text_columns", "allow", "fail_at", "freeze"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = [*_wrong_choices(self), *_wrong_numbers(self), *_contradictions(self)]
-        if not problems:
-            problems += self._workload_problems()
+        problems = [f"{name} is needed" for name in ("model", "data", "output") if not getattr(self, name)]
+        for name, option in OPTIONS.items():
+            given = getattr(self, name)
+            is_left_open = given is None and not isinstance(option, RunOption)
+            value = given if is_left_open else option.value.normal(given)
+            object.__setattr__(self, name, value)
+            if not is_left_open and name not in ("model", "data", "output"):
+                problems += option.value.problems(name, value)
+        problems += _contradictions(self)
+        problems += [] if problems else self._workload_problems()
         if problems:
             raise WorkloadError(problems)
 
@@ -133,9 +232,8 @@ class TrainRequest:
 
     def settings(self) -> dict[str, Any]:
         """Keywords of `Workload` that were given: what a plan keeps."""
-        names = ("task", "seq", "precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora")
-        more = ("quantize", "offload", "host_memory", "attention", "compile", "fused", "max_grad_norm", "parallel")
-        given = {name: getattr(self, name) for name in (*names, *more)}
+        apart = ("model", "batch", "memory", "gpu", "graphs")
+        given = {name: getattr(self, name) for name in IN_RUN if name not in apart}
         if self.offload == "weights" and self.checkpointing is None:
             given["checkpointing"] = "full"  # its layers come again for backward
         return {name: value for name, value in given.items() if value is not None}
@@ -158,52 +256,25 @@ class TrainRequest:
     def differences(self, saved: dict[str, Any]) -> list[str]:
         """What differs from the request of a saved run in a way that makes it another training, in words."""
         own = self.as_data()
-        names = [f.name for f in fields(self) if f.name not in NEED_NOT_MATCH]
+        names = [name for name, option in OPTIONS.items() if option.must_match_on_resume]
         return [
             f"{name} is {own[name]!r}, and was {saved.get(name)!r}" for name in names if own[name] != saved.get(name)
         ]
 
 
-def _wrong_choices(r: TrainRequest) -> list[str]:
-    choices = {"task": get_args(TrainTask), "schedule": get_args(ScheduleName)}
-    problems = [
-        f"{name} {getattr(r, name)!r} is not one of {', '.join(allowed)} "
-        f"(nearest: {nearest_names(str(getattr(r, name)), allowed, 1)[0]})"
-        for name, allowed in choices.items()
-        if getattr(r, name) not in allowed
-    ]
-    problems += [f"{name} is needed" for name in ("model", "data", "output") if not getattr(r, name)]
-    if r.device is not None and r.device not in ("cpu", "emulated") and r.device.split(":")[0] != "cuda":
-        problems.append(f"device {r.device!r} is not one of cuda, cuda:N, cpu, emulated")
-    if r.memory is not None:
-        try:
-            parse_memory(r.memory)
-        except SizeError as error:
-            problems.append(f"{error} ({error.hint})")
-    return problems
-
-
-def _wrong_numbers(r: TrainRequest) -> list[str]:
-    problems = []
-    for name in ("batch", "seq", "max_steps", "max_rows", "eval_every", "save_every", "keep", "patience"):
-        value = getattr(r, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            problems.append(f"{name} {value!r} is not a whole number from 1")
-    bounds = {"epochs": (0, 1e6), "lr": (0, 1e3), "weight_decay": (-1e-12, 1e3), "label_smoothing": (-1e-12, 1)}
-    for name, (low, high) in bounds.items():
-        value = getattr(r, name)
-        if not isinstance(value, int | float) or not low < value < high:
-            wanted = f"above 0 and below {high:,.0f}" if low == 0 else f"from 0 and below {high:,.0f}"
-            problems.append(f"{name} {value!r} is not a number {wanted}")
-    if not isinstance(r.warmup, int | float) or not 0 <= r.warmup < math.inf:
-        problems.append(f"warmup {r.warmup!r} is neither a share below 1 nor a number of steps")
-    if not isinstance(r.seed, int) or not 0 <= r.seed < 2**63:
-        problems.append(f"seed {r.seed!r} is not a whole number from 0")
-    return problems
-
-
 def _contradictions(r: TrainRequest) -> list[str]:
+    is_cuda = str(r.device).split(":")[0] == "cuda"
+    smoothed = [task.name for task in all_tasks() if task.can_smooth]
+    smooths = isinstance(r.label_smoothing, int | float) and r.label_smoothing > 0
     rules = [
+        (
+            r.task not in trained_tasks(),
+            f"task {r.task} is not one of {', '.join(trained_tasks())}, which can be trained",
+        ),
+        (
+            r.device not in (None, "cpu", "emulated") and not is_cuda,
+            f"device {r.device!r} is not one of cuda, cuda:N, cpu, emulated",
+        ),
         (bool(r.fail_at) and r.device != "emulated", "fail_at is for device emulated"),
         (
             r.device == "emulated" and r.memory is None and r.plan is None,
@@ -212,10 +283,10 @@ def _contradictions(r: TrainRequest) -> list[str]:
         (r.patience is not None and r.eval_data is None, "patience needs eval_data: nothing says what is better"),
         (r.eval_every is not None and r.eval_data is None, "eval_every needs eval_data"),
         (
-            r.label_smoothing > 0 and r.task not in SMOOTHED,
-            f"label_smoothing is for {', '.join(SMOOTHED)}, not {r.task}",
+            smooths and r.task not in smoothed,
+            f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
         ),
-        (bool(r.graphs) and r.label_smoothing > 0, "graphs and label_smoothing do not go together yet"),
+        (bool(r.graphs) and smooths, "graphs and label_smoothing do not go together yet"),
         (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

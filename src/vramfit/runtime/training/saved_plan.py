@@ -10,16 +10,12 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.training import events
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import TrainRequest
+from vramfit.settings import PLANNED
 from vramfit.workload import Workload
 
 HALF = ("amp-fp16", "amp-bf16", "fp16", "bf16")
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
-PLANNED = (
-    *("precision", "optimizer", "checkpointing", "micro_batch", "freeze", "lora"),
-    *("quantize", "offload", "attention", "compile", "fused", "graphs"),
-)
-"""Settings that a plan has decided on."""
 NUM_NAMED = 3
 """Sizes that are named where models differ."""
 

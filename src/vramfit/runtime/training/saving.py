@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
-from vramfit.records.saving import FULL_DISK
+from vramfit.records.codec import FULL_DISK
 from vramfit.runtime.training.tensor_file import sync_folder
 
 TEMPORARY = ".model.new"

@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from vramfit.runtime.training.request import ScheduleName
-
 
 class Schedule:
     """Sets the learning rate of every group after each optimizer step.
@@ -18,7 +16,7 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, name: ScheduleName, lr: float, num_steps: int, warmup: float
+        self, optimizer: torch.optim.Optimizer, *, name: str, lr: float, num_steps: int, warmup: float
     ) -> None:
         self._optimizer = optimizer
         self._name = name
@@ -55,7 +53,7 @@ class Schedule:
                 group["lr"] = self.lr
 
 
-def factor(name: ScheduleName, step: int, warmup: int, total: int) -> float:
+def factor(name: str, step: int, warmup: int, total: int) -> float:
     """What the learning rate is multiplied by at a step.
 
     >>> [round(factor("linear", n, 2, 6), 2) for n in range(7)]

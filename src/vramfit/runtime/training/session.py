@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.loader.host import available_bytes
+from vramfit.loader.budget import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import BatchOrder
 from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
@@ -22,7 +22,6 @@ from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.journal import Journal
 from vramfit.runtime.training.loop import Loop, Parts
-from vramfit.runtime.training.losses import num_labelled, smoothed_loss
 from vramfit.runtime.training.outcome import settings_in_words
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
@@ -33,6 +32,7 @@ from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
 from vramfit.step.own_parts import full
 from vramfit.step.ranks import Ranks
+from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
@@ -134,7 +134,7 @@ class Session:
         ranks: Ranks | None,
     ) -> Stepper:
         w, smoothing = self._workload, self._request.label_smoothing
-        return Stepper(
+        stepper = Stepper(
             model,
             optimizer,
             replace(
@@ -145,9 +145,11 @@ class Session:
             ),
             scheduler=schedule,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
-            count_fn=num_labelled if smoothing else None,
+            count_fn=(lambda batch: num_labelled(batch["labels"])) if smoothing else None,
             ranks=ranks,
         )
+        stepper.task = w.task
+        return stepper
 
     def _loading(self, done_bytes: int, total_bytes: int) -> None:
         self._on_event(events.Loading(done_bytes=done_bytes, total_bytes=total_bytes))

@@ -8,10 +8,9 @@ from pathlib import Path
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.request import REHEARSAL
-from vramfit.records.codec import from_json, to_json
+from vramfit.records.codec import from_json, replace_file, to_json
 from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
-from vramfit.records.saving import replace_file
 from vramfit.runtime.distributed.company import Company, company, own_device
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
@@ -32,6 +31,7 @@ from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saved_plan import saved_plan, suited
 from vramfit.runtime.training.seeding import seed_everything
 from vramfit.runtime.training.session import Session
+from vramfit.tasks import find_task
 from vramfit.units import counted
 from vramfit.workload import Workload
 
@@ -265,7 +265,7 @@ def _say_what_was_read(data: Data, on_event: events.OnEvent) -> None:
             text = f"{rows} of the {name} data {are} left out; the first is row {first.row}: "
             on_event(events.Note(text=text + first.what, warns=True))
         if samples.num_truncated:
-            how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
+            how = find_task(samples.task).long_texts
             are = "is" if samples.num_truncated == 1 else "are"
             rows = counted(samples.num_truncated, "row")
             text = f"{rows} of the {name} data {are} longer than {max(samples.lengths):,} tokens and {how}; "

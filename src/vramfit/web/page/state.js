@@ -3,17 +3,6 @@
 import { combobox } from "/combobox.js";
 import { bytes, element } from "/drawing.js";
 
-const LABELS = {
-  task: { "sequence-classification": "Sequence classification", "token-classification": "Token classification",
-    "question-answering": "Question answering", "masked-lm": "Masked language model", pretraining: "Pretraining", features: "Features only" },
-  mask: { padded: "padded: hides padding", ones: "given, hides nothing", none: "none given" },
-  attention: { "": "model’s own", packed: "packed: no padding" },
-  checkpointing: { "": "none", full: "all layers" },
-  freeze: { "": "nothing", embeddings: "embeddings", encoder: "encoder", backbone: "backbone" },
-  lora: { "": "none", 4: "4", 8: "8", 16: "16", 32: "32", 64: "64" },
-  quantize: { "": "none" },
-  offload: { "": "nothing", optimizer: "optimizer state and its step", activations: "inputs of checkpointed layers", weights: "layers, and the optimizer" },
-};
 const LAYERS = { freeze: (n) => `${n} lowest layers`, checkpointing: (n) => `first ${n} layers`, lora: (n) => n };
 const MODES = { train: "forward, backward and the optimizer’s step", forward: "forward alone, keeping what backward would need", infer: "forward alone, nothing kept" };
 export const $ = (id) => document.getElementById(id);
@@ -25,6 +14,22 @@ let model;
 function fill(select, values, labels = {}) {
   const all = [...new Set([...("" in labels ? [""] : []), ...values])];
   select.replaceChildren(...all.map((v) => element("option", { value: v, text: labels[v] ?? v })));
+}
+
+// The control of a setting that the page does not have by itself: a choice, a switch or a number.
+function control({ keyword: id, label, about, values, labels, modes, is_basic: isBasic }) {
+  const box = (kind, ...inside) => element(kind, { "data-modes": modes.join(" ") }, ...inside);
+  const isChoice = values.length || Object.keys(labels).length > 0;
+  if (values.length === 2 && !("" in labels) || !isChoice && catalogue.defaults[id] === false) {
+    const made = box("label", element("input", { type: "checkbox", role: "switch", id, name: id, value: values[1] ?? "true" }), element("span", { text: label }, element("small", { text: about })));
+    made.className = "switch";
+    return made;
+  }
+  const input = isChoice ? element("select", { id, name: id }) : element("input", { id, name: id, type: "number", min: "1", step: id === "max_grad_norm" ? "any" : "1", inputmode: "numeric" });
+  if (isBasic) input.title = about;
+  const made = box("div", element("label", { for: id, text: label }), input, ...(isBasic ? [] : [element("small", { text: about })]));
+  made.className = "field";
+  return made;
 }
 
 const controls = () => [...form.elements].filter((control) => control.name && control.type !== "radio");
@@ -41,8 +46,9 @@ export function build(found, onModel) {
   const kinds = groupBy(gpus, (g) => g.kind);
   $("gpu").replaceChildren(...[...kinds].map(([kind, inside]) => element("optgroup", { label: kind.replace("-", " ") },
     ...inside.map((g) => element("option", { value: g.name, text: `${g.title.replace(/^NVIDIA /, "")}, ${bytes(g.total_memory_bytes)}` })))));
-  for (const select of form.querySelectorAll("select:not(#gpu)")) {
-    fill(select, choices[select.name] ?? Object.keys(LABELS[select.name]), LABELS[select.name]);
+  for (const setting of catalogue.settings) {
+    if (!$(setting.keyword)) $(setting.is_basic ? "basic" : "more").append(control(setting));
+    if ($(setting.keyword).tagName === "SELECT" && setting.keyword !== "gpu") fill($(setting.keyword), [...setting.values, ...Object.keys(setting.labels)], setting.labels);
   }
   $("batch").max = catalogue.max_batch;
   $("accumulate").max = catalogue.max_batch;

@@ -15,6 +15,7 @@ from vramfit.integrations.sagemaker.hyperparameters import make_request, read_ar
 from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
 from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
 from vramfit.runtime.training.interruption import Terminated
+from vramfit.units import GIB
 
 
 def job_of(base: Path, **environment: str) -> Job:
@@ -97,7 +98,7 @@ def test_hyperparameters_are_texts_in_every_spelling(tmp_path: Path) -> None:
         2,
         "full",
     )
-    assert (made.task, made.max_steps, made.memory, made.precision) == ("sequence-classification", 10, "2GiB", None)
+    assert (made.task, made.max_steps, made.memory, made.precision) == ("sequence-classification", 10, 2 * GIB, None)
 
 
 def test_every_wrong_hyperparameter_is_named_at_once(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_every_wrong_hyperparameter_is_named_at_once(tmp_path: Path) -> None:
     said = "; ".join(caught.value.problems)
     for words in (
         "epocs is not known (nearest: epochs)",
-        "batch is 'many', not a number",
+        "batch is 'many', not a whole number",
         "seed is '1.5', not a whole number",
         "fp16 is 'maybe', not True or False",
         "output is the job's to decide",

@@ -11,7 +11,7 @@ from tests.unit.runtime.training.small_runs import run, write_model
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_json
-from vramfit.records.course import FILE_NAME, StepCourse, sample
+from vramfit.records.run import COURSE_FILE, StepCourse, sample
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.recording import MAX_RECORDED, Recorder, live_after
@@ -20,7 +20,7 @@ from vramfit.runtime.training.recording import MAX_RECORDED, Recorder, live_afte
 def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -> None:
     model = write_model(tmp_path / "source", hidden_size=64, intermediate_size=256)
     run(tmp_path, device="emulated", memory="64MiB", epochs=1, batch=16)
-    course = from_json(StepCourse, (tmp_path / "out" / FILE_NAME).read_text())
+    course = from_json(StepCourse, (tmp_path / "out" / COURSE_FILE).read_text())
     assert course.step >= 2
     assert course.num_events > 300
     predicted = estimate(
@@ -33,7 +33,7 @@ def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -
 
 def test_on_the_cpu_nothing_is_recorded(tmp_path: Path) -> None:
     run(tmp_path, epochs=1, batch=16)
-    assert not (tmp_path / "out" / FILE_NAME).exists()
+    assert not (tmp_path / "out" / COURSE_FILE).exists()
 
 
 def test_a_step_whose_passes_are_replayed_asks_for_nothing_and_is_not_recorded(
@@ -41,7 +41,7 @@ def test_a_step_whose_passes_are_replayed_asks_for_nothing_and_is_not_recorded(
 ) -> None:
     monkeypatch.setattr(Stepper, "records", property(lambda stepper: True))
     run(tmp_path, device="emulated", memory="64MiB", epochs=1, batch=16)
-    assert not (tmp_path / "out" / FILE_NAME).exists()
+    assert not (tmp_path / "out" / COURSE_FILE).exists()
 
 
 def test_only_larger_batches_are_recorded_and_not_many() -> None:
@@ -93,7 +93,7 @@ def test_a_packed_step_is_recorded_with_its_lengths(tmp_path: Path) -> None:
         device="emulated",
         memory="256MiB",
     )
-    course = from_json(StepCourse, (tmp_path / "out" / FILE_NAME).read_text())
+    course = from_json(StepCourse, (tmp_path / "out" / COURSE_FILE).read_text())
     assert len(course.lengths) == course.batch == 16
     assert len(set(course.lengths)) > 1
     assert course.micro_batch == 8

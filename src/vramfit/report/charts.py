@@ -1,0 +1,190 @@
+"""Bars, curves and points in lines of text: as wide as their place, and readable without colour."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from vramfit.records.estimate import TimelinePoint
+from vramfit.report.words import size
+
+MIN_WIDTH = 8
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+CATEGORY_LOOKS: Mapping[str, tuple[str, str]] = {
+    "weights": ("blue", "█"),
+    "gradients": ("magenta", "▓"),
+    "optimizer": ("yellow", "▒"),
+    "activations": ("green", "░"),
+    "temporaries": ("cyan", "▚"),
+    "workspaces": ("bright_black", "≡"),
+    "inputs": ("default", "·"),
+}
+"""Category → its colour, and the character that stands for it where there are no colours."""
+PART_STYLES = {"forward": "cyan", "backward": "blue", "optimizer": "cyan"}
+SHORT_PARTS = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+MIN_PLOT_WIDTH = 30
+MAX_PLOT_WIDTH = 84
+LABEL_WIDTH = 11
+
+
+def has_colour(console: Console) -> bool:
+    """Whether colours reach the reader."""
+    return console.color_system is not None and not console.no_color
+
+
+def category_mark(category: str, *, colour: bool) -> tuple[str, str]:
+    """(character, style) that stands for a category."""
+    style, glyph = CATEGORY_LOOKS.get(category, ("default", "?"))
+    return ("█", style) if colour else (glyph, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meter:
+    """A figure against a limit; a mark stands at the limit where the figure goes beyond it."""
+
+    value: int
+    limit: int
+    scale: int
+    """What the whole width stands for; at least `value` and `limit`."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width, 1)
+        filled, limit = (round(width * n / self.scale) if self.scale else 0 for n in (self.value, self.limit))
+        if self.value > self.limit:
+            limit = min(limit, max(width - 2, 0))  # an excess is never too small to see
+            filled = min(max(filled, limit + 2), width)
+            yield Segment("▆" * limit + "┃" + "▆" * (filled - limit - 1), Style.parse("red"))
+        else:
+            filled = max(filled, 1) if self.value else 0
+            yield Segment("▆" * filled, Style.parse("cyan"))
+            yield Segment("▁" * (limit - filled), Style.parse("dim"))
+        yield Segment(" " * (width - max(filled, limit)))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """Shares of a whole, side by side."""
+
+    shares: Mapping[str, int]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        total = sum(self.shares.values())
+        end, so_far = 0, 0
+        for category, num_bytes in self.shares.items():
+            so_far += num_bytes
+            start, end = end, round(options.max_width * so_far / total) if total else 0
+            glyph, style = category_mark(category, colour=has_colour(console))
+            yield Segment(glyph * (end - start), Style.parse(style or "none"))
+        yield Segment.line()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Bytes over a step as columns, with the parts of the step beneath."""
+
+    points: Sequence[TimelinePoint]
+    height: int = 4
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = resample(self.points, options.max_width)
+        top = max((p.allocated_bytes for p in columns), default=0)
+        for row in reversed(range(self.height)):
+            line = Text(no_wrap=True)
+            for point in columns:
+                level = ceil(point.allocated_bytes / top * self.height * 8) if top else 0
+                glyph = EIGHTHS[min(max(level - 8 * row, 0), 8)]
+                line.append(glyph, PART_STYLES.get(point.part, ""))
+            yield line
+        yield label_parts([p.part for p in columns])
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_WIDTH, options.max_width)
+
+
+def resample(points: Sequence[TimelinePoint], width: int) -> list[TimelinePoint]:
+    """The points as exactly `width` columns, each the highest of its stretch: no peak is lost."""
+    num = len(points)
+    if not num:
+        return []
+    stretches = (points[i * num // width : max(-(-(i + 1) * num // width), i * num // width + 1)] for i in range(width))
+    return [max(stretch, key=lambda point: point.allocated_bytes) for stretch in stretches]
+
+
+def label_parts(parts: Sequence[str]) -> Text:
+    """One line that names each run of columns as far as there is room: `├─ forward ─┤├─ backward ─┤`."""
+    line = Text(no_wrap=True)
+    for part, run in groupby(parts):
+        line.append(_label(part, sum(1 for _ in run)), PART_STYLES.get(part, ""))
+    return line
+
+
+def _label(part: str, width: int) -> str:
+    for name in (part, SHORT_PARTS.get(part, part[:3]), part[:1]):
+        if width >= len(name) + 4:
+            return "└" + f" {name} ".center(width - 2, "─") + "┘"
+        if width >= len(name) + 2:
+            return name.center(width)
+    return part[:1] if width == 1 else part[:1].center(width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One run."""
+
+    seconds: float
+    num_bytes: int
+    mark: str
+    style: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """Points by seconds (to the right) and bytes (upwards), with a line at the limit.
+
+    Later points lie over earlier ones.
+    """
+
+    points: Sequence[Point]
+    limit_bytes: int
+    x_label: str = "seconds a step"
+    height: int = 9
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(min(options.max_width, MAX_PLOT_WIDTH) - LABEL_WIDTH - 3, MIN_PLOT_WIDTH)
+        top = max([self.limit_bytes, *(p.num_bytes for p in self.points)])
+        longest = max((p.seconds for p in self.points), default=0.0) or 1.0
+        cells = [[(" ", "")] * width for _ in range(self.height)]
+        limit_row = self._row(self.limit_bytes, top)
+        cells[limit_row] = [("┄", "yellow")] * width
+        for point in self.points:
+            column = round(point.seconds / longest * (width - 1))
+            cells[self._row(point.num_bytes, top)][column] = (point.mark, point.style)
+        for row in reversed(range(self.height)):
+            label = size(self.limit_bytes) if row == limit_row else size(top) if row == self.height - 1 else ""
+            if row == self.height - 1 and limit_row == row - 1:
+                label = ""  # two labels in neighbouring lines would be read as one
+            line = Text(f"{label:>{LABEL_WIDTH}} ┤" if label else f"{'':>{LABEL_WIDTH}} │", no_wrap=True)
+            for mark, style in cells[row]:
+                line.append(mark, style)
+            yield line
+        yield Text(f"{'0':>{LABEL_WIDTH}} └{'─' * width}", no_wrap=True)
+        end = f"{longest:.3g}"
+        yield Text(" " * (LABEL_WIDTH + 2) + "0" + f"{self.x_label} {end}".rjust(width - 1), no_wrap=True)
+
+    def _row(self, num_bytes: int, top: int) -> int:
+        return min(round(num_bytes / top * (self.height - 1)), self.height - 1)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(MIN_PLOT_WIDTH, options.max_width)

@@ -1,0 +1,117 @@
+"""Settings: a module a technique, and what is not one besides; found here, asked for by everything else.
+
+To add a technique, add a module with a `Setting`: see `docs/add-a-technique.md`.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from vramfit.settings.precision import usual_precision
+from vramfit.settings.setting import BF16_CAPABILITY, TRITON_CAPABILITY, Kind, Setting, Technique
+
+if TYPE_CHECKING:
+    from vramfit.workload import Workload
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""The mildest first."""
+
+
+def _find() -> Iterator[Setting]:
+    for module in pkgutil.iter_modules(__path__):
+        members = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
+        for member in members:
+            is_setting = inspect.isclass(member) and issubclass(member, Setting) and hasattr(member, "keyword")
+            if is_setting and member.__module__ == f"{__name__}.{module.name}":
+                yield member()
+
+
+SETTINGS: Mapping[str, Setting] = {s.keyword: s for s in sorted(_find(), key=lambda s: s.order)}
+"""Keyword → setting, in the order of `Workload`."""
+APPLIED: tuple[Setting, ...] = tuple(sorted((s for s in SETTINGS.values() if s.applied), key=lambda s: s.applied))
+"""Settings that change a model, in the order in which they do."""
+PLANNED: tuple[str, ...] = tuple(s.keyword for s in SETTINGS.values() if s.is_planned)
+"""Keywords that a plan chooses where the user does not."""
+ALLOWABLE: Mapping[str, str] = {name: means for s in SETTINGS.values() for name, means in s.allows}
+"""What a plan uses only where it is allowed → what it means."""
+TECHNIQUES: tuple[Technique, ...] = tuple(
+    t for kind in KINDS for s in SETTINGS.values() for t in s.all_techniques if t.kind == kind
+)
+"""Every technique, the mildest kind first."""
+
+
+def having(**flags: Any) -> tuple[str, ...]:
+    """Keywords of the settings with these class variables.
+
+    >>> having(at_load=True)
+    ('model', 'task', 'num_labels', 'precision', 'attention', 'quantize', 'offload', 'memory')
+    """
+    return tuple(s.keyword for s in SETTINGS.values() if all(getattr(s, name) == v for name, v in flags.items()))
+
+
+def find(keyword: str, value: Any) -> Technique | None:
+    """The technique that a keyword's value is; None for what is no technique, such as fp32.
+
+    >>> find("precision", "amp-bf16").kind
+    'numeric'
+    """
+    return SETTINGS[keyword].technique(value)
+
+
+def used_by(workload: "Workload") -> tuple[Technique, ...]:
+    """The techniques that a workload asks for, the mildest kind first."""
+    found = (s.technique(getattr(workload, s.keyword)) for s in SETTINGS.values())
+    return tuple(sorted((t for t in found if t is not None), key=TECHNIQUES.index))
+
+
+def conflicts(workload: "Workload", capability: tuple[int, int], gpu: str) -> list[str]:
+    """Why a workload cannot run on a GPU, one sentence a problem; empty where it can.
+
+    What contradicts itself on any GPU is refused by `Workload`, and what a model does not have by `apply`.
+
+    Args:
+        capability: the GPU's compute capability.
+        gpu: its name, for the sentences.
+    """
+    which = f"{gpu} (sm_{capability[0]}{capability[1]})"
+    return [text for s in SETTINGS.values() for text in s.gpu_problems(workload, capability, which)]
+
+
+def in_words(workload: "Workload") -> list[str]:
+    """Phrases for how a workload is done, but for what is as it is by itself."""
+    found = (s.words(workload) for s in SETTINGS.values() if s.group != "job")
+    return [text for text in found if text is not None]
+
+
+CHOSEN: tuple[str, ...] = tuple(s.keyword for s in SETTINGS.values() if s.is_planned and s.is_in_run)
+"""Keywords that a plan chooses and a person may: what is said of a plan in a line."""
+
+
+def chosen_in_words(workload: "Workload") -> list[str]:
+    """Phrases for what a plan chooses, but for how the batch is split."""
+    return [text for text in (SETTINGS[name].brief(workload) for name in CHOSEN) if text is not None]
+
+
+__all__ = [
+    "ALLOWABLE",
+    "APPLIED",
+    "BF16_CAPABILITY",
+    "CHOSEN",
+    "KINDS",
+    "PLANNED",
+    "SETTINGS",
+    "TECHNIQUES",
+    "TRITON_CAPABILITY",
+    "Kind",
+    "Setting",
+    "Technique",
+    "chosen_in_words",
+    "conflicts",
+    "find",
+    "having",
+    "in_words",
+    "used_by",
+    "usual_precision",
+]

@@ -1,0 +1,96 @@
+"""`attention`: the kernel, padded or packed; and `mask`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.values import Choice, Switch
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Attention(Setting):
+    keyword, order, applied = "attention", 110, 10
+    value = Choice(names=("sdpa", "eager", "packed"), optional=True)
+    label = "Attention"
+    labels = (("", "model’s own"), ("packed", "packed: no padding"))
+    about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
+    help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
+    is_planned = in_inference = at_load = True
+    techniques = (
+        Technique(
+            values=("sdpa",),
+            kind="free",
+            does="attention scores are computed in tiles and never written out",
+            costs="none",
+        ),
+        Technique(
+            values=("packed",),
+            kind="free",
+            does="sequences lie end to end, so that padding takes nothing",
+            costs="none: a sequence sees only itself",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.attention == "packed" and w.trains and w.loop != "stepper":
+            yield "attention packed is for loop 'stepper': a plain loop's loss does not know where sequences begin"
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if w.attention == "packed" and capability < BF16_CAPABILITY:
+            yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
+        if w.attention == "packed" and w.precision in ("fp32", "tf32"):
+            yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        return bool(w.attention == "packed")
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import packing
+
+        packing.apply(model, w.task)
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        from vramfit.techniques import packing
+
+        packing.undo(model)
+
+    def words(self, w: "Workload") -> str | None:
+        return f"{w.attention} attention" if w.attention else None
+
+    def brief(self, w: "Workload") -> str | None:
+        return "packed" if w.attention == "packed" else None
+
+
+class Mask(Setting):
+    keyword, order = "mask", 120
+    value = Choice(names=("none", "ones", "padded"))
+    default = "padded"
+    label = "Attention mask"
+    labels = (("padded", "padded: hides padding"), ("ones", "given, hides nothing"), ("none", "none given"))
+    about = "Some kernels can only be used where no token is hidden."
+    help = "Whether an attention mask is given, and whether it hides anything."
+    in_inference = True
+
+    def words(self, w: "Workload") -> str | None:
+        return {"none": "no mask", "ones": "mask of ones"}.get(w.mask)
+
+
+class Dropout(Setting):
+    keyword, order, applied = "dropout", 130, 60
+    value = Switch()
+    default = True
+    help = "Without dropout, modules are as under model.eval(). Inference never drops."
+    on_page = False
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        return True
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        model.train(w.mode != "infer" and w.dropout)
+
+    def words(self, w: "Workload") -> str | None:
+        return None if w.dropout else "no dropout"

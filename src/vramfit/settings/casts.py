@@ -1,0 +1,53 @@
+"""`casts`: under autocast, a layer's weights cast by one call."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vramfit.settings.fused import Fused
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Casts(Setting):
+    keyword, order, applied = "casts", 240, 80
+    value = Choice(names=("each", "together"))
+    default = "each"
+    planned_default = "together"
+    in_run = False
+    label, modes = "Cast weights by layer", ("train",)
+    about = "Under amp, a layer’s weights are cast to half precision at once, and let go of when the layer is done."
+    help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."
+    is_planned = True
+    must_match_on_resume = False
+    techniques = (
+        Technique(
+            values=("together",),
+            kind="free",
+            does="under autocast, a layer's weights are cast by one call and let go of when its forward ends",
+            costs="none",
+        ),
+    )
+
+    def settled(self, chosen: Mapping[str, Any]) -> str:
+        can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
+        return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        from vramfit.techniques import casting
+
+        return casting.is_for(w)
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import casting
+
+        casting.apply(model)
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        from vramfit.techniques import casting
+
+        casting.undo(model)

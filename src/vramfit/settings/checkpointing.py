@@ -1,0 +1,61 @@
+"""`checkpointing`: layers computed again in backward."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Value, is_count, is_text, number_or_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers(Value):
+    """`full`, or a number of layers."""
+
+    optional: bool = True
+    metavar: str | None = "full|K"
+    kind: ClassVar[Any] = Literal["full"] | int
+
+    def is_right(self, value: Any) -> bool:
+        return is_text(value, "full") or is_count(value)
+
+    def wanted(self, value: Any) -> str:
+        return "'full' or a number of layers"
+
+    def parse(self, text: str) -> int | str:
+        return number_or_text(text)
+
+
+class Checkpointing(Setting):
+    keyword, order, applied = "checkpointing", 140, 70
+    value = Layers()
+    label, modes, is_basic = "Checkpointing", ("train", "forward"), True
+    labels = (("", "none"), ("full", "all layers"))
+    help = "Recompute all layers in backward, or the first K."
+    is_planned = True
+    must_match_on_resume = is_kept_on_resume = False
+    techniques = (
+        Technique(
+            values=("full", "K"),
+            kind="free",
+            does="a layer keeps only its input and is computed again in backward",
+            costs="none: time, up to a third of a step",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.checkpointing is not None and w.mode == "infer":
+            yield "checkpointing keeps nothing: mode is infer"
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        return bool(w.mode != "infer")
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import checkpointing
+
+        checkpointing.apply(model, w.checkpointing)

@@ -1,0 +1,45 @@
+"""`compile`: `torch.compile` on the model's layers."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.values import Switch
+
+if TYPE_CHECKING:
+    from vramfit.workload import Workload
+
+
+class Compile(Setting):
+    keyword, order = "compile", 210
+    value = Switch()
+    default = False
+    label = "torch.compile"
+    about = "Layers become kernels made for them: faster steps after minutes of compiling."
+    help = "torch.compile on the model's layers; a plan takes it where a run is long enough for it to pay."
+    is_planned = in_inference = True
+    is_measured = False
+    techniques = (
+        Technique(
+            values=("True",),
+            kind="numeric",
+            does="fused kernels keep fewer intermediate results, and read and write less",
+            costs="hardly any: fused kernels round less often",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if not w.compile:
+            return
+        if w.offload == "weights":
+            yield "offload weights and compile do not go together: layers come and go"
+        elif w.offload is not None:
+            yield f"compile and offload {w.offload} do not go together: what hooks do is not compiled"
+        if w.quantize is not None:
+            yield f"compile and quantize {w.quantize} do not go together yet"
+        if w.num_gpus > 1:
+            yield "compile is for one GPU yet"
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if w.compile and capability < TRITON_CAPABILITY:
+            yield f"compile: Triton does not compile for {gpu}"

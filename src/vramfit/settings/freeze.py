@@ -1,0 +1,87 @@
+"""`freeze`: parameters that do not learn."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Value, is_count, is_text, number_or_text
+from vramfit.units import plain, shown
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+NAMES = ("embeddings", "encoder", "backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen(Value):
+    """Parts by name, the k lowest layers, patterns of parameter names, or several of these."""
+
+    optional: bool = True
+    metavar: str | None = "NAME|K|PATTERN,…"
+    kind: ClassVar[Any] = str | int | tuple[str, ...]
+
+    def normal(self, value: Any) -> Any:
+        value = plain(value)
+        parts = value.split(",") if isinstance(value, str) and "," in value else value
+        if not isinstance(parts, tuple | list):
+            return value
+        parts = tuple(map(plain, parts))
+        return tuple(part.strip() if isinstance(part, str) else str(part) if is_count(part) else part for part in parts)
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        if value is None or is_text(value, *NAMES) or is_count(value):
+            return []
+        if isinstance(value, tuple) and value and all(isinstance(p, str) and p for p in value):
+            wrong = [p for p in value if p.isdecimal() and not is_count(int(p[:20]))]
+            return [f"{name} {shown(p)} is not a number of layers" for p in wrong]
+        if isinstance(value, str) and any(c in value for c in ".*?["):
+            return []
+        return [
+            f"{name} {shown(value)} is not {', '.join(NAMES)}, a number of layers, "
+            "patterns of parameter names such as 'bert.encoder.layer.0.*', or several of these"
+        ]
+
+    def parse(self, text: str) -> int | str | tuple[str, ...]:
+        parts = tuple(part.strip() for part in text.split(","))
+        return parts if len(parts) > 1 else number_or_text(parts[0])
+
+
+class Freeze(Setting):
+    keyword, order, applied = "freeze", 150, 30
+    value = Frozen()
+    label, modes, is_basic = "Frozen", ("train",), True
+    labels = (("", "nothing"), *((name, name) for name in NAMES))
+    help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
+    is_planned = True
+    allows = (("freeze", "parameters that do not learn"),)
+    techniques = (
+        Technique(
+            values=("embeddings", "encoder", "backbone", "K", "PATTERNS"),
+            kind="different training",
+            does="parameters that do not learn need no gradient, no state and often no activations",
+            costs="little for the embeddings, much for the whole backbone",
+        ),
+    )
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        return True
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import freezing
+
+        freezing.apply(model, w.freeze)
+
+    def words(self, w: "Workload") -> str | None:
+        if w.freeze is None:
+            return None
+        if isinstance(w.freeze, int):
+            return f"freeze {w.freeze} layers"
+        return f"freeze {', '.join(w.freeze) if isinstance(w.freeze, tuple) else w.freeze}"
+
+
+def freezes_layers(w: "Workload") -> bool:
+    """Whether no layer learns."""
+    return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))

@@ -1,0 +1,70 @@
+"""`fused`: a layer of BERT's kind as one function, with kernels of vramfit's own."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.values import Switch
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Fused(Setting):
+    keyword, order, applied = "fused", 220, 90
+    value = Switch()
+    default = False
+    planned_default = True
+    label, modes = "Fused layers", ("train",)
+    about = "vramfit’s own kernels; for packed attention under amp."
+    help = "In packed amp-* training, layers of BERT's kind as one function each; a plan takes it where it can be."
+    is_planned = True
+    is_measured = False
+    must_match_on_resume = False
+    techniques = (
+        Technique(
+            values=("True",),
+            kind="free",
+            does="a layer of BERT's kind is one function, which keeps and copies less between its products",
+            costs="none: sums of gradients are rounded less often",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if not w.fused:
+            return
+        if not w.trains or w.attention != "packed":
+            yield "fused is for packed training: take attention packed"
+        if not w.autocasts:
+            yield f"fused is for precision amp-bf16 or amp-fp16, not {w.precision}"
+        if w.compile:
+            yield "fused and compile do not go together: either makes a layer's kernels"
+        if w.lora is not None:
+            yield "fused and lora do not go together: adapters are other products"
+        if w.quantize is not None:
+            yield f"fused and quantize {w.quantize} do not go together"
+        if w.offload is not None:
+            yield f"fused and offload {w.offload} do not go together yet"
+        if w.num_gpus > 1:
+            yield "fused is for one GPU yet"
+
+    def settled(self, chosen: Mapping[str, Any]) -> bool:
+        plain = chosen["lora"] is None and chosen["quantize"] is None and chosen["offload"] is None
+        is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
+        return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if w.fused and capability < TRITON_CAPABILITY:
+            yield f"fused: Triton does not compile for {gpu}"
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import fusing
+
+        fusing.require(model)
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        from vramfit.techniques import fusing
+
+        fusing.undo(model)

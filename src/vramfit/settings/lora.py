@@ -1,0 +1,50 @@
+"""`lora`: adapters learn in place of weights."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.freeze import freezes_layers
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Count
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Lora(Setting):
+    keyword, order, applied = "lora", 180, 40
+    value = Count(optional=True, metavar="RANK")
+    label, modes, is_basic = "LoRA rank", ("train",), True
+    labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
+    help = "Rank of LoRA adapters on the attention projections; none unless given."
+    is_planned = True
+    allows = (("lora", "only adapters and the head learn"),)
+    techniques = (
+        Technique(
+            values=("RANK",),
+            kind="different training",
+            does="only thin matrices beside the attention projections learn, and the head",
+            costs="often little; hard tasks need a higher rank or the full model",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.lora is None:
+            return
+        if w.mode != "train":
+            yield f"lora is for mode train, not {w.mode}"
+        frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)
+        if freezes_layers(w) or any(str(f).isdecimal() for f in frozen):
+            yield (
+                f"lora {w.lora} adapts layers that freeze {w.freeze!r} takes out of training: drop freeze, "
+                "since LoRA freezes all but its adapters and the head"
+            )
+        if w.shards:
+            yield "lora learns little, and fsdp has little to cut: take parallel ddp"
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import lora
+
+        lora.apply(model, w.lora)

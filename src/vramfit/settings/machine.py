@@ -1,0 +1,42 @@
+"""Where a job runs: the GPU, its memory, the host's, and the torch that is predicted for."""
+
+from vramfit.settings.setting import Setting
+from vramfit.settings.values import Bytes, Text
+
+
+class _Machine(Setting):
+    group = "machine"
+    in_inference = True
+    must_match_on_resume = is_kept_on_resume = False
+
+    is_said = False
+
+
+class Gpu(_Machine):
+    keyword, order = "gpu", 300
+    value = Text(such="t4")
+    in_run = True
+    help = "A GPU of the catalogue (vramfit gpus): gives the architecture and, without memory, the capacity."
+
+
+class Memory(_Machine):
+    keyword, order = "memory", 310
+    value = Bytes()
+    in_run = True
+    help = "What PyTorch's allocator may reserve, such as 11.17GiB."
+    at_load = True
+
+
+class HostMemory(_Machine):
+    keyword, order = "host_memory", 320
+    value = Bytes()
+    in_run = True
+    help = "What may be offloaded to host memory, such as 16GiB."
+    on_page = False
+
+
+class TorchVersion(_Machine):
+    keyword, order = "torch_version", 330
+    value = Text(such="2.11", metavar="X.Y")
+    help = "Predict for this torch, such as 2.11; the installed one unless given."
+    on_page = False

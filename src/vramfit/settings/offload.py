@@ -1,0 +1,84 @@
+"""`offload`: what waits in host memory."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+
+class Offload(Setting):
+    keyword, order, applied = "offload", 200, 100
+    value = Choice(names=("optimizer", "activations", "weights"), optional=True)
+    label = "Kept in host memory"
+    labels = (
+        ("", "nothing"),
+        ("optimizer", "optimizer state and its step"),
+        ("activations", "inputs of checkpointed layers"),
+        ("weights", "layers, and the optimizer"),
+    )
+    about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
+    help = "What is kept in host memory until it is needed."
+    is_planned = in_inference = at_load = True
+    must_match_on_resume = False
+    is_measured = False
+    techniques = (
+        Technique(
+            values=("weights", "optimizer", "activations"),
+            kind="free",
+            does="what is not needed at the moment waits in host memory",
+            costs="none: time, where copies do not hide behind computing",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.offload is None:
+            return
+        if w.offload == "optimizer" and not w.trains:
+            yield f"offload optimizer is for mode train, not {w.mode}"
+        if w.offload == "weights" and w.mode == "forward":
+            yield "offload weights is for mode train or infer, not forward"
+        if w.offload == "activations" and (w.mode == "infer" or w.checkpointing is None or not w.dropout):
+            yield (
+                "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and "
+                "dropout"
+            )
+        if w.num_gpus > 1:
+            yield f"offload {w.offload} is for one GPU: take parallel fsdp"
+        if w.steps_on_host:
+            yield from self._host_step(w)
+
+    def _host_step(self, w: "Workload") -> Iterator[str]:
+        if w.loop != "stepper":
+            yield f"offload {w.offload} is for loop 'stepper': a plain loop would keep all gradients on the GPU"
+        if w.optimizer == "adamw-8bit":
+            yield (
+                f"offload {w.offload} and optimizer adamw-8bit do not go together: rounded moments save memory of a "
+                "GPU only (take adamw-fused)"
+            )
+        if w.offload != "weights":
+            return
+        if w.checkpointing != "full":
+            yield "offload weights computes every layer again in backward: take checkpointing full"
+        if not w.dropout:
+            yield (
+                "offload weights needs dropout: without it layers run as under model.eval(), which checkpoints none "
+                "(set the model's dropout probabilities to 0 instead)"
+            )
+        if w.lora is not None:
+            yield "offload weights and lora do not go together: take offload optimizer"
+        if w.quantize is not None:
+            yield f"offload weights and quantize {w.quantize} do not go together"
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        return bool(w.offload == "activations")
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import layer_inputs
+
+        layer_inputs.apply(model)

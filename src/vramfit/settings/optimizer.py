@@ -1,0 +1,54 @@
+"""`optimizer`: what takes the step."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.values import Choice
+
+if TYPE_CHECKING:
+    from vramfit.workload import Workload
+
+
+class Optimizer(Setting):
+    keyword, order = "optimizer", 160
+    value = Choice(names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
+    default = "adamw"
+    label, modes, is_basic = "Optimizer", ("train",), True
+    help = "Optimizer; `adamw` is torch's default (foreach)."
+    is_planned = True
+    allows = (
+        ("adafactor", "another optimizer, which keeps its second moment in factors"),
+        ("sgd", "another optimizer, which keeps no moments"),
+    )
+    techniques = (
+        Technique(
+            values=("adamw-fused", "adamw-single"),
+            kind="free",
+            does="the step makes no temporaries for all weights at once",
+            costs="none",
+        ),
+        Technique(
+            values=("adamw-8bit",),
+            kind="numeric",
+            does="both moments in a byte a weight, with a scale for each block of 256",
+            costs="little: moments are rounded at every step, weights in bf16 by chance, which is fair on average",
+        ),
+        Technique(
+            values=("sgd", "adafactor"),
+            kind="different training",
+            does="no moments, or one in factors, in place of AdamW's two",
+            costs="other learning rates are needed, and often more steps",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
+            yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if capability < TRITON_CAPABILITY and w.optimizer == "adamw-8bit" and w.trains:
+            yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"
+
+    def words(self, w: "Workload") -> str | None:
+        return str(w.optimizer) if w.trains else None

@@ -1,0 +1,79 @@
+"""`precision`: the types of weights and products."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.values import Choice, is_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+NAMES = ("fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16")
+
+
+def usual_precision(capability: tuple[int, int], *, infers: bool) -> str:
+    """The lower precision that is usual on a GPU: autocast, or weights in 16 bits where nothing is learned."""
+    if capability >= BF16_CAPABILITY:
+        return "bf16" if infers else "amp-bf16"
+    return "fp16" if infers else "amp-fp16"
+
+
+def _meant(value: object) -> str | None:
+    if is_text(value, "int8", "int8-dynamic", "int4"):
+        return f"{value} is a quantization: take --quantize {value}, quantize={value!r}"
+    return None
+
+
+class Precision(Setting):
+    keyword, order, applied = "precision", 100, 20
+    value = Choice(names=NAMES, meant=_meant)
+    default = "fp32"
+    label, is_basic = "Precision", True
+    help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
+    is_planned = in_inference = at_load = True
+    allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
+    techniques = (
+        Technique(
+            values=("tf32",),
+            kind="numeric",
+            does="products round their inputs to 10 bits; takes no less memory, and less time",
+            costs="hardly any: sums stay in fp32",
+        ),
+        Technique(
+            values=("amp-bf16", "amp-fp16"),
+            kind="numeric",
+            does="activations and products in 16 bits over fp32 weights",
+            costs="hardly any: fp16 needs its loss scaled and skips steps that overflow",
+        ),
+        Technique(
+            values=("bf16", "fp16"),
+            kind="numeric",
+            does="weights, gradients and optimizer state in 16 bits too",
+            costs="some in training: small updates are rounded away; little in inference",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.precision == "fp16" and w.trains:
+            yield (
+                "precision fp16 cannot train: fp16 weights overflow without a GradScaler, and GradScaler "
+                "refuses fp16 gradients (take amp-fp16, or bf16)"
+            )
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if w.precision in ("amp-bf16", "bf16") and capability < BF16_CAPABILITY:
+            instead = "amp-fp16" if w.precision == "amp-bf16" or w.trains else "fp16"
+            yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
+        if w.precision == "tf32" and capability < BF16_CAPABILITY:
+            yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import precision
+
+        precision.apply(model, w.precision)
+
+    def words(self, w: "Workload") -> str:
+        return str(w.precision)

@@ -1,0 +1,92 @@
+"""`num_gpus`, `parallel`, `num_nodes`: several GPUs share a step; `allocator` and `loop`: what runs it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Choice, Count
+
+if TYPE_CHECKING:
+    from vramfit.workload import Workload
+
+
+class Allocator(Setting):
+    keyword, order, group = "allocator", 250, "machine"
+    value = Choice(names=("default", "expandable"))
+    default = "default"
+    planned_default = "expandable"
+    in_run = False
+    label = "Expandable segments"
+    about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
+    help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
+    is_planned = in_inference = True
+    techniques = (
+        Technique(
+            values=("expandable",),
+            kind="free",
+            does="segments grow in place, so that less is lost between blocks",
+            costs="none",
+        ),
+    )
+
+    def words(self, w: "Workload") -> str | None:
+        return None if w.allocator == "default" else f"{w.allocator} segments"
+
+
+class NumGpus(Setting):
+    keyword, order, group = "num_gpus", 260, "machine"
+    value = Count()
+    default = 1
+    help = "GPUs that share a step: each passes its part of the batch, in micro-batches of its own."
+    is_measured = on_page = False
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.num_gpus == 1:
+            return
+        if not w.trains:
+            yield f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"
+        elif w.loop != "stepper":
+            yield f"num_gpus {w.num_gpus} is for loop 'stepper': a plain loop's mean is not that of the whole batch"
+        if w.num_gpus > w.batch:
+            yield f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"
+
+    def words(self, w: "Workload") -> str | None:
+        return f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})" if w.num_gpus > 1 else None
+
+
+class Parallel(Setting):
+    keyword, order, group = "parallel", 270, "machine"
+    value = Choice(names=("ddp", "fsdp"), optional=True)
+    in_run = True
+    help = "How several GPUs share a model: `ddp`, each has all of it; `fsdp`, each has a part."
+    is_measured = on_page = False
+    must_match_on_resume = False
+
+    is_said = False
+
+
+class NumNodes(Setting):
+    keyword, order, group = "num_nodes", 280, "machine"
+    value = Count()
+    default = 1
+    help = "Machines that these GPUs are in, as many in each."
+    is_measured = on_page = False
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.num_gpus % w.num_nodes != 0:
+            machines = f"{w.num_nodes} machines: not as many in each (num_gpus counts all of them)"
+            yield f"num_gpus {w.num_gpus} are in {machines}"
+
+    is_said = False
+
+
+class Loop(Setting):
+    keyword, order = "loop", 290
+    value = Choice(names=("plain", "stepper"))
+    default = "plain"
+    label, modes = "vramfit’s Stepper", ("train",)
+    about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
+    help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
+
+    def words(self, w: "Workload") -> str | None:
+        return None if w.loop == "plain" else f"{w.loop} loop"

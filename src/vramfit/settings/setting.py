@@ -1,0 +1,169 @@
+"""`Setting`: everything about one keyword of a job, in one class; and `Technique`: what one of its values does.
+
+A setting is a subclass in a module of this package; `vramfit.settings` finds it there. `Workload`, command-line
+options, the training request, saved plans, reasons, words of reports, the schema of the API and the controls of the
+page are derived from it. Nothing here imports torch: `apply` and `undo` import what they need when they run.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from vramfit.settings.values import Value
+
+if TYPE_CHECKING:
+    import torch
+
+    from vramfit.workload import Workload
+
+Kind = Literal["free", "numeric", "different training"]
+"""`free` changes no result beyond the order of sums, `numeric` computes the same training in fewer bits, `different
+training` learns something else; the mildest first."""
+Group = Literal["job", "how", "machine"]
+BF16_CAPABILITY = (8, 0)
+"""The first with bfloat16 and TF32 arithmetic, and the first that torch's int4 product is built for."""
+TRITON_CAPABILITY = (7, 0)
+"""The first that Triton compiles for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Technique:
+    """Values of a setting that take less memory or time."""
+
+    keyword: str = ""
+    """Of the setting; filled in by it."""
+    values: tuple[str, ...]
+    """A name in capitals stands for a value of the user's."""
+    kind: Kind
+    does: str
+    """What it does to memory, in one line."""
+    costs: str
+    """What it costs in quality, in one line."""
+
+    @property
+    def name(self) -> str:
+        """As people write it: the keyword and its values."""
+        return f"{self.keyword} {' | '.join(self.values)}"
+
+    def covers(self, value: Any) -> bool:
+        """Whether a value of the keyword is this technique."""
+        return str(value) in self.values or (value is not None and any(v.isupper() for v in self.values))
+
+
+class Setting:
+    """One keyword of a job. Class variables describe it; methods say what it does, and are overridden where it does."""
+
+    keyword: ClassVar[str]
+    order: ClassVar[int]
+    """Where it stands in lists, in help and in `Workload`."""
+    value: ClassVar[Value]
+    default: ClassVar[Any] = None
+    help: ClassVar[str]
+    """One or two sentences, for the command line, the API and the reference."""
+    group: ClassVar[Group] = "how"
+    option: ClassVar[str | None] = None
+    """Its name on the command line, where that is not the keyword."""
+    techniques: ClassVar[tuple[Technique, ...]] = ()
+
+    is_planned: ClassVar[bool] = False
+    """Whether a plan chooses it where the user does not."""
+    planned_default: ClassVar[Any] = None
+    """What a plan takes where it has no reason for another value; None: the default."""
+    proposes: ClassVar[tuple[Any, ...]] = ()
+    """Values that a plan tries besides, wherever nothing contradicts them; each costs a trace."""
+    allows: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Names for `allow`, and what each means: values that a plan takes only where it is allowed."""
+    in_run: ClassVar[bool | None] = None
+    """Whether `vramfit train` takes it; None: where a plan chooses it."""
+    in_inference: ClassVar[bool] = False
+    """Whether evaluation and inference keep it."""
+    at_load: ClassVar[bool] = False
+    """Whether it decides how weights lie: `vramfit load` takes it."""
+    is_kept_on_resume: ClassVar[bool] = True
+    """Whether a resumed run has it as it was, whatever it is planned for."""
+    must_match_on_resume: ClassVar[bool] = True
+    """Whether another value makes it another training, which a checkpoint is not for."""
+    is_measured: ClassVar[bool] = True
+    """Whether `vramfit measure` can run it."""
+    on_page: ClassVar[bool] = True
+    """Whether the page and the API take it."""
+    label: ClassVar[str] = ""
+    """Its name on the page, where that is not the keyword."""
+    about: ClassVar[str] = ""
+    """What the page says below it, where help is too terse for that."""
+    labels: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Values and how the page calls them; an empty one stands for none."""
+    modes: ClassVar[tuple[str, ...]] = ("train", "forward", "infer")
+    """Modes for which the page offers it."""
+    is_basic: ClassVar[bool] = False
+    """Whether the page shows it before Advanced is opened."""
+
+    is_said: ClassVar[bool] = True
+    """Whether reports name it where it is not the default; what a headline says anyway is not said again."""
+    applied: ClassVar[int] = 0
+    """In which order settings change a model; 0 for those that do not."""
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        """What does not go together with it, whatever the model and the GPU."""
+        yield from ()
+
+    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        """Why a GPU cannot run it."""
+        yield from ()
+
+    def settled(self, chosen: Mapping[str, Any]) -> Any:
+        """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""
+        return chosen[self.keyword]
+
+    def is_applied_for(self, w: "Workload") -> bool:
+        """Whether a workload asks for a change of the model."""
+        return getattr(w, self.keyword) not in (None, False, self.default)
+
+    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+        """Change a model, on the meta device or on a real one, as the workload asks for.
+
+        Raises:
+            WorkloadError: the model does not have what it needs.
+            MissingExtra: a package is missing.
+        """
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        """Take the change back, where it was made and can be."""
+
+    def words(self, w: "Workload") -> str | None:
+        """How a report calls it; None where it is as it is by itself."""
+        value = getattr(w, self.keyword)
+        if not self.is_said or value is None or value == self.default:
+            return None
+        if value is True:
+            return self.keyword
+        return f"{self.keyword} {self.shown(value)}"
+
+    def brief(self, w: "Workload") -> str | None:
+        """The same in a list of what a plan chose."""
+        return self.words(w)
+
+    def shown(self, value: Any) -> str:
+        """A value as people write it."""
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    def options(self, value: Any) -> list[str]:
+        """The value as options of a command; none for the default."""
+        option = f"--{self.keyword.replace('_', '-')}"
+        if value is None or value == self.default:
+            return []
+        return [option] if value is True else [option, self.shown(value)]
+
+    @property
+    def is_in_run(self) -> bool:
+        """Whether `vramfit train` takes it."""
+        return self.is_planned if self.in_run is None else self.in_run
+
+    def technique(self, value: Any) -> Technique | None:
+        """The technique that a value is; None for what is none, such as fp32."""
+        return next((t for t in self.all_techniques if t.covers(value)), None)
+
+    @property
+    def all_techniques(self) -> tuple[Technique, ...]:
+        """With the keyword filled in."""
+        return tuple(replace(t, keyword=self.keyword) for t in self.techniques)

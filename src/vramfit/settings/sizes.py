@@ -1,0 +1,155 @@
+"""What runs, and how much of it: the model, its head, the batch and the lengths."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vramfit import tasks
+from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
+from vramfit.units import plain, shown
+
+if TYPE_CHECKING:
+    from vramfit.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths(Value):
+    """Tokens of each sequence of a batch."""
+
+    optional: bool = True
+    metavar: str | None = "FILE|N,…"
+    kind: ClassVar[Any] = tuple[int, ...]
+
+    def normal(self, value: Any) -> Any:
+        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        if value is None:
+            return []
+        wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
+        return [f"{name} {shown(wrong[:3] or ())} are not whole numbers of tokens from 1"] if wrong or not value else []
+
+
+class Model(Setting):
+    keyword, order, group = "model", 10, "job"
+    value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
+    help = "A catalogue name, a folder with config.json, or a hub id; for objects, a name to show."
+    at_load = in_inference = True
+
+
+class Task(Setting):
+    keyword, order, group = "task", 20, "job"
+    value = Choice(names=tasks.task_names())
+    labels = tuple((task.name, task.title) for task in tasks.all_tasks())
+    default = tasks.DEFAULT
+    in_run = True
+    help = "The head on the encoder."
+    at_load = in_inference = True
+
+
+class Mode(Setting):
+    keyword, order, group = "mode", 30, "job"
+    value = Choice(names=("train", "forward", "infer"))
+    default = "train"
+    help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
+    in_inference = True
+
+
+class Batch(Setting):
+    keyword, order, group = "batch", 40, "job"
+    value = Count()
+    default = 8
+    in_run = True
+    help = "Samples that one optimizer step sees."
+
+
+class Accumulate(Setting):
+    keyword, order, group = "accumulate", 50, "job"
+    value = Count(optional=True)
+    in_run = False
+    label, modes, is_basic = "Passes a step", ("train",), True
+    help = "Micro-batches a step; given this or micro_batch, the other follows."
+    is_planned = True
+    techniques = (
+        Technique(
+            values=("N",),
+            kind="free",
+            does="the batch goes through in micro-batches, whose gradients are summed",
+            costs="none: other dropout masks, and smaller products",
+        ),
+    )
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.accumulate != 1 and not w.trains:
+            yield f"accumulate is for mode train, not {w.mode}"
+
+    def technique(self, value: Any) -> Technique | None:
+        return super().technique(value) if (value or 1) > 1 else None
+
+    is_said = False
+
+
+class MicroBatch(Setting):
+    keyword, order, group = "micro_batch", 60, "job"
+    value = Count(optional=True)
+    label, modes = "Samples a pass", ("train",)
+    about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
+    help = "Samples that a forward pass sees; the largest, where the batch does not divide."
+    is_planned = True
+    must_match_on_resume = is_kept_on_resume = False
+
+    is_said = False
+
+
+class Seq(Setting):
+    keyword, order, group = "seq", 70, "job"
+    value = Count()
+    default = 128
+    in_run = True
+    help = "Tokens a sequence, padding included; longer texts are cut."
+    in_inference = True
+
+
+class RealLengths(Setting):
+    keyword, order, group = "lengths", 80, "job"
+    value = Lengths()
+    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one a line."
+    is_measured = on_page = False
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.lengths is None:
+            return
+        if w.attention != "packed":
+            yield "lengths need attention 'packed'"
+        if len(w.lengths) != w.batch:
+            yield f"lengths names {len(w.lengths)} sequences but batch is {w.batch}"
+        if (w.accumulate or 1) > 1:
+            yield "lengths are of one micro-batch: accumulate must be 1"
+
+    is_said = False
+
+
+class NumLabels(Setting):
+    keyword, order, group = "num_labels", 90, "job"
+    value = Count(optional=True)
+    label = "Classes"
+    help = "Size of a classification head; the configuration's unless given."
+    at_load = in_inference = True
+
+    is_said = False
+
+
+class MaxGradNorm(Setting):
+    keyword, order = "max_grad_norm", 170
+    value = Number(optional=True)
+    in_run = True
+    label, modes = "Gradient clipping", ("train",)
+    help = "Clip the gradient to this norm before the step."
+
+    def contradictions(self, w: "Workload") -> Iterator[str]:
+        if w.max_grad_norm is not None and not w.trains:
+            yield f"max_grad_norm is for mode train, not {w.mode}"
+
+    def words(self, w: "Workload") -> str | None:
+        return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"
