@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding, LoadReport
     from vramfit.records.plan import Plan
+    from vramfit.runtime.distributed.company import company
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
+    from vramfit.techniques.application import make_optimizer, prepare
     from vramfit.workload import Workload
 
 _HOME = {
@@ -58,10 +60,13 @@ _HOME = {
     "VramfitError": "vramfit.errors",
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
+    "company": "vramfit.runtime.distributed.company",
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
+    "make_optimizer": "vramfit.techniques.application",
     "max_batch": "vramfit.planner.largest",
     "plan": "vramfit.planner.plan",
+    "prepare": "vramfit.techniques.application",
     "watch": "vramfit.runtime.watching",
 }
 
@@ -86,10 +91,13 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "company",
     "estimate",
     "load",
+    "make_optimizer",
     "max_batch",
     "plan",
+    "prepare",
     "watch",
 ]
 

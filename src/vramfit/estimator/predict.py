@@ -13,7 +13,7 @@ from vramfit.estimator.walk import make_snapshot, walk
 from vramfit.estimator.weighing import weigh
 from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
 from vramfit.records.stream import Stream
-from vramfit.trace.run import order_of
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 

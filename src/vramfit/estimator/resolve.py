@@ -15,7 +15,7 @@ from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.techniques.packed_attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
@@ -66,7 +66,7 @@ class OffloadedWorkload(TracedWorkload):
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
         model = build_meta(self.resolved, attention=self.workload.attention)
-        apply_techniques(model, self.workload)
+        apply(model, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]
         sizes = [sum(part.numel() * part.element_size() for part in inside) for inside in parts]

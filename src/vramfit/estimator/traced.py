@@ -15,17 +15,14 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import num_traced, order_of, trace
-from vramfit.trace.template import StreamTemplate, Turn
+from vramfit.trace.run import trace
+from vramfit.trace.template import StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
-
-IN_PLACE = ("adamw-fused", "adamw-8bit")
-"""Steps without temporaries."""
 
 
 def steps_by_room(workload: Workload) -> bool:
     """Whether the portions of a step depend on its room."""
-    return workload.trains and workload.num_gpus > 1 and workload.optimizer not in IN_PLACE
+    return workload.trains and workload.num_gpus > 1 and not workload.steps_in_place
 
 
 def rooms_of(stream: Stream, options: AllocatorOptions) -> tuple[int, int]:

@@ -110,8 +110,7 @@ class Bench:
     @property
     def casts(self) -> str:
         """How the casts of autocast can be made, whatever else is done."""
-        shards = self.base.num_gpus > 1 and self.base.parallel == "fsdp"
-        return "together" if self.num_layers and self._casts and not shards else "each"
+        return "together" if self.num_layers and self._casts and not self.base.shards else "each"
 
     @property
     def can_fuse(self) -> bool:
@@ -165,7 +164,7 @@ class Bench:
             return self._least_peaks(recipe, 1, ANY_BATCH if self.share > 1 else 1).get("optimizer", 0)
         if recipe.offload is not None:
             return self._shapes[shaped].weight_bytes
-        num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
+        num_parts = self.base.num_gpus if self.base.shards else 1
         return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
 
     def least_bytes(self, recipe: Recipe, micro_batch: int) -> int:

@@ -371,7 +371,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     evaluation = choose_evaluation(bench, choice, limit_bytes)
     others = alternatives_of(bench, search, choice, sampled)
     seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
-    notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
+    notes.append(SAVING_SHARDS if bench.base.shards else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:

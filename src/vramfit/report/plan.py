@@ -203,24 +203,18 @@ def train_command(workload: Workload, path: str) -> str:
 
 def snippet(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan."""
-    waits = workload.offload == "weights"
-    brought = "model.parameters()" if waits else "model.cuda().parameters()"
     if workload.num_gpus > 1:
         return _snippet_for_ranks(workload, path)
     return [
         "import vramfit",
-        f"from vramfit.techniques import {'offloading, ' if waits else ''}optimizers",
-        "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
         "model, _ = vramfit.load(",
         f'    "{workload.model}", task=plan.workload.task, device="cpu"',
         ")",
-        "apply_techniques(model, plan.workload)",
-        *(['offloading.apply(model, 0, "cuda", trains=True)  # layers wait in host memory'] if waits else []),
-        f"parameters = {brought}",
-        "optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
-        "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
+        'vramfit.prepare(model, plan, device="cuda")',
+        "optimizer = vramfit.make_optimizer(model, plan, lr=2e-5)",
+        "stepper = vramfit.Stepper(model, optimizer, plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",
     ]
@@ -230,21 +224,17 @@ def _snippet_for_ranks(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan under torchrun."""
     return [
         "import vramfit",
-        "from vramfit.runtime.distributed.company import company",
-        "from vramfit.techniques import optimizers",
-        "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
-        'with company("cuda") as us:  # the processes that torchrun started',
+        'with vramfit.company("cuda") as us:  # the processes that torchrun started',
         '    device = f"cuda:{us.local_rank}"',
         "    model, _ = vramfit.load(",
         f'        "{workload.model}", task=plan.workload.task, device=device',
         "    )",
-        "    apply_techniques(model, plan.workload)",
+        "    vramfit.prepare(model, plan)",
         "    ranks = us.share(model, plan.workload.parallel)",
-        "    parameters = model.parameters()",
-        "    optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
-        "    stepper = vramfit.Stepper(model, optimizer, plan=plan, ranks=ranks)",
+        "    optimizer = vramfit.make_optimizer(model, plan, lr=2e-5)",
+        "    stepper = vramfit.Stepper(model, optimizer, plan, ranks=ranks)",
         f"    for batch in loader:  # all {workload.batch} samples, the same on every rank",
         "        loss = stepper.step(batch)",
     ]

@@ -108,7 +108,7 @@ class Recorder:
         return labels.dim() == 1 or labels.shape == batch["input_ids"].shape
 
     def accumulate(self, batches: Sequence[Batch], loss: HeadLoss, total: int) -> torch.Tensor:
-        """As `step.window.accumulate`: gradients of the mean loss are left, and the loss is given.
+        """As `Step.passes`: gradients of the mean loss are left, and the loss is given.
 
         Raises:
             CannotRecord: then nothing was changed but gradients, and all graphs are gone.

@@ -2,8 +2,8 @@
 
 import torch
 
-from vramfit.runtime.splitting import width_of
 from vramfit.step.inputs import Batch
+from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
 from vramfit.techniques.packing import is_per_token
 

@@ -10,7 +10,8 @@ from transformers import BertConfig
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream, Work
 from vramfit.trace import calls
-from vramfit.trace.run import order_of, trace
+from vramfit.trace.run import trace
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 TINY = BertConfig(

@@ -25,10 +25,8 @@ from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, SETTINGS
 from vramfit.stages import tell
 from vramfit.tasks import find_task
-from vramfit.techniques import offloading
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
@@ -220,11 +218,7 @@ def load_model(
     model, report = load_request(asked, progress=progress)
     name_labels(model, data.train.label_names)
     torch.manual_seed(request.seed)
-    apply_techniques(model, workload)
-    if workload.offload == "weights":
-        offloading.apply(model, 0, place.device, trains=True)
-    elif on_host:
-        move(model, place.device)
+    prepare(model, workload, place.device if on_host else None, compiles=False)  # the session does, and tells of it
     return model, report
 
 
@@ -234,22 +228,6 @@ def name_labels(model: Any, names: tuple[str, ...]) -> None:
         return
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
-
-
-def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared."""
-    moved: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            if id(parameter) not in moved:
-                parts = {part: inner.detach().to(device) for part, inner in inner_tensors(parameter)}
-                moved[id(parameter)] = with_inner_tensors(parameter, parts)
-            module._parameters[name] = moved[id(parameter)]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.samples import BatchOrder
 from vramfit.runtime.distributed.company import Company
-from vramfit.runtime.distributed.ranks import Ranks
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
@@ -31,6 +31,7 @@ from vramfit.runtime.training.schedule import Schedule
 from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
 from vramfit.step.own_parts import full
+from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
@@ -136,17 +137,15 @@ class Session:
         stepper = Stepper(
             model,
             optimizer,
-            micro_batch=w.micro_batch,
-            seq=w.seq,
-            memory=limit_bytes,
-            max_grad_norm=self._request.max_grad_norm,
+            replace(
+                w,
+                memory=limit_bytes,
+                max_grad_norm=self._request.max_grad_norm,
+                host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
+            ),
             scheduler=schedule,
-            precision=w.precision,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
             count_fn=(lambda batch: num_labelled(batch["labels"])) if smoothing else None,
-            offload=w.offload,
-            host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
-            graphs=w.graphs,
             ranks=ranks,
         )
         stepper.task = w.task

@@ -1,11 +1,8 @@
-"""An effective batch shared out among ranks, and what the environment says of them."""
+"""What the environment says of the processes that were launched."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.distributed.world import World
 
 TORCHRUN = {
@@ -16,18 +13,6 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
-
-
-@given(st.lists(st.integers(1, 512), min_size=1, max_size=80), st.integers(1, 9))
-def test_every_sample_has_one_rank_and_no_rank_carries_the_long_ones(lengths: list[int], num_ranks: int) -> None:
-    shares = share_out(lengths, num_ranks)
-    assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
-    tokens = [sum(lengths[i] for i in share) for share in shares]
-    assert max(tokens) <= sum(lengths) / num_ranks + max(lengths)
-
-
-def test_equal_samples_are_dealt_evenly() -> None:
-    assert sorted(len(share) for share in share_out([128] * 10, 4)) == [2, 2, 3, 3]
 
 
 def test_torchruns_variables_are_read() -> None:

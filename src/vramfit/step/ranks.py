@@ -1,11 +1,9 @@
-"""`Ranks`: what a `Stepper` asks of the processes it trains with; `Alone` where there is only one."""
+"""`Ranks`: what a step asks of the processes that share it; `Alone` where there is only one."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-
-from vramfit.step.window import clip
 
 
 class Votes(Protocol):
@@ -54,6 +52,12 @@ class Ranks(Protocol):
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_grad_norm: float | None) -> None:
         """Clip the gradient of all ranks together."""
 
+    def size_of(self, parameter: torch.nn.Parameter) -> int:
+        """Bytes that a parameter counts for in a portion of the optimizer's step; of a shard, its whole parameter."""
+
+    def total(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss of all ranks: the sum of each one's part."""
+
 
 class Unanimous:
     """The votes of one."""
@@ -75,13 +79,11 @@ class Unanimous:
 
 
 class Alone:
-    """One process: nothing to share, nothing to wait for."""
+    """One process: nothing to share, nothing to wait for. Ranks of several override what they do otherwise."""
 
     rank, size = 0, 1
     is_sharded = False
-
-    def __init__(self) -> None:
-        self.accord: Votes = Unanimous()
+    accord: Votes = Unanimous()
 
     def begin(self) -> None:
         return
@@ -105,4 +107,11 @@ class Alone:
         scaler.unscale_(optimizer)
 
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_grad_norm: float | None) -> None:
-        clip(parameters, max_grad_norm)
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+
+    def size_of(self, parameter: torch.nn.Parameter) -> int:
+        return parameter.nbytes
+
+    def total(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.size == 1 else loss.new_tensor(self.accord.sum(float(loss)))
