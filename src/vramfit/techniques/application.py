@@ -6,20 +6,8 @@ from collections.abc import Callable
 import torch
 
 from vramfit.records.plan import Plan
-from vramfit.techniques import (
-    casting,
-    checkpointing,
-    compiling,
-    freezing,
-    fusing,
-    layer_inputs,
-    lora,
-    offloading,
-    optimizers,
-    packing,
-    precision,
-    quantization,
-)
+from vramfit.settings import APPLIED
+from vramfit.techniques import compiling, offloading, optimizers, quantization
 from vramfit.workload import Workload
 
 Undo = Callable[[], None]
@@ -90,25 +78,16 @@ def apply(model: torch.nn.Module, workload: Workload) -> Undo:
         WorkloadError: a technique that the model does not have.
         MissingExtra: a package that a technique needs.
     """
-    w, put_back = workload, _kept_switches(model)
-    if w.attention == "packed":
-        packing.apply(model, w.task)
-    precision.apply(model, w.precision)
-    freezing.apply(model, w.freeze)
-    lora.apply(model, w.lora)
-    quantization.apply(model, w.quantize, trains=w.trains)
-    model.train(w.mode != "infer" and w.dropout)
-    if w.mode != "infer":
-        checkpointing.apply(model, w.checkpointing)
-    apply_to_steps(model, w)
-    if fusing.is_for(w):
-        fusing.require(model)
-    if w.offload == "activations":
-        layer_inputs.apply(model)
+    put_back = _kept_switches(model)
+    for setting in APPLIED:
+        if setting.is_applied_for(workload):
+            setting.apply(model, workload)
+        elif setting.is_undone:
+            setting.undo(model)
 
     def undo() -> None:
-        layer_inputs.undo(model)
-        undo_to_steps(model)
+        for setting in reversed(APPLIED):
+            setting.undo(model)
         put_back()
 
     return undo
@@ -119,23 +98,18 @@ def apply_to_steps(model: torch.nn.Module, workload: Workload) -> None:
 
     May be called again; what the workload does not ask for is undone.
     """
-    if workload.attention == "packed":
-        packing.apply(model, workload.task)
-    if casting.is_for(workload):
-        casting.apply(model)
-    else:
-        casting.undo(model)
-    if fusing.is_for(workload):
-        fusing.apply(model)
-    else:
-        fusing.undo(model)
+    for setting in APPLIED:
+        if setting.is_of_steps and setting.is_applied_for(workload):
+            setting.apply_to_steps(model, workload)
+        elif setting.is_undone:
+            setting.undo(model)
 
 
 def undo_to_steps(model: torch.nn.Module) -> None:
     """The model computes as its own code says, outside of steps."""
-    fusing.undo(model)
-    casting.undo(model)
-    packing.undo(model)
+    for setting in reversed(APPLIED):
+        if setting.is_of_steps:
+            setting.undo(model)
 
 
 def compile_layers(model: torch.nn.Module) -> None:
