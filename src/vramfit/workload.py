@@ -69,7 +69,6 @@ class Workload(_Settings):
             problems += setting.value.problems(setting.keyword, value)
         if not problems:
             problems += self._split_batch()
-        if not problems:
             problems += [text for s in SETTINGS.values() for text in s.contradictions(self)]
         if problems:
             raise WorkloadError(problems)

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.
 
-    Leaves with 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
+    Exit codes: 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
     """
     from vramfit.doctor.lock import write_lock
     from vramfit.records.finding import Finding, worst

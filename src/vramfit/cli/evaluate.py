@@ -61,7 +61,8 @@ def run(
 ) -> None:
     """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.
 
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
     """
     check_precision(precision)
     look_at_gpu(gpu)

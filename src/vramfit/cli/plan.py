@@ -86,7 +86,7 @@ def run(
     """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
 
     What is given is kept, the rest is chosen.
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
     if lengths is not None and data is not None:
         raise typer.BadParameter("--lengths and --data both say how long samples are: give one")

@@ -66,7 +66,8 @@ def run(
 
     row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
 
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
     """
     if top_k is not None and all_scores:
         raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")

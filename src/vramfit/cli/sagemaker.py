@@ -58,7 +58,7 @@ def run(
     """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
 
     Also says what the job would take on every other instance.
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
     """
     if action not in ACTIONS:
         raise typer.BadParameter(f"{action!r} is not {' or '.join(ACTIONS)}")

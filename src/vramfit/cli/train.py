@@ -72,7 +72,7 @@ def run(given: dict[str, Any], *, json: bool) -> None:
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
     With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only the first process speaks.
-    Exit codes: 0 trained, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None
