@@ -144,7 +144,7 @@ def run_batch(case: Case, predicted: dict[str, Any]) -> dict[str, Any]:
 def _model(case: Case) -> Any:
     """On the CPU, with small random weights: memory does not depend on their values."""
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.workload import Workload
 
     workload = Workload(model=MODELS[case.model], **case.keywords())

@@ -14,7 +14,7 @@ def make_model(workload: Any) -> Any:
 
     from vramfit.models.resolve import resolve
     from vramfit.runtime.budget import use_expandable_segments
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
 
     torch.cuda.init()
     if workload.allocator == "expandable":

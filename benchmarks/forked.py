@@ -29,7 +29,7 @@ def import_all() -> None:
 
     import vramfit.loader.load
     import vramfit.planner.plan
-    import vramfit.runtime.preparation
+    import vramfit.runtime.measurement
     import vramfit.runtime.stepper
     import vramfit.techniques.optimizers  # noqa: F401
 

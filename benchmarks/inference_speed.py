@@ -66,7 +66,7 @@ def write_model(model: str, tokenizer: str, folder: str) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.workload import Workload
 
     if (Path(model) / "config.json").exists():

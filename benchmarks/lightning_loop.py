@@ -17,7 +17,7 @@ def train(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.workload import Workload
 
     try:

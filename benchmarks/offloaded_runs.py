@@ -185,7 +185,7 @@ def run_case(case: dict[str, Any], entry: dict[str, Any], num_steps: int, device
 
 def _model_on_host(workload: Any) -> Any:
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
 
     return prepare(resolve(workload.model, task=workload.task, num_labels=workload.num_labels), workload)
 

@@ -211,7 +211,7 @@ def _stepper(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
 
     from vramfit.models.resolve import resolve
     from vramfit.runtime.budget import use_expandable_segments
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
     from vramfit.techniques import compiling
     from vramfit.workload import Workload
@@ -236,7 +236,7 @@ def _planned(side: str, plan: Any, name: str, ids: list[Any], *, profiles: bool)
 
     from vramfit.models.resolve import resolve
     from vramfit.runtime.budget import use_expandable_segments
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
 
     use_expandable_segments(torch.device("cuda"))
@@ -368,7 +368,7 @@ def _trainer(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.workload import Workload
 
     class Ticks(TrainerCallback):  # type: ignore[misc]
@@ -424,7 +424,7 @@ def _accelerate(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any
     from accelerate.utils import find_executable_batch_size
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.workload import Workload
 
     accelerator = Accelerator(mixed_precision="bf16")

@@ -146,8 +146,7 @@ def track(workload: Workload, model: Any) -> tuple[int, list[float]]:
 
     from vramfit.models.resolve import resolve
     from vramfit.models.tasks import default_attention
-    from vramfit.step.inputs import make_batch
-    from vramfit.step.plain import forward_step, train_step
+    from vramfit.step.plain import forward_step, make_batch, train_step
     from vramfit.techniques import optimizers
     from vramfit.techniques.application import apply
     from vramfit.techniques.precision import autocast_dtype

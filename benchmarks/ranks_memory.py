@@ -129,9 +129,9 @@ def measure(case: dict[str, Any], device_name: str, events_path: Path | None = N
     from vramfit.runtime.distributed.accord import Accord
     from vramfit.runtime.distributed.replicas import Replicas
     from vramfit.runtime.distributed.sharded import Shards
-    from vramfit.runtime.preparation import prepare
+    from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
-    from vramfit.step.inputs import make_batch
+    from vramfit.step.plain import make_batch
     from vramfit.techniques import optimizers
 
     workload = workload_of(case)

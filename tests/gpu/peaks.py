@@ -11,7 +11,7 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.resolve import resolve
 from vramfit.runtime.budget import use_expandable_segments
-from vramfit.runtime.preparation import prepare
+from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import fusing, optimizers
 from vramfit.workload import Workload

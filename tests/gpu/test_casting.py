@@ -12,7 +12,7 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.budget import use_expandable_segments
-from vramfit.step.inputs import each_tensor
+from vramfit.step.plain import each_tensor
 from vramfit.techniques import casting
 from vramfit.workload import Workload
 

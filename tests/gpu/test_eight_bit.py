@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vramfit.techniques import optimizers
-from vramfit.techniques.eight_bit_step import eight_bit_step, tables
+from vramfit.techniques.adamw_8bit import eight_bit_step, tables
 
 pytestmark = pytest.mark.gpu
 

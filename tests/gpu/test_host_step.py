@@ -8,7 +8,7 @@ from tests.unit.runtime.small_models import make_batch, make_model
 
 import vramfit
 from vramfit.models.resolve import resolve
-from vramfit.runtime.preparation import prepare
+from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import checkpointing, layer_inputs, offloading, optimizers
 

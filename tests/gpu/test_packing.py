@@ -8,7 +8,7 @@ from tests.gpu.peaks import assert_takes_what_was_predicted
 from tests.unit.runtime.small_models import FAMILIES, HEADS, make_batch, make_model
 from tests.unit.techniques.test_packing import logits_of, with_pads
 
-from vramfit.step.inputs import each_tensor
+from vramfit.step.plain import each_tensor
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
 

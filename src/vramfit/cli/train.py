@@ -81,7 +81,7 @@ def run(given: dict[str, Any], *, json: bool) -> None:
 
 
 def _train(request: TrainRequest, *, json: bool) -> None:
-    from vramfit.runtime.training.interruption import Interrupted, stop_request
+    from vramfit.runtime.training.events import Interrupted, stop_request
 
     _look(request)
     display = Display()

@@ -13,8 +13,7 @@ from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
 from vramfit.step.splitting import packed_rows, padded_passes
 from vramfit.tasks import find_task
-from vramfit.techniques.padding import WINDOW_BATCHES
-from vramfit.techniques.rows import row_tokens
+from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
 from vramfit.workload import Workload
 
 WORTH_PACKING = 0.04

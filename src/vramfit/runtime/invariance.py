@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 
 IN_BATCH = ("contrastive", "infonce", "multiplenegatives", "ntxent", "gistembed", "tripletsemihard", "supcon", "clip")
 """Losses that compare the samples of a batch with each other, by parts of their names."""

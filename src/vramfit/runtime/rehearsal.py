@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
 from vramfit.techniques.packing import is_per_token

@@ -19,14 +19,13 @@ from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_once
-from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.state.model_state import ModelState, untouched
-from vramfit.runtime.step_settings import StepSettings, check, check_batch
-from vramfit.step.inputs import Batch, bring, each_tensor
+from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
+from vramfit.step.plain import Batch, bring, each_tensor
 from vramfit.step.ranks import Alone, Ranks
 from vramfit.step.splitting import passes_of, take_rows, width_of
 from vramfit.step.step import Step

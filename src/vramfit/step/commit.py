@@ -1,18 +1,110 @@
 """The commit: an optimizer step that is taken whole or not at all, whatever runs out inside it."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from vramfit.errors import RecoveryExhausted
-from vramfit.step.backup import Backup
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
-from vramfit.step.own_parts import local
+from vramfit.step.own_loss import local
 from vramfit.techniques.host_step import HostStep
+
+
+class Backup:
+    """What a step changes, as it was before; made in full or not at all."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, portion: list[torch.nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        self._parameters = portion
+        self._states = [dict(optimizer.state[p]) if p in optimizer.state else None for p in portion]
+        with torch.no_grad():
+            self._kept = _Copies([local(tensor) for tensor in (*portion, *_tensors(self._states))])
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        """Put everything back, in the tensors that are there."""
+        copies = iter(self._kept.tensors())
+        with torch.no_grad():
+            for parameter in self._parameters:
+                local(parameter).copy_(next(copies))
+            for parameter, state in zip(self._parameters, self._states, strict=True):
+                self._restore_state(parameter, _with(state, copies))
+        for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(values)
+
+    def _restore_state(self, parameter: torch.nn.Parameter, before: dict[str, Any] | None) -> None:
+        if before is None:
+            self._optimizer.state.pop(parameter, None)
+            return
+        now = self._optimizer.state[parameter]
+        for name in [name for name in now if name not in before]:
+            del now[name]
+        for name, value in before.items():
+            if isinstance(value, torch.Tensor):
+                local(now[name]).copy_(value)
+            else:
+                now[name] = value
+
+
+class _Copies:
+    """Copies of tensors; plain ones of one kind lie in one piece of memory, since a launch for each costs more."""
+
+    def __init__(self, originals: Sequence[torch.Tensor]) -> None:
+        self._originals = originals
+        self._alone: dict[int, Any] = {}
+        self._alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        with torch.no_grad():
+            for i, tensor in enumerate(originals):
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous():
+                    self._alike.setdefault((tensor.dtype, tensor.device), []).append(i)
+                else:
+                    self._alone[i] = _clone(tensor.detach())
+            self._flat = [_flatten_dense_tensors([originals[i] for i in kind]) for kind in self._alike.values()]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """One for each original."""
+        made: dict[int, torch.Tensor] = dict(self._alone)
+        for flat, kind in zip(self._flat, self._alike.values(), strict=True):
+            made |= zip(kind, _unflatten_dense_tensors(flat, [self._originals[i] for i in kind]), strict=True)
+        return [made[i] for i in range(len(self._originals))]
+
+
+def _tensors(states: list[dict[str, Any] | None]) -> list[torch.Tensor]:
+    return [value for state in states for value in (state or {}).values() if isinstance(value, torch.Tensor)]
+
+
+def _clone(tensor: Any) -> Any:
+    """A copy; of a tensor made of tensors, such as torchao's quantized state, part by part: not all can be cloned."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor.clone()
+    names, rest = tensor.__tensor_flatten__()
+    parts = {name: _clone(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(parts, rest, tensor.shape, tensor.stride())
+
+
+def _with(state: dict[str, Any] | None, copies: Any) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {name: next(copies) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+class Touch(torch.autograd.Function):
+    """Gives no gradients: hooks run, in the engine's order, and find those that are there."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *touched: torch.Tensor) -> torch.Tensor:
+        ctx.num = 1 + len(touched)
+        return anchor.view_as(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None,) * ctx.num
+
 
 PORTION_BYTES = 32 * 2**20
 """Parameters are stepped in portions of at least this size, each backed up first, where a step needs temporaries."""

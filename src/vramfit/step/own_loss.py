@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import is_out_of_memory
-from vramfit.step.plain import Autocast
+from vramfit.step.plain import Autocast, Batch, each_tensor
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import (
     CONTRACT,
@@ -24,6 +23,31 @@ from vramfit.tasks.parts.losses import (
     parameters_of,
     taken_by,
 )
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """A process's own part of a tensor; one that is not sharded is its own part."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def put_part(into: Any, whole: torch.Tensor) -> None:
+    """Write a whole tensor into one that may be sharded: each process takes its part."""
+    if hasattr(into, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        device = local(into).device
+        cut = distribute_tensor(whole.to(device), into.device_mesh, into.placements, src_data_rank=None)
+        local(into).copy_(local(cut))
+    else:
+        into.copy_(whole)
+
+
+def full(tensor: Any) -> torch.Tensor:
+    """A tensor as a whole; for one that is sharded, all processes must ask."""
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
 
 MAX_DIFFERENCE = 1e-3
 """Between two ways to one loss; rounding in 32 bits stays far below."""

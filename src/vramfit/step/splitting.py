@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import PLACES, HeadLoss, attended
-from vramfit.techniques.packing import is_per_token
-from vramfit.techniques.padding import padded_width
+from vramfit.techniques.packing import is_per_token, padded_width
 
 
 def split(

@@ -13,8 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.step.commit import secure_state, take_host_step, take_step
-from vramfit.step.inputs import Batch
-from vramfit.step.plain import Autocast, OnPart
+from vramfit.step.plain import Autocast, Batch, OnPart
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import HeadLoss
 from vramfit.techniques.host_step import HostStep

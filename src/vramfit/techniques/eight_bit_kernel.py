@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vramfit.techniques.eight_bit_step import BLOCK, LEAST_SCALE, MIX1, MIX2, SPREAD
+from vramfit.techniques.adamw_8bit import BLOCK, LEAST_SCALE, MIX1, MIX2, SPREAD
 
 ROWS = 4
 """Blocks of 256 that one program steps."""

@@ -15,9 +15,8 @@ import torch
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import layer_inputs
-from vramfit.techniques.pinned import held_bytes
+from vramfit.techniques.gradient_slots import held_bytes, out_of_sight
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
-from vramfit.techniques.sight import out_of_sight
 from vramfit.units import format_bytes
 
 BLOCK_BYTES = 512

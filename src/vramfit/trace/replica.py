@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.step.commit import Touch
 from vramfit.step.ranks import Alone
-from vramfit.step.touch import Touch
 from vramfit.trace.tracer import Tracer
 
 FIRST_BUCKET_BYTES = 2**20

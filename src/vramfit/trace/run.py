@@ -18,9 +18,8 @@ from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
-from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
-from vramfit.step.plain import forward_step, train_step
+from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of

@@ -14,7 +14,7 @@ from transformers import Trainer
 
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.techniques import packing
 
 PACKED = [family for family in FAMILIES if family != "deberta-v2"]

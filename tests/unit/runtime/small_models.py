@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 
 VOCABULARY = 99
 LENGTH = 16

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from vramfit.runtime import cuda_graphs
-from vramfit.runtime.cuda_graphs import CudaRecords
+from vramfit.runtime import graphs as cuda_graphs
+from vramfit.runtime.graphs import CudaRecords
 
 
 class FakeGraph:

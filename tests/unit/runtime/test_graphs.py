@@ -18,7 +18,7 @@ from vramfit.step.splitting import lengths_of, split
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
-from vramfit.techniques.rows import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
+from vramfit.techniques.packing import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
 
 TASK = "sequence-classification"
 TASKS = ("sequence-classification", "token-classification", "masked-lm")

@@ -16,7 +16,7 @@ import vramfit
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.watching import watch
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 
 NUM_SAMPLES, LENGTH, NUM_CLASSES = 6, 8, 3
 Give = Callable[[torch.Tensor | None, torch.Tensor], Any]

@@ -6,8 +6,8 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.runtime.preparation import check, make_step, prepare, write_tokens
-from vramfit.step.inputs import make_batch
+from vramfit.runtime.measurement import check, make_step, prepare, write_tokens
+from vramfit.step.plain import make_batch
 from vramfit.workload import Workload
 
 MODELS = ("bert-tiny", "electra-small-discriminator", "albert-base-v2", "deberta-v3-xsmall")

@@ -10,7 +10,7 @@ from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import RecoveryExhausted
-from vramfit.runtime.micro_batch_size import FIRST_PATIENCE
+from vramfit.runtime.step_settings import FIRST_PATIENCE
 from vramfit.runtime.stepper import Stepper
 
 STRIDE = 29

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from vramfit.monitor.failure import JobSeen
 from vramfit.records.watch import OutOfMemoryReport
-from vramfit.runtime import watch_advice
+from vramfit.runtime import watching as watch_advice
 from vramfit.units import GIB
 
 SOURCE: Any = SimpleNamespace(budget_bytes=lambda: GIB)

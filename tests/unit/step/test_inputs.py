@@ -5,7 +5,7 @@ import torch
 
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.step.inputs import make_batch
+from vramfit.step.plain import make_batch
 from vramfit.workload import CHOICES
 
 

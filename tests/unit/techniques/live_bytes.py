@@ -8,8 +8,8 @@ import torch
 from vramfit.cuda.profile import CudaProfile
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream
-from vramfit.runtime.preparation import make_step, prepare
-from vramfit.step.inputs import make_batch
+from vramfit.runtime.measurement import make_step, prepare
+from vramfit.step.plain import make_batch
 from vramfit.techniques import optimizers
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.run import trace

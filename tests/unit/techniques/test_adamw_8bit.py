@@ -9,10 +9,9 @@ import torch
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.step.backup import Backup
-from vramfit.step.commit import needs_temporaries, secure_state, take_step
+from vramfit.step.commit import Backup, needs_temporaries, secure_state, take_step
 from vramfit.techniques import adamw_8bit, optimizers
-from vramfit.techniques.eight_bit_step import PIECE, by_chance, code_values
+from vramfit.techniques.adamw_8bit import PIECE, by_chance, code_values
 
 SHAPES = [(64, 128), (64,), (30, 7), (48, 256)]
 """Quantized: the first and the last; the others are too small, or no blocks of 256."""
@@ -103,7 +102,7 @@ def test_state_is_a_byte_a_weight_and_a_scale_a_block(device: str) -> None:
 def test_large_parameters_are_stepped_in_pieces_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, pieces = parameters(), parameters()
     optimizers.make("adamw-8bit", whole).step()
-    monkeypatch.setattr("vramfit.techniques.eight_bit_step.PIECE", 3 * 256)
+    monkeypatch.setattr("vramfit.techniques.adamw_8bit.PIECE", 3 * 256)
     optimizers.make("adamw-8bit", pieces).step()
     assert whole[0].numel() < PIECE
     assert all(torch.equal(p, q) for p, q in zip(whole, pieces, strict=True))

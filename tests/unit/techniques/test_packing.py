@@ -12,7 +12,7 @@ from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models.tasks import PACKED_FAMILIES, class_for_task, supported_attention
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.step.splitting import split
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing

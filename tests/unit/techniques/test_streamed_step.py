@@ -10,8 +10,8 @@ from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 
 from vramfit.runtime import stepper as steppers
 from vramfit.techniques import checkpointing, offloading, optimizers
+from vramfit.techniques.gradient_slots import HostArena
 from vramfit.techniques.host_step import HostStep
-from vramfit.techniques.pinned import HostArena
 from vramfit.techniques.streamed_step import MOMENTS, is_streamable
 
 TASK = "sequence-classification"

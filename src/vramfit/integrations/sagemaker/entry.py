@@ -18,7 +18,7 @@ from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command,
 from vramfit.records.plan import InstanceFit
 from vramfit.report.run import metrics_in_words
 from vramfit.runtime.training import events
-from vramfit.runtime.training.interruption import Interrupted, stop_request
+from vramfit.runtime.training.events import Interrupted, stop_request
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.units import counted, format_bytes
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vramfit.errors import NoPlanFits, VramfitError
 from vramfit.integrations.sagemaker.job import Job
-from vramfit.runtime.training.interruption import Terminated
+from vramfit.runtime.training.events import Terminated
 from vramfit.runtime.training.request import TrainRequest
 
 PORT = 29_500

@@ -12,7 +12,7 @@ from vramfit.integrations.trainer.rows import Rows, is_across, is_mean, rows_of,
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples
-from vramfit.step.inputs import Batch, each_tensor
+from vramfit.step.plain import Batch, each_tensor
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.losses import LABELS
 from vramfit.units import format_bytes

@@ -27,7 +27,7 @@ from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.random_state import RandomState
-from vramfit.step.inputs import each_tensor
+from vramfit.step.plain import each_tensor
 from vramfit.workload import CHOICES
 
 

@@ -16,8 +16,8 @@ from vramfit.integrations.trainer.rows import put_together_once
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 from vramfit.techniques.application import undo_to_steps

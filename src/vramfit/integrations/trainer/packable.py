@@ -11,7 +11,7 @@ import torch
 
 from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden
 from vramfit.models.tasks import supported_attention
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import LABELS, PLACES

@@ -11,8 +11,8 @@ import torch
 from vramfit.integrations.trainer.heads import MAX_DIFFERENCE
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.state.model_state import untouched
-from vramfit.step.inputs import each_tensor
 from vramfit.step.own_loss import still
+from vramfit.step.plain import each_tensor
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.state.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 
 PADDED_SHARE, FUSED_SHARE = 2, 4
 """A padded pass has so many times fewer tokens than a packed one: its masks take memory that was not planned, and where

@@ -17,12 +17,12 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.lengths import Lengths
 from vramfit.runtime.data.examples import BadRow, Examples, read_examples
 from vramfit.runtime.data.source import DataSource, without_labels
-from vramfit.step.inputs import Batch
+from vramfit.step.plain import Batch
 from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
 from vramfit.tasks.parts.reading import Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
-from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
+from vramfit.techniques.packing import WINDOW_BATCHES, padded_width
 
 IDS, NUMBERS, OFFSETS = "i", "d", "q"
 """Types of arrays: tokens and classes, labels that are numbers, places."""

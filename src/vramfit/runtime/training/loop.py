@@ -14,15 +14,12 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
-from vramfit.runtime.training.divergence import Watch
-from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Recorded, Saved, Stepped
-from vramfit.runtime.training.interruption import StopRequest
+from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Recorded, Saved, Stepped, StopRequest
 from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.progress import Progress
+from vramfit.runtime.training.progress import Progress, Watch
 from vramfit.runtime.training.recording import Recorder
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.schedule import Schedule
-from vramfit.runtime.training.seeding import seed_everything
+from vramfit.runtime.training.schedule import Schedule, seed_everything
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -33,8 +30,8 @@ from vramfit.runtime.training.state import (
     restore_random,
     whole,
 )
-from vramfit.step.inputs import Batch
-from vramfit.step.own_parts import local
+from vramfit.step.own_loss import local
+from vramfit.step.plain import Batch
 from vramfit.step.splitting import lengths_of, share_out
 from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import attended

@@ -20,17 +20,16 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
-from vramfit.runtime.training.journal import Journal
 from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.runtime.training.outcome import settings_in_words
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
+from vramfit.runtime.training.progress import Journal
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import put_together, save_model
-from vramfit.runtime.training.schedule import Schedule
+from vramfit.runtime.training.schedule import Schedule, make_optimizer
 from vramfit.runtime.training.state import learned_tensors, restore_learned
-from vramfit.runtime.training.weight_decay import make_optimizer
-from vramfit.step.own_parts import full
+from vramfit.step.own_loss import full
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import compiling

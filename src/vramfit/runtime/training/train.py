@@ -13,23 +13,23 @@ from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.distributed.company import Company, company, own_device
 from vramfit.runtime.training import events
-from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
-from vramfit.runtime.training.interruption import stop_request
+from vramfit.runtime.training.checkpoints import CHECKPOINTS, PLAN, Checkpoint, CheckpointStore, held
+from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
-from vramfit.runtime.training.output_folder import CHECKPOINTS, PLAN, held
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import (
     Data,
     gpu_here,
     make_plan,
     read_data,
+    saved_plan,
     settle,
     source_fingerprint,
+    suited,
 )
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.saved_plan import saved_plan, suited
-from vramfit.runtime.training.seeding import seed_everything
+from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.session import Session
 from vramfit.tasks import find_task
 from vramfit.units import counted

@@ -22,7 +22,7 @@ from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
-from vramfit.runtime.training.output_folder import not_a_model
+from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks

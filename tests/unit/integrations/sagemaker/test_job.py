@@ -14,7 +14,7 @@ from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
 from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
 from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
-from vramfit.runtime.training.interruption import Terminated
+from vramfit.runtime.training.events import Terminated
 from vramfit.units import GIB
 
 

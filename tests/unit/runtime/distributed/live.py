@@ -13,10 +13,10 @@ from vramfit.models.resolve import resolve
 from vramfit.runtime.distributed.accord import Accord
 from vramfit.runtime.distributed.replicas import Replicas
 from vramfit.runtime.distributed.sharded import Shards
-from vramfit.runtime.preparation import prepare
+from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.inputs import make_batch
-from vramfit.step.own_parts import local
+from vramfit.step.own_loss import local
+from vramfit.step.plain import make_batch
 from vramfit.techniques import optimizers
 from vramfit.workload import Workload
 

@@ -8,7 +8,7 @@ from tests.unit.runtime.distributed import runs
 from tests.unit.runtime.distributed.launch import Ended, run_ranks
 from tests.unit.runtime.training.small_runs import write_classes, write_model
 
-from vramfit.runtime.training.output_folder import held
+from vramfit.runtime.training.checkpoints import held
 
 MAX_DIFFERENCE = 1e-6
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}

@@ -16,8 +16,8 @@ from vramfit.runtime.distributed.replicas import Replicas
 from vramfit.runtime.distributed.sharded import Shards
 from vramfit.runtime.distributed.world import join, launched_world, leave
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.inputs import Batch
-from vramfit.step.own_parts import full
+from vramfit.step.own_loss import full
+from vramfit.step.plain import Batch
 from vramfit.techniques import checkpointing, packing
 
 SIZES = (12, 12, 5, 1)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from vramfit.errors import VramfitError
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.checkpoints import CheckpointStore, is_whole
-from vramfit.runtime.training.tensor_file import TYPES, write_tensors
+from vramfit.runtime.training.saving import TYPES, write_tensors
 
 
 def tensors(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vramfit.runtime.training.divergence import MAX_SKIPPED, Diverged, Watch
+from vramfit.runtime.training.progress import MAX_SKIPPED, Diverged, Watch
 
 
 def test_a_loss_that_is_no_number_ends_a_run_without_a_scaler() -> None:

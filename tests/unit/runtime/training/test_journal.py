@@ -11,7 +11,7 @@ import pytest
 
 from vramfit.records.run import EvaluationResult
 from vramfit.runtime.training.events import Evaluated, Stepped
-from vramfit.runtime.training.journal import Journal
+from vramfit.runtime.training.progress import Journal
 
 
 def stepped(step: int, loss: float = 0.5) -> Stepped:

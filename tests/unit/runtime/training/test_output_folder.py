@@ -15,9 +15,8 @@ from tests.waiting import LIMIT_S
 from transformers import AutoModelForSequenceClassification
 
 from vramfit.errors import NoPlanFits, VramfitError
-from vramfit.runtime.training.events import Event, Loading, Stepped
-from vramfit.runtime.training.interruption import Interrupted
-from vramfit.runtime.training.output_folder import LOCK, PLAN, held
+from vramfit.runtime.training.checkpoints import LOCK, PLAN, held
+from vramfit.runtime.training.events import Event, Interrupted, Loading, Stepped
 from vramfit.runtime.training.train import train
 
 

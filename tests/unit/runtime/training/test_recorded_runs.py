@@ -8,8 +8,7 @@ from tests.unit.runtime.test_graphs import Calls
 from tests.unit.runtime.training.small_runs import request_of, run, same_weights, weights, write_classes, write_model
 
 from vramfit.runtime import graphs
-from vramfit.runtime.training.events import Stepped
-from vramfit.runtime.training.interruption import Interrupted
+from vramfit.runtime.training.events import Interrupted, Stepped
 from vramfit.runtime.training.session import Session
 from vramfit.runtime.training.train import train
 

@@ -12,7 +12,7 @@ from vramfit.planner.plan import plan
 from vramfit.records.plan import Plan
 from vramfit.runtime.training.events import Event, Note
 from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.saved_plan import saved_plan, suited
+from vramfit.runtime.training.preparation import saved_plan, suited
 from vramfit.runtime.training.train import train
 
 

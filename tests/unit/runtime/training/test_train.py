@@ -29,10 +29,19 @@ from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.runtime.training import checkpoints
-from vramfit.runtime.training.divergence import Diverged
-from vramfit.runtime.training.events import Evaluated, Event, Loading, Note, Saved, Started, Stepped
-from vramfit.runtime.training.interruption import Interrupted, Terminated
+from vramfit.runtime.training.events import (
+    Evaluated,
+    Event,
+    Interrupted,
+    Loading,
+    Note,
+    Saved,
+    Started,
+    Stepped,
+    Terminated,
+)
 from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.progress import Diverged
 from vramfit.runtime.training.train import train
 
 

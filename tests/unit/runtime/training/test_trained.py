@@ -11,8 +11,7 @@ from tests.unit.runtime.training.small_runs import request_of, run, write_classe
 
 from vramfit.errors import CheckpointError, DataError, NoPlanFits, WorkloadError
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.training.events import Event, Stepped
-from vramfit.runtime.training.interruption import Interrupted
+from vramfit.runtime.training.events import Event, Interrupted, Stepped
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.train import train
 from vramfit.runtime.training.trained import open_model
