@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from vramfit.runtime.distributed.accord import Accord
+from vramfit.step.commit import Touch
 from vramfit.step.ranks import Alone
-from vramfit.step.touch import Touch
 
 NUM_PRIMINGS = 2
 """DDP lays its buckets out anew after the first backward pass, by the order in which gradients came."""

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.distributed.accord import Accord
-from vramfit.step.own_parts import local
+from vramfit.step.own_loss import local
 from vramfit.step.ranks import Alone
 
 ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
