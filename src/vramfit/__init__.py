@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from vramfit.estimator.predict import estimate
     from vramfit.loader.load import load
-    from vramfit.planner.largest import max_batch
+    from vramfit.planner.margin import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding
@@ -61,7 +61,7 @@ _HOME = {
     "WorkloadError": "vramfit.errors",
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
-    "max_batch": "vramfit.planner.largest",
+    "max_batch": "vramfit.planner.margin",
     "plan": "vramfit.planner.plan",
     "watch": "vramfit.runtime.watching",
 }

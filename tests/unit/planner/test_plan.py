@@ -12,7 +12,7 @@ import vramfit
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.planner.plan import plan
-from vramfit.planner.space import Recipe
+from vramfit.planner.recipes import Recipe
 from vramfit.records.plan import Plan
 from vramfit.settings import used_by
 from vramfit.units import MIB
@@ -54,7 +54,7 @@ def test_less_memory_is_never_faster() -> None:
     def priced(made: Plan) -> float:
         w = made.workload
         recipe = Recipe(precision=w.precision, optimizer=w.optimizer, checkpointing=w.checkpointing)
-        return made.step_time_s * recipe.price
+        return made.step_time_s * recipe.price()
 
     times = [priced(plan("bert-mini", gpu="t4", memory=f"{n}MiB", **TINY)) for n in (260, 300, 600, 2000)]
     assert times == sorted(times, reverse=True)

@@ -2,7 +2,7 @@
 
 from vramfit.errors import CheckpointError, VramfitError
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.planner.lengths import Lengths
+from vramfit.planner.request import Lengths
 from vramfit.runtime.data.samples import read_samples
 from vramfit.runtime.data.source import without_labels
 
