@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from vramfit.devices.catalogue import GPU, all_gpus, all_instances, find_gpu
+from vramfit.devices.catalogue import GPU, Instance, all_gpus, all_instances, find_gpu
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError
 from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.target import OLDEST_CAPABILITY
@@ -215,19 +215,12 @@ def fit_instances(
     Raises:
         WorkloadError: as for `plan`.
     """
-    instances = [i for i in all_instances() if i.provider == provider]
-    gpus = {i.gpu: find_gpu(i.gpu) for i in instances}
-    able = {name: gpu for name, gpu in gpus.items() if gpu.compute_capability >= OLDEST_CAPABILITY}
-    given = {k: v for k, v in keywords.items() if k not in ("gpu", "memory")}
-    found: dict[str, InstanceFit] = {}
-    for done, (name, gpu) in enumerate(sorted(able.items(), key=lambda item: item[1].total_memory_bytes)):
-        on_gpu(name, done, len(able))
-        found[name] = _fit_on(model, gpu, given)
-    made = [
-        replace(found[instance.gpu], instance=instance.name, num_gpus=instance.num_gpus)
-        for instance in instances
-        if instance.gpu in found
-    ]
+    instances = _instances(provider)
+    gpus, made = {i.gpu: find_gpu(i.gpu) for i in instances}, list[InstanceFit]()
+    for done, gpu in enumerate(sorted(gpus.values(), key=lambda gpu: gpu.total_memory_bytes)):
+        on_gpu(gpu.name, done, len(gpus))
+        fit = _fit_on(model, gpu, keywords)
+        made += [replace(fit, instance=i.name, num_gpus=i.num_gpus) for i in instances if i.gpu == gpu.name]
     return sorted(made, key=lambda fit: (not fit.fits, fit.budget_bytes, fit.num_gpus))
 
 
@@ -240,19 +233,20 @@ def smallest_instance(
         model, **keywords: as for `plan`; `gpu` and `memory` are not used.
         larger_than: a GPU of the catalogue; only those with more memory are looked at.
     """
-    instances = [i for i in all_instances() if i.provider == provider]
-    least_bytes = find_gpu(larger_than).total_memory_bytes if larger_than is not None else 0
-    gpus = {find_gpu(i.gpu) for i in instances}
-    given = {k: v for k, v in keywords.items() if k not in ("gpu", "memory")}
-    for gpu in sorted(gpus, key=lambda gpu: gpu.total_memory_bytes):
-        if gpu.total_memory_bytes <= least_bytes or gpu.compute_capability < OLDEST_CAPABILITY:
-            continue
-        fit = _fit_on(model, gpu, given)
-        if fit.fits:
+    instances = _instances(provider)
+    too_small_bytes = find_gpu(larger_than).total_memory_bytes if larger_than is not None else 0
+    for gpu in sorted({find_gpu(i.gpu) for i in instances}, key=lambda gpu: gpu.total_memory_bytes):
+        if gpu.total_memory_bytes > too_small_bytes and (fit := _fit_on(model, gpu, keywords)).fits:
             mine = [i for i in instances if i.gpu == gpu.name]
             best = min(mine, key=lambda i: (i.num_gpus, i.host_memory_bytes or 0))
             return replace(fit, instance=best.name, num_gpus=best.num_gpus)
     return None
+
+
+def _instances(provider: str) -> list[Instance]:
+    """The instances of a provider whose GPU the current torch runs on."""
+    mine = [i for i in all_instances() if i.provider == provider]
+    return [i for i in mine if find_gpu(i.gpu).compute_capability >= OLDEST_CAPABILITY]
 
 
 def _fit_on(model: Any, gpu: GPU, keywords: Mapping[str, Any]) -> InstanceFit:
@@ -267,7 +261,7 @@ def _fit_on(model: Any, gpu: GPU, keywords: Mapping[str, Any]) -> InstanceFit:
     )
     try:
         with collection_paused():
-            job = Job.of(model, Request.of({**keywords, "gpu": gpu.name}))
+            job = Job.of(model, Request.of({**keywords, "gpu": gpu.name, "memory": None}))
             missing = replace(missing, budget_bytes=job.budget_bytes)
             found = find(job)
     except VramfitError as error:

@@ -46,16 +46,17 @@ COMPILE_S = 30.0
 """Seconds to compile before the first step, training and evaluation together: for training alone, 6 to 16 s
 (results/packed_speed_h200_2026-11-16.jsonl, `rehearsal_s` of compiled runs)."""
 LEAST_COMPILED_S = 10 * COMPILE_S
-"""Shorter runs are not compiled: in the same file, compiled steps take 9 to 18 % less time."""
+"""Shorter runs are not compiled: compiled steps took 9 to 18 % less time
+(results/packed_speed_h200_2026-11-16.jsonl)."""
 LEAST_RECORDED_S = 10.0
 """Shorter runs are not captured as CUDA graphs: they took 1.7 to 6.5 s before the first step
 (results/packed_speed_h200_2026-11-16_recorded.jsonl and _together.jsonl)."""
 NEAR_HOST = 0.8
 """The host's share of the device's time from which passes are captured. Host times differ: of one plan of BERT-base
-that waits for the host, the two files above have 402,000 and 487,000 tokens a second. The share is not measured."""
+that waits for the host, these two files have 402,000 and 487,000 tokens a second. The share is not measured."""
 SLOWER = 1.05
-"""What captured passes may be predicted to take more, since rows are filled up to a few sizes: in the first of these
-files they were predicted 3 % slower, and were 39 % faster."""
+"""What captured passes may be predicted to take more, since rows are filled up to a few sizes: they were predicted 3 %
+slower, and were 39 % faster (results/packed_speed_h200_2026-11-16_recorded.jsonl, BERT-base on real lengths)."""
 TIGHT_PRICE = 3.0
 """How many times as fast a plan has to be that leaves nothing for batches of other lengths: on an H200 such runs took
 up to 2.1 times as long as predicted (captured ones 12 times, which are left out); no file keeps these runs."""

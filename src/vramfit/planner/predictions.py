@@ -148,12 +148,14 @@ def fits_host(job: Job, recipe: Recipe) -> bool:
 
 def floor_bytes(job: Job, recipe: Recipe) -> int:
     """What is held at least, whatever the split and the checkpointing."""
-    shapes = _shapes(job, recipe.of_weights())
+    all_bytes, learned_bytes, num_learned = _shapes(job, recipe.of_weights())
     if recipe.offload == "weights":
         return _least_peaks(job, recipe, 1, ANY_BATCH if job.base.share > 1 else 1).get("optimizer", 0)
     if recipe.offload is not None:
-        return shapes.weight_bytes
-    return shapes.floor_bytes(recipe.optimizer) // (job.base.num_gpus if job.base.parallel == "fsdp" else 1)
+        return all_bytes
+    gradients_and_state = learned_bytes * (1 + STATE_COPIES.get(recipe.optimizer, 0))
+    floor = all_bytes + gradients_and_state + num_learned * STATE_BYTES.get(recipe.optimizer, 0)
+    return floor // (job.base.num_gpus if job.base.parallel == "fsdp" else 1)
 
 
 def least_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
@@ -166,23 +168,9 @@ def _least_peaks(job: Job, recipe: Recipe, micro_batch: int, traced_at: int) -> 
     return least_peaks(_traced(job, recipe, micro_batch), micro_batch, traced_at)
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The weights of a model, and those of them that are sure to learn."""
-
-    weight_bytes: int
-    learned_bytes: int
-    num_learned: int
-
-    def floor_bytes(self, optimizer: str) -> int:
-        """Weights, gradients and the optimizer's state."""
-        gradients_and_state = self.learned_bytes * (1 + STATE_COPIES.get(optimizer, 0))
-        return self.weight_bytes + gradients_and_state + self.num_learned * STATE_BYTES.get(optimizer, 0)
-
-
 @once
-def _shapes(job: Job, recipe: Recipe) -> Shapes:
-    """The shapes of a job's model with its techniques applied; nothing is traced.
+def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
+    """Bytes of all weights, bytes and number of those that are sure to learn; nothing is traced.
 
     Embeddings and layers are sure to learn where they are not frozen: in families of the catalogue, as transformers
     builds them, a step uses all of them. Of other models that is not known.
@@ -196,7 +184,7 @@ def _shapes(job: Job, recipe: Recipe) -> Shapes:
     num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
     learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}
-    return Shapes(num_bytes, sum(p.nbytes for p in learned), sum(p.numel() for p in learned))
+    return num_bytes, sum(p.nbytes for p in learned), sum(p.numel() for p in learned)
 
 
 def _is_known(resolved: ResolvedModel) -> bool:

@@ -43,7 +43,7 @@ def reasons_of(found: Found) -> tuple[Reason, ...]:
         technique = find(keyword, value)
         if technique is None and keyword not in asked:
             continue
-        why = whys.get(keyword, technique.does if technique else "")
+        why = whys.get(keyword, technique.why or technique.does if technique else "")
         if keyword in asked:  # needs no reason; what it costs to wait in host memory is said all the same
             why = f"{ASKED}; {why.partition('; ')[2]}" if keyword == "offload" else ASKED
         made.append(
@@ -79,10 +79,10 @@ def _whys(found: Found) -> Iterator[tuple[str, str]]:
         yield "compile", _why_compiled(found)
     if recipe.is_packed:
         yield "attention", _why_packed(found)
-    elif found.estimate.has_large_mask:
+    elif found.estimate.has_large_mask and (technique := find("attention", recipe.attention)) is not None:
         why = why_not_packed(found.job, recipe) or "packed passes are no faster on these lengths"
         mask = f"packed attention has no mask, which takes {format_bytes(found.estimate.mask_bytes)} here"
-        yield "attention", f"scores are computed in tiles and never written out; {mask}, but {why}"
+        yield "attention", f"{technique.does}; {mask}, but {why}"
     if recipe.offload is not None:
         yield "offload", _why_offload(found)
         if recipe.precision == "bf16":

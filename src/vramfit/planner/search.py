@@ -6,8 +6,9 @@ their turn comes. What comes out first and fits is the fastest: everything behin
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
@@ -74,7 +75,7 @@ class Search:
         self.not_available: list[str] = []
         self._num_layers = num_layers(job)
         self._recipes = list(recipes)
-        self._queue: list[tuple[float, int, object]] = []
+        self._queue: list[tuple[float, int, Callable[[], Choice | None]]] = []
         self._order = count()
         self._num_between = 0
 
@@ -88,15 +89,10 @@ class Search:
             if (is_first or self._is_hopeless(first)) and not self._is_hopeless(recipe.optimizer):
                 self._open(_Family(recipe))
         while self._queue:
-            _, _, item = heapq.heappop(self._queue)
-            if isinstance(item, _Family):
-                self._open(item)
-            elif isinstance(item, _Whole):
-                self._checkpoint(item.family)
-            elif isinstance(item, _Guess):
-                found = self._check(item)
-                if found is not None:
-                    return found
+            _, _, look = heapq.heappop(self._queue)
+            found = look()
+            if found is not None:
+                return found
         return None
 
     def _is_hopeless(self, optimizer: str) -> bool:
@@ -106,8 +102,9 @@ class Search:
     def _is_too_much(self, family: _Family) -> bool:
         return not family.plain or min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
 
-    def _push(self, seconds: float, item: object) -> None:
-        heapq.heappush(self._queue, (seconds, next(self._order), item))
+    def _push(self, seconds: float, look: Callable[[], Choice | None]) -> None:
+        """Have this looked at when its turn comes, by the seconds that it takes at best."""
+        heapq.heappush(self._queue, (seconds, next(self._order), look))
 
     def _open(self, family: _Family) -> None:
         """Trace a recipe, unless that is hopeless, and put its splits of the batch in the queue."""
@@ -127,14 +124,16 @@ class Search:
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))
         if checkpointing_steps(self.job, family.recipe):
-            self._push(fastest * self.price(replace(family.recipe, checkpointing="full")), _Whole(family))
+            self._push(
+                fastest * self.price(replace(family.recipe, checkpointing="full")), partial(self._checkpoint, family)
+            )
 
     def _push_eight_bit(self, family: _Family) -> None:
         """Queue the same recipe with another optimizer; at best, it is as fast."""
         fastest = min(p.step_time_s for p in family.plain.values())
         for recipe in self._recipes if family.sibling is None else ():
             if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
-                self._push(fastest * self.price(recipe), _Family(recipe, sibling=family))
+                self._push(fastest * self.price(recipe), partial(self._open, _Family(recipe, sibling=family)))
 
     def _checkpoint(self, family: _Family) -> None:
         """Trace a recipe with all layers checkpointed, and queue every number of layers."""
@@ -151,7 +150,7 @@ class Search:
         return recipe.price(rehearses=self.job.request.rehearses)
 
     def _push_guess(self, guess: "_Guess") -> None:
-        self._push(self._look(guess).step_time_s * self.price(self._recipe(guess)), guess)
+        self._push(self._look(guess).step_time_s * self.price(self._recipe(guess)), partial(self._check, guess))
 
     def _look(self, guess: "_Guess") -> Peek:
         return guess.family.guess(guess.num_checkpointed, self._num_layers, guess.micro_batch)
@@ -223,13 +222,6 @@ class Search:
                     if choice.safe_reserved_bytes <= self.limit_bytes:
                         yield choice
                         break
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """All layers checkpointed: not traced yet."""
-
-    family: _Family
 
 
 @dataclass(frozen=True, slots=True)

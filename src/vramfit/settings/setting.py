@@ -39,6 +39,8 @@ class Technique:
     """What it does to memory, in one line."""
     costs: str
     """What it costs in quality, in one line."""
+    why: str = ""
+    """Why a plan takes it, where that is more than what it does."""
 
     @property
     def name(self) -> str:

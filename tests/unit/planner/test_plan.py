@@ -1,6 +1,7 @@
 """`plan`: it fits by an independent estimate, keeps what was asked for, and never changes more than is allowed."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,8 @@ TINY = {"batch": 32, "seq": 128}
 def check(made: Plan) -> None:
     """What every plan promises."""
     w = made.workload
-    again = estimate(
-        w.model, **{k: getattr(w, k) for k in w.__slots__ if k not in ("model", "accumulate", "memory")},
-        memory=made.budget_bytes,
-    )  # fmt: skip
+    given = {f.name: getattr(w, f.name) for f in fields(w) if f.name not in ("model", "accumulate", "memory")}
+    again = estimate(w.model, **given, memory=made.budget_bytes)
     assert again.fits
     assert again.num_retries == 0
     assert again.safe_reserved_bytes == made.estimate.safe_reserved_bytes
