@@ -135,7 +135,7 @@ def _lengths_of(
     """Tokens of the samples of a data set."""
     from vramfit.models.anatomy import max_positions
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.data.lengths import LONGEST, lengths_of_data
+    from vramfit.runtime.data.samples import LONGEST, lengths_of_data
 
     task = {"task": keywords["task"]} if "task" in keywords else {}
     resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
-from vramfit.cli.progress import working
-from vramfit.cli.ranks import only_one_speaks, speaks
+from vramfit.cli.progress import only_one_speaks, speaks, working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import given_of, parameters_of
 from vramfit.runtime.training.request import OPTIONS, TrainRequest

@@ -1,5 +1,7 @@
 """The GPUs present, asked of the driver (NVML) and, on request, of torch; an absent driver is no GPUs."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -7,6 +9,21 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vramfit.devices.catalogue import GPU, match_gpu
+
+_LIBRARIES = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+
+
+def has_driver() -> bool:
+    """Whether the driver's library can be loaded; CUDA is not started."""
+    library = _LIBRARIES.get(sys.platform)
+    if library is None:
+        return False
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.errors import NoPlanFits, WorkloadError
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.choose import Found, find, for_long_run, margins, may_wait
 from vramfit.planner.elsewhere import no_plan_fits
 from vramfit.planner.heuristics import COMPILE_S, SHARDS_PRICE

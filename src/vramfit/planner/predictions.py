@@ -3,15 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vramfit.estimator.by_length import WorkByLength
 from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
-from vramfit.estimator.peak import peak_requested, peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.shallow import least_peaks
+from vramfit.estimator.shallow import WorkByLength, least_peaks
 from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import restart_bytes, weigh
+from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.catalogue import all_entries
@@ -22,7 +20,8 @@ from vramfit.planner.recipes import Recipe
 from vramfit.records.estimate import Estimate
 from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS
-from vramfit.techniques.application import apply_techniques
+from vramfit.tasks import find_task
+from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.workload import Workload
 
@@ -155,7 +154,7 @@ def floor_bytes(job: Job, recipe: Recipe) -> int:
         return all_bytes
     gradients_and_state = learned_bytes * (1 + STATE_COPIES.get(recipe.optimizer, 0))
     floor = all_bytes + gradients_and_state + num_learned * STATE_BYTES.get(recipe.optimizer, 0)
-    return floor // (job.base.num_gpus if job.base.parallel == "fsdp" else 1)
+    return floor // (job.base.num_gpus if job.base.shards else 1)
 
 
 def least_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
@@ -176,11 +175,11 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     builds them, a step uses all of them. Of other models that is not known.
 
     Raises:
-        WorkloadError, MissingExtra: as `apply_techniques`.
+        WorkloadError, MissingExtra: as `apply`.
     """
     traced = traced_passes(job, recipe, 1)
     model = build_meta(traced.resolved, attention=traced.workload.attention)
-    apply_techniques(model, traced.workload)
+    apply(model, traced.workload)
     num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
     learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}
@@ -288,8 +287,9 @@ def _in_evaluation(job: Job, choice: Choice) -> dict[str, Any]:
     """What a forward pass has of a training step; adapters add less than one percent, and are left out."""
     given = {**job.request.fixed, **choice.recipe.keywords()}
     kept = {name: value for name, value in given.items() if SETTINGS[name].in_inference}
-    if kept.get("attention") == "packed" and (job.request.pads_evaluation or job.base.task == "masked-lm"):
-        kept["attention"] = "sdpa"  # unpacking masked LM would need a second copy of the logits
+    is_unpacked = find_task(job.base.task).why_not_unpacked is None
+    if kept.get("attention") == "packed" and (job.request.pads_evaluation or not is_unpacked):
+        kept["attention"] = "sdpa"
     if kept.get("offload") in ("optimizer", "activations"):
         del kept["offload"]
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": job.request.trust_remote_code}

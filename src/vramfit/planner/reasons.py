@@ -23,6 +23,7 @@ from vramfit.planner.varied import padding_share, time_on_lengths
 from vramfit.records.estimate import COPIES, HOST_STEP
 from vramfit.records.plan import Alternative, Reason
 from vramfit.settings import SETTINGS, Technique, chosen_in_words, find
+from vramfit.tasks import find_task
 from vramfit.units import format_bytes
 
 ASKED = "asked for"
@@ -102,9 +103,8 @@ def _why_packed(found: Found) -> str:
     else:
         how = "as fused layers take them" if found.recipe.has_own_kernels else "and need no mask"
         why += f", {how}; of padded passes hardly anything would be padding"
-    if found.job.base.task == "question-answering":
-        why += "; an answer is sought among a text's own tokens, and no more among its padding"
-    return why
+    more = find_task(found.job.base.task).why_packed
+    return f"{why}; {more}" if more else why
 
 
 def _cost_in_bf16(recipe: Recipe) -> str:

@@ -21,45 +21,14 @@ from vramfit.planner.predictions import (
 )
 from vramfit.planner.recipes import Recipe
 from vramfit.planner.search import Search
-from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
+from vramfit.step.splitting import packed_rows, padded_passes
+from vramfit.tasks import find_task
+from vramfit.techniques.padding import WINDOW_BATCHES
 from vramfit.techniques.rows import row_tokens
 from vramfit.workload import Workload
 
 MIN_TRACED = 8
 TIMED_PASSES = 4
-
-
-def group(lengths: Sequence[int], max_tokens: int) -> Iterator[tuple[int, int]]:
-    """(samples, tokens each) of the passes of one effective batch, as `runtime.splitting` makes them.
-
-    >>> list(group([10, 512, 500, 20], 1024))
-    [(2, 512), (2, 24)]
-    """
-    num, longest, widest = 0, 0, max(lengths, default=0)
-    for length in sorted((padded_width(length, widest) for length in lengths), reverse=True):
-        if num and (num + 1) * longest > max_tokens:
-            yield num, longest
-            num = 0
-        longest = longest if num else length
-        num += 1
-    if num:
-        yield num, longest
-
-
-def fill(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Tokens of the packed rows of one effective batch, as `runtime.splitting` fills them.
-
-    >>> fill([10, 512, 500, 20], 1024)
-    [1022, 20]
-    """
-    rows: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        place = next((i for i, tokens in enumerate(rows) if tokens + length <= max_tokens), None)
-        if place is None:
-            rows.append(length)
-        else:
-            rows[place] += length
-    return rows
 
 
 class PassTimes:
@@ -118,11 +87,13 @@ def time_on_lengths(job: Job, choice: Choice) -> float:
     typical = min(max(round(sum(n * n for n in values) / sum(values)), MIN_TRACED), job.base.seq)
     rest_s = times.rest(choice.micro_batch)
     if not choice.recipe.is_packed:
-        return mean(rest_s + sum(times.seconds(*each) for each in group(batch, most)) for batch in padded_batches(job))
+        return mean(
+            rest_s + sum(times.seconds(*each) for each in padded_passes(batch, most)) for batch in padded_batches(job)
+        )
     filled_up = choice.recipe.is_recorded  # to a few sizes
     found = []
     for batch in drawn_batches(job):
-        rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in fill(batch, most)]
+        rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in packed_rows(batch, most)]
         found.append(rest_s + sum(times.row_seconds(tokens, typical) for tokens in rows))
     return mean(found)
 
@@ -142,7 +113,7 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
     found = []
     for batch in padded_batches(job):
         passes_s = 0.0
-        for num, tokens in group(batch, choice.micro_batch * full):
+        for num, tokens in padded_passes(batch, choice.micro_batch * full):
             if tokens == full:
                 passes_s += times.seconds(num, tokens)
             elif shorter is not None:
@@ -157,12 +128,12 @@ def padding_share(job: Job, micro_batch: int) -> float:
     num_real = num_tokens = 0
     for batch in drawn_batches(job):
         num_real += sum(batch)
-        num_tokens += sum(n * each for n, each in group(_as_padded(job, batch), micro_batch * job.base.seq))
+        num_tokens += sum(n * each for n, each in padded_passes(_as_padded(job, batch), micro_batch * job.base.seq))
     return 1 - num_real / num_tokens
 
 
 def padded_batches(job: Job) -> Iterator[list[int]]:
-    """As they come, or a window of them in which like lengths meet, as `runtime.data.order` has it."""
+    """As they come, or a window of them in which like lengths meet, as `runtime.data.samples` has it."""
     assert job.lengths is not None
     values, share = job.lengths.values, job.base.share
     batches: Iterable[list[int]] = drawn_batches(job)
@@ -174,8 +145,8 @@ def padded_batches(job: Job) -> Iterator[list[int]]:
 
 
 def _as_padded(job: Job, batch: list[int]) -> list[int]:
-    """For question answering nothing is cut: its softmax runs over padding too."""
-    return [max(batch)] * len(batch) if job.base.task == "question-answering" else batch
+    """Nothing is cut for a task whose loss runs over padding too."""
+    return [max(batch)] * len(batch) if find_task(job.base.task).reads_padding else batch
 
 
 def quicker(search: Search, choice: Choice, *, repeats: bool) -> Choice:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.job import Job, num_layers
 from vramfit.planner.predictions import safe_bytes, step_time
 from vramfit.planner.recipes import Proposal, micro_batches, recipes, trainings
