@@ -238,9 +238,12 @@ def _pays_to_record(plain: Found) -> bool:
     request = plain.job.request
     if request.exact or request.rehearses or (request.steps or 0) * plain.seconds < LEAST_RECORDED_S:
         return False
-    return may_wait(plain)
+    return host_share(plain.job, plain.choice) >= NEAR_HOST
 
 
-def may_wait(found: Found) -> bool:
-    """Whether the device may wait for the host."""
+def may_pay_to_record(found: Found) -> bool:
+    """Whether passes are not captured only because nobody said how long the run is."""
+    request, recipe = found.job.request, found.recipe
+    if request.steps is not None or request.wishes.get("graphs") or not recipe.is_packed or recipe.is_recorded:
+        return False
     return host_share(found.job, found.choice) >= NEAR_HOST

@@ -10,7 +10,7 @@ from typing import Any
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.traced import collection_paused
-from vramfit.planner.choose import Found, find, for_long_run, margins, may_wait
+from vramfit.planner.choose import Found, find, for_long_run, margins, may_pay_to_record
 from vramfit.planner.elsewhere import no_plan_fits
 from vramfit.planner.heuristics import COMPILE_S, SHARDS_PRICE
 from vramfit.planner.job import Job
@@ -113,8 +113,7 @@ def _notes(found: Found) -> Iterator[str]:
     if job.target.gpu is None or found.estimate.step_time_s is None:
         yield f"times are those of {job.timed_gpu.title}: name the GPU (gpu=) for its own"
     yield from (SETTINGS[name].if_possible for name, on in request.wishes.items() if on and not getattr(workload, name))
-    is_told = request.steps is not None or request.wishes.get("graphs")
-    if not is_told and found.recipe.is_packed and not workload.graphs and may_wait(found):
+    if may_pay_to_record(found):
         yield MAY_WAIT
     if request.rehearses:
         yield REHEARSAL
