@@ -17,7 +17,7 @@ def is_over(line: dict[str, Any]) -> bool:
 
 def least_bytes(predicted_bytes: int) -> int:
     """The least memory that leaves the planner's usual margin beside a prediction, in whole MiB."""
-    from vramfit.planner.margin import BASIS_SHARE, LEAST_FOR_LENGTHS, LEAST_SHARE, LENGTHS_SHARE
+    from vramfit.planner.heuristics import BASIS_SHARE, LEAST_FOR_LENGTHS, LEAST_SHARE, LENGTHS_SHARE
 
     share, for_lengths = BASIS_SHARE["verified"], LENGTHS_SHARE["expandable"]
     least = max((predicted_bytes + LEAST_FOR_LENGTHS) / (1 - share), predicted_bytes / (1 - share - for_lengths))

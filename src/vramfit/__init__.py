@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from vramfit.estimator.predict import estimate
     from vramfit.loader.load import load
-    from vramfit.planner.largest import max_batch
+    from vramfit.planner.margin import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding, LoadReport
@@ -64,7 +64,7 @@ _HOME = {
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
     "make_optimizer": "vramfit.techniques.application",
-    "max_batch": "vramfit.planner.largest",
+    "max_batch": "vramfit.planner.margin",
     "plan": "vramfit.planner.plan",
     "prepare": "vramfit.techniques.application",
     "watch": "vramfit.runtime.watching",

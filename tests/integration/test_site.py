@@ -110,7 +110,7 @@ def test_commands_of_the_guides_answer_as_shown(
     Path("train.log").write_text(message, encoding="utf-8")
     text = (DOCS / page).read_text(encoding="utf-8")
     few = tuple(i for i in all_instances() if i.name in text)  # a plan for every GPU there is takes half a minute
-    monkeypatch.setattr("vramfit.planner.instances.all_instances", lambda: few)
+    monkeypatch.setattr("vramfit.planner.elsewhere.all_instances", lambda: few)
     shown_on_page = commands(DOCS / page)
     assert shown_on_page
     for command, shown in shown_on_page:

@@ -20,7 +20,7 @@ def run(options: WorkloadOptions, json: Json = False) -> None:
 
     keywords = options.keywords()
     with working(f"Searching the largest batch of {options.model}"):
-        from vramfit.planner.largest import max_batch
+        from vramfit.planner.margin import max_batch
 
         found = max_batch(options.model, **keywords)
     if json:

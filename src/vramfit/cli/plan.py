@@ -13,7 +13,7 @@ from vramfit.errors import NoPlanFits
 from vramfit.stages import within
 
 if TYPE_CHECKING:
-    from vramfit.planner.lengths import Lengths
+    from vramfit.planner.request import Lengths
     from vramfit.records.plan import InstanceFit, Plan
 
 EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
@@ -167,7 +167,7 @@ def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
         at = f"{name}, {done} of {total} GPUs done"
 
     with working(f"Planning {model}"), within(lambda: at):
-        from vramfit.planner.instances import fit_instances
+        from vramfit.planner.elsewhere import fit_instances
 
         return fit_instances(model, on_gpu=show, **keywords)
 

@@ -21,7 +21,7 @@ from vramfit.tasks import DEFAULT, find_task
 from vramfit.workload import Workload
 
 if TYPE_CHECKING:
-    from vramfit.planner.lengths import Lengths
+    from vramfit.planner.request import Lengths
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
@@ -226,7 +226,7 @@ def parse_lengths(text: str) -> "Lengths":
     Raises:
         VramfitError: a file with something else in it.
     """
-    from vramfit.planner.lengths import lengths_of
+    from vramfit.planner.request import lengths_of
 
     if not text.replace(",", "").replace(" ", "").isdecimal():
         if is_path(text):

@@ -84,7 +84,8 @@ RESOLUTION = 256
 """Large batches are searched in steps of 1/256 of their size."""
 LARGE = 100
 """From so many samples on, a size counts only if the next smaller one fits too: near the edge, sizes that fit and
-sizes that do not lie side by side, and a lone one that fits is not to be trusted for one percent of speed."""
+sizes that do not lie side by side, and a lone one that fits is not to be trusted for one percent of speed. Settled
+knowing the 24 measured edges of benchmarks/results/batch_edges_h200_2026-11-15.json."""
 NUM_LOOKED_BELOW = 4
 """Batches below the answer that are checked for fitting, to say where fragmentation bites."""
 

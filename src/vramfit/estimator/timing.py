@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vramfit.devices.catalogue import GPU
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
 from vramfit.records.estimate import TimeBasis
@@ -41,6 +42,11 @@ def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> W
     works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]
     segments = tuple(segment for work in works for segment in work.segments)
     return Work(segments=segments, tf32=workload.precision == "tf32")
+
+
+def has_rates(gpu: GPU) -> bool:
+    """Whether a GPU's rates are known, so that steps can be timed."""
+    return speed_of(gpu)[0] is not None
 
 
 def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int, target: Target) -> Timed | None:

@@ -1,26 +1,21 @@
-"""What a plan leaves free of the budget, and why."""
+"""What a plan leaves free of the budget, and why; and `max_batch`, which leaves the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from vramfit.errors import WorkloadError
+from vramfit.estimator import search
 from vramfit.estimator.target import is_measured
+from vramfit.planner.heuristics import BASIS_SHARE, LEAST_FOR_LENGTHS, LEAST_SHARE, LENGTHS_SHARE
+from vramfit.records.estimate import MaxBatch
+from vramfit.settings import SETTINGS, usual_precision
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
-BASIS_SHARE = {"verified": 0.01, "derived": 0.05}
-"""Of the budget: how far predictions may be off, where they were compared with a GPU and where they were not."""
-LENGTHS_SHARE = {"expandable": 0.03, "default": 0.10}
-"""Of the budget, for batches of varied lengths, whose blocks do not fit into each other's places. Reserved memory
-after 100 windows of varied lengths, replayed: up to 3 % beyond the one of full windows with expandable segments; up to
-30 % without, most of which the allocator gives back when it runs short, at the price of retries."""
-LEAST_FOR_LENGTHS = 48 * 2**20
-"""At least: segments grow by 20 MiB, and runs inside 1 to 2 GiB on a GPU reserved 36 to 40 MiB beyond full windows."""
-LEAST_SHARE = 0.05
-"""But no larger a share of a small budget: runs inside 240 to 500 MiB on a GPU reserved 2 to 14 MiB beyond (3.5 %)."""
 WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
 }
-COMPILED = "compiled layers were compared with few measurements"
 OTHER_TORCH = "rules are carried over to this torch"
 """Of a GPU that was measured with another one."""
 
@@ -40,8 +35,9 @@ class Margin:
 def _why(basis: str, workload: Workload) -> str:
     if basis != "derived":
         return WORDS[basis]
-    if workload.compile:
-        return COMPILED
+    few = [s.few_measured for name, s in SETTINGS.items() if s.few_measured and getattr(workload, name)]
+    if few:
+        return few[0]
     is_known = workload.gpu is not None and workload.num_gpus == 1 and is_measured(workload.gpu)
     return OTHER_TORCH if is_known else WORDS[basis]
 
@@ -54,27 +50,21 @@ def tight_margin_of(budget_bytes: int, basis: str, workload: Workload) -> Margin
     return Margin(num_bytes, f"{most}: {why}", is_tight=True, is_thin=True)
 
 
-def margin_of(
-    budget_bytes: int,
-    basis: str,
-    workload: Workload,
-    given: float | int | None,
-    *,
-    varied: bool,
-    whole: bool = False,
-) -> Margin:
-    """The margin of a budget.
+def given_margin(budget_bytes: int, given: float | int) -> Margin:
+    """The margin that the user gives, a share of the budget or bytes."""
+    num_bytes = int(given * budget_bytes) if given < 1 else int(given)
+    return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
+
+
+def margin_of(budget_bytes: int, basis: str, workload: Workload, *, varied: bool, whole: bool = False) -> Margin:
+    """The planner's own margin of a budget.
 
     Args:
         basis: of the prediction.
         workload: whose allocator and mask count.
-        given: a share or bytes, where the user says.
         varied: whether samples differ in length.
         whole: whether small budgets keep as much for lengths as others: what was not measured inside them.
     """
-    if given is not None:
-        num_bytes = int(given * budget_bytes) if given < 1 else int(given)
-        return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free, as asked for")
     basis_share = BASIS_SHARE[basis]
     num_bytes = int(basis_share * budget_bytes)
     why, is_thin = f"{basis_share:.0%} since {_why(basis, workload)}", False
@@ -89,3 +79,43 @@ def margin_of(
             why += f" ({LENGTHS_SHARE['expandable']:.0%} with allocator expandable)"
         is_thin = for_lengths < LEAST_FOR_LENGTHS
     return Margin(num_bytes, f"{format_bytes(num_bytes)} stay free: {why}", is_thin=is_thin)
+
+
+def max_batch(model: Any, **keywords: Any) -> MaxBatch:
+    """The largest effective batch that fits the GPU or the memory given.
+
+    What the tensors ask for grows with the batch and bounds it from above. From there down every batch is replayed
+    inside the capacity until one fits wherever segments are put: that is `batch`. `margin_batch` is found in the same
+    way inside what a plan would use of the capacity. Where no precision is given, `usual_batch` is the same in the
+    lower one that is usual on the GPU: autocast for training.
+
+    Args:
+        model, **keywords: as for `estimate`; `gpu` or `memory` is needed, `batch` is not used.
+
+    Raises:
+        WorkloadError: no capacity given, and whatever `estimate` raises.
+
+    >>> found = max_batch("bert-tiny", seq=128, memory="300MiB")
+    >>> found.batch > found.margin_batch > 64
+    True
+    """
+    found = search.max_batch(model, **keywords)
+    e = found.estimate
+    if not found.batch or e.capacity_bytes is None:
+        return found
+    margin = margin_of(e.capacity_bytes, e.basis, e.workload, varied=e.workload.mask == "padded")
+    inside = {**keywords, "memory": max(e.capacity_bytes - margin.num_bytes, 1)}
+    found = replace(
+        found,
+        margin_batch=min(search.max_batch(model, **inside).batch, found.batch),
+        margin_bytes=margin.num_bytes,
+        margin_reason=margin.reason,
+    )
+    if keywords.get("precision") is not None:
+        return found
+    precision = usual_precision(e.compute_capability, infers=e.workload.mode == "infer")
+    try:
+        batch = search.max_batch(model, **{**inside, "precision": precision}).batch
+    except WorkloadError:  # something that was given does not go with it
+        return found
+    return replace(found, usual_precision=precision, usual_batch=batch)

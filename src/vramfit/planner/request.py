@@ -1,10 +1,16 @@
-"""`Request`: what a user asks a plan for: what is fixed, what may be changed, and how much is to stay free."""
+"""`Request`: what a user asks a plan for; and `Lengths`: how long samples really are, from a list or a file of numbers.
+
+Lengths of texts are counted by `runtime.data`.
+"""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, median_low
 from typing import Any
 
-from vramfit.errors import WorkloadError, nearest_names
+from vramfit.errors import VramfitError, WorkloadError, nearest_names
+from vramfit.records.plan import LengthSummary
 from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_bytes, plain, shown
 from vramfit.workload import CHOICES, switched
@@ -19,7 +25,10 @@ REHEARSAL = (
     "8-bit optimizer, no layer computed twice), unless others are named"
 )
 """What a plan of a rehearsal is like."""
-OWN = ("allow", "exact", "margin", "steps", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
+SWITCHES = ("exact", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
+OWN = ("allow", "margin", "steps", *SWITCHES)
+IF_POSSIBLE = tuple(name for name, setting in SETTINGS.items() if setting.if_possible)
+ONE_EACH = "one whole number from 1 for each sample"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +51,8 @@ class Request:
     """Whether samples of like length meet in padded batches."""
     rehearses: bool = False
     """Whether the plan is run on an emulated GPU: then what is quick on a CPU is taken, of what fits."""
-    fused: bool | None = None
-    """Whether layers are fused, where they can be; None has them so."""
-    graphs: bool | None = None
-    """Whether passes are recorded, where they can be; None where that pays."""
+    wishes: Mapping[str, bool] = field(default_factory=dict)
+    """Settings that are on where they can be (True) or off (False); for others, the planner decides."""
     offloads: bool = True
     """Whether what is not needed at the moment may wait in host memory."""
 
@@ -81,31 +88,21 @@ class Request:
                 problems.append(f"{name} {shown(keywords[name])}: {why}")
         allow = _allowed(given.pop("allow", ()), problems)
         margin = _margin(given.pop("margin", None), problems)
-        on = {
-            name: given.pop(name, False)
-            for name in ("exact", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
-        }
+        on = {name: given.pop(name, False) for name in SWITCHES}
         steps = given.pop("steps", None)
-        switches = {"graphs": given.pop("graphs", None), "fused": given.pop("fused", None)}
+        wishes = {name: given.pop(name) for name in IF_POSSIBLE if name in given}
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             problems.append(f"steps {shown(steps)} is not a whole number from 1")
-        for name, value in {**on, **switches}.items():
-            problems += switched(name, value) if value is not None else []
-        if on["exact"] is True and given.get("compile") is True:
-            problems.append("exact and compile do not go together: fused kernels round otherwise")
+        for name, value in {**on, **wishes}.items():
+            problems += switched(name, value)
+        for name, value in given.items() if on["exact"] is True else ():
+            if value is True and name in SETTINGS and SETTINGS[name].not_exact:
+                problems.append(f"exact and {name} do not go together: {SETTINGS[name].not_exact}")
         if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
             problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
         if problems:
             raise WorkloadError(problems)
-        return Request(
-            fixed=given,
-            allow=allow,
-            margin=margin,
-            steps=steps,
-            **on,
-            **switches,
-            offloads=offloads,
-        )
+        return Request(fixed=given, allow=allow, margin=margin, steps=steps, wishes=wishes, offloads=offloads, **on)
 
 
 def _allowed(value: str | Iterable[str], problems: list[str]) -> frozenset[str]:
@@ -140,3 +137,83 @@ def _margin(value: Any, problems: list[str]) -> float | int | None:
     except SizeError:
         problems.append(f"margin {shown(value)} is neither a share below 1 (0.05, 5%) nor a size (500MiB)")
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Tokens of each sample."""
+
+    values: tuple[int, ...]
+    source: str
+    """Where they come from."""
+    num_truncated: int = 0
+    """Samples that are cut."""
+    complete: bool = True
+    """Whether every sample was seen."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.values)
+
+    @property
+    def varies(self) -> bool:
+        return min(self.values) < self.longest
+
+    def cut(self, limit: int) -> "Lengths":
+        """The same samples cut to a limit; where not all of them were seen, one as long as it is expected."""
+        num_cut = sum(n > limit for n in self.values)
+        values = [min(n, limit) for n in self.values]
+        if not self.complete:
+            values[0] = limit
+        return replace(self, values=tuple(values), num_truncated=num_cut)
+
+    def summary(self) -> LengthSummary:
+        """For the plan."""
+        return LengthSummary(
+            num_samples=len(self.values),
+            mean=mean(self.values),
+            median=median_low(self.values),
+            longest=self.longest,
+            num_truncated=self.num_truncated,
+            source=self.source,
+        )
+
+
+def lengths_of(given: Any) -> Lengths:
+    """Lengths from a list of numbers, or a text file with one number a line.
+
+    Raises:
+        VramfitError: a file that cannot be read, nothing in it, or something that is no number of tokens.
+
+    >>> lengths_of([12, 512, 80]).longest
+    512
+    """
+    if isinstance(given, Lengths):
+        return given
+    if isinstance(given, str | Path):
+        try:
+            lines = Path(given).read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise VramfitError(f"cannot read {given}: {why}", hint="give a file with one length a line") from None
+        return _checked(lines, str(given))
+    try:
+        values = list(given)
+    except TypeError:
+        raise VramfitError(f"lengths {shown(given)} are neither a list nor a file", hint=ONE_EACH) from None
+    return _checked(values, "a list")
+
+
+def _checked(values: Iterable[Any], source: str) -> Lengths:
+    counts = []
+    for number, value in enumerate(values, 1):
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= 20 and 0 < int(text) < 2**31):
+            raise VramfitError(
+                f"lengths, {source}: number {number} is {text[:40]!r}, not a number of tokens",
+                hint=ONE_EACH,
+            )
+        counts.append(int(text))
+    if not counts:
+        raise VramfitError(f"lengths, {source}: nothing in it", hint=ONE_EACH)
+    return Lengths(values=tuple(counts), source=source)

@@ -6,26 +6,27 @@ their turn comes. What comes out first and fits is the fastest: everything behin
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
-from vramfit.planner.bench import Bench, Peek
-from vramfit.planner.space import Recipe, checkpointing_steps, micro_batches, with_layers
-
-MAX_TRACED_BETWEEN = 6
-"""Recipes with some layers checkpointed that are traced before only none or all of them is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Settings and a split of the batch, with what they were found to take."""
-
-    recipe: Recipe
-    micro_batch: int
-    step_time_s: float
-    safe_reserved_bytes: int
+from vramfit.planner.heuristics import MAX_TRACED_BETWEEN
+from vramfit.planner.job import Job, num_layers
+from vramfit.planner.predictions import (
+    Choice,
+    Peek,
+    fits_host,
+    floor_bytes,
+    is_lean,
+    peek,
+    safe_bytes,
+    step_time,
+    timed_batch,
+    weight_bytes,
+)
+from vramfit.planner.recipes import Recipe, checkpointing_steps, micro_batches
 
 
 @dataclass(slots=True)
@@ -60,23 +61,21 @@ class Search:
     """A search over the recipes of one training.
 
     Args:
-        bench: predicts.
+        job: what is asked for.
         recipes: without checkpointing, unless it is fixed; the first optimizer's first. All or none are packed.
         limit_bytes: what may be reserved.
     """
 
-    def __init__(self, bench: Bench, recipes: Sequence[Recipe], limit_bytes: int) -> None:
-        self.bench = bench
+    def __init__(self, job: Job, recipes: Sequence[Recipe], limit_bytes: int) -> None:
+        self.job = job
         self.limit_bytes = limit_bytes
-        batch = bench.timed_batch(recipes[0]) if recipes else bench.share
-        self.sizes = micro_batches(bench.request, batch)
+        self.sizes = micro_batches(job.request, timed_batch(job, recipes[0]) if recipes else job.base.share)
         self.tried: list[Choice] = []
         self.families: list[_Family] = []
         self.not_available: list[str] = []
-        self.before: Search | None = None
-        """Of the same training without compiled layers, where these are."""
+        self._num_layers = num_layers(job)
         self._recipes = list(recipes)
-        self._queue: list[tuple[float, int, object]] = []
+        self._queue: list[tuple[float, int, Callable[[], Choice | None]]] = []
         self._order = count()
         self._num_between = 0
 
@@ -90,15 +89,10 @@ class Search:
             if (is_first or self._is_hopeless(first)) and not self._is_hopeless(recipe.optimizer):
                 self._open(_Family(recipe))
         while self._queue:
-            _, _, item = heapq.heappop(self._queue)
-            if isinstance(item, _Family):
-                self._open(item)
-            elif isinstance(item, _Whole):
-                self._checkpoint(item.family)
-            elif isinstance(item, _Guess):
-                found = self._check(item)
-                if found is not None:
-                    return found
+            _, _, look = heapq.heappop(self._queue)
+            found = look()
+            if found is not None:
+                return found
         return None
 
     def _is_hopeless(self, optimizer: str) -> bool:
@@ -108,14 +102,15 @@ class Search:
     def _is_too_much(self, family: _Family) -> bool:
         return not family.plain or min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
 
-    def _push(self, seconds: float, item: object) -> None:
-        heapq.heappush(self._queue, (seconds, next(self._order), item))
+    def _push(self, seconds: float, look: Callable[[], Choice | None]) -> None:
+        """Have this looked at when its turn comes, by the seconds that it takes at best."""
+        heapq.heappush(self._queue, (seconds, next(self._order), look))
 
     def _open(self, family: _Family) -> None:
         """Trace a recipe, unless that is hopeless, and put its splits of the batch in the queue."""
         try:
-            if self.bench.floor_bytes(family.recipe) <= self.limit_bytes and self.bench.fits_host(family.recipe):
-                family.plain = {m: self.bench.peek(family.recipe, m) for m in self.sizes}
+            if floor_bytes(self.job, family.recipe) <= self.limit_bytes and fits_host(self.job, family.recipe):
+                family.plain = {m: peek(self.job, family.recipe, m) for m in self.sizes}
         except (MissingExtra, WorkloadError, TraceError) as error:
             if not self.families:
                 raise  # what was asked for does not go
@@ -128,45 +123,46 @@ class Search:
         fastest = min(p.step_time_s for p in family.plain.values())
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))
-        if self._steps(family):
-            price = self.bench.price(replace(family.recipe, checkpointing="full"))
-            self._push(fastest * price, _Whole(family))
+        if checkpointing_steps(self.job, family.recipe):
+            self._push(
+                fastest * self.price(replace(family.recipe, checkpointing="full")), partial(self._checkpoint, family)
+            )
 
     def _push_eight_bit(self, family: _Family) -> None:
         """Queue the same recipe with another optimizer; at best, it is as fast."""
         fastest = min(p.step_time_s for p in family.plain.values())
         for recipe in self._recipes if family.sibling is None else ():
             if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
-                self._push(fastest * self.bench.price(recipe), _Family(recipe, sibling=family))
+                self._push(fastest * self.price(recipe), partial(self._open, _Family(recipe, sibling=family)))
 
     def _checkpoint(self, family: _Family) -> None:
         """Trace a recipe with all layers checkpointed, and queue every number of layers."""
         lender = family.sibling or family
         if not lender.full:
-            recipe = with_layers(lender.recipe, self.bench.num_layers, self.bench.num_layers)
-            lender.full = {m: self.bench.peek(recipe, m) for m in self.sizes}
-        for num_checkpointed in self._steps(family):
+            recipe = lender.recipe.with_layers(self._num_layers, self._num_layers)
+            lender.full = {m: peek(self.job, recipe, m) for m in self.sizes}
+        for num_checkpointed in checkpointing_steps(self.job, family.recipe):
             for size in self.sizes:
                 self._push_guess(_Guess(family, num_checkpointed, size))
 
-    def _steps(self, family: _Family) -> list[int]:
-        bench = self.bench
-        return checkpointing_steps(family.recipe, bench.num_layers, able=bench.can_checkpoint)
+    def price(self, recipe: Recipe) -> float:
+        """What its time counts for beside simpler settings."""
+        return recipe.price(rehearses=self.job.request.rehearses)
 
     def _push_guess(self, guess: "_Guess") -> None:
-        self._push(self._look(guess).step_time_s * self.bench.price(self._recipe(guess)), guess)
+        self._push(self._look(guess).step_time_s * self.price(self._recipe(guess)), partial(self._check, guess))
 
     def _look(self, guess: "_Guess") -> Peek:
-        return guess.family.guess(guess.num_checkpointed, self.bench.num_layers, guess.micro_batch)
+        return guess.family.guess(guess.num_checkpointed, self._num_layers, guess.micro_batch)
 
     def _recipe(self, guess: "_Guess") -> Recipe:
-        return with_layers(guess.family.recipe, guess.num_checkpointed, self.bench.num_layers)
+        return guess.family.recipe.with_layers(guess.num_checkpointed, self._num_layers)
 
     def _check(self, guess: "_Guess") -> Choice | None:
         """The choice if it fits; only what may fit is predicted in full."""
         looked = self._look(guess)
-        between = 0 < guess.num_checkpointed < self.bench.num_layers
-        single = self.bench.is_lean(guess.micro_batch)
+        between = 0 < guess.num_checkpointed < self._num_layers
+        single = is_lean(self.job, guess.micro_batch)
         guessed = looked.requested_bytes
         if single:
             guessed -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward
@@ -193,8 +189,8 @@ class Search:
 
     def predict(self, recipe: Recipe, micro_batch: int) -> Choice:
         """What settings take, by their own trace."""
-        safe_bytes = self.bench.safe_bytes(recipe, micro_batch)
-        choice = Choice(recipe, micro_batch, self.bench.step_time(recipe, micro_batch), safe_bytes)
+        num_bytes = safe_bytes(self.job, recipe, micro_batch)
+        choice = Choice(recipe, micro_batch, step_time(self.job, recipe, micro_batch), num_bytes)
         if choice not in self.tried:
             self.tried.append(choice)
         return choice
@@ -202,11 +198,7 @@ class Search:
     def _gradient_bytes(self, guess: "_Guess") -> int:
         """At most: all weights learn. In host memory they take nothing of the device's."""
         recipe = guess.family.recipe
-        return self.bench.weight_bytes(recipe) if recipe.offload is None else 0
-
-    def and_before(self) -> "tuple[Search, ...]":
-        """This search, and the one before it."""
-        return (self,) if self.before is None else (self, self.before)
+        return weight_bytes(self.job, recipe) if recipe.offload is None else 0
 
     def fitting(self) -> list[Choice]:
         """What was predicted so far and fits."""
@@ -220,23 +212,16 @@ class Search:
         for family in self.families:
             if not family.plain:
                 continue
-            for num_checkpointed in (0, self.bench.num_layers) if family.full else (0,):
-                recipe = with_layers(family.recipe, num_checkpointed, self.bench.num_layers)
-                sizes = [m for m in self.sizes if len(self.sizes) == 1 or (m > 1 and self.bench.passes(m) > 1)]
-                for size in sorted(sizes, key=lambda m: self.bench.peek(recipe, m).step_time_s):
-                    if self.bench.peek(recipe, size).requested_bytes > self.limit_bytes:
+            for num_checkpointed in (0, self._num_layers) if family.full else (0,):
+                recipe = family.recipe.with_layers(num_checkpointed, self._num_layers)
+                sizes = [m for m in self.sizes if len(self.sizes) == 1 or (m > 1 and self.job.passes(m) > 1)]
+                for size in sorted(sizes, key=lambda m: peek(self.job, recipe, m).step_time_s):
+                    if peek(self.job, recipe, size).requested_bytes > self.limit_bytes:
                         continue
                     choice = self.predict(recipe, size)
                     if choice.safe_reserved_bytes <= self.limit_bytes:
                         yield choice
                         break
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """All layers checkpointed: not traced yet."""
-
-    family: _Family
 
 
 @dataclass(frozen=True, slots=True)

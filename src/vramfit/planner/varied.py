@@ -7,38 +7,37 @@ from functools import cache
 from random import Random
 from statistics import mean
 
-from vramfit.planner.bench import PROBED_PASSES, Bench
-from vramfit.planner.lengths import Lengths
-from vramfit.planner.search import Choice, Search
-from vramfit.planner.space import Recipe
+from vramfit.planner.heuristics import LENGTH_SHARES, MAX_COMPARED
+from vramfit.planner.job import SEED, Job, drawn_batches, once
+from vramfit.planner.predictions import (
+    PROBED_PASSES,
+    Choice,
+    knows_work_by_length,
+    peek,
+    time_of,
+    timed_batch,
+    traced_passes,
+    work_by_length,
+)
+from vramfit.planner.recipes import Recipe
+from vramfit.planner.search import Search
 from vramfit.step.splitting import packed_rows, padded_passes
 from vramfit.tasks import find_task
 from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
 from vramfit.workload import Workload
 
-WORTH_PACKING = 0.04
-"""Of the tokens of padded passes, how many have to be padding for sequences to be laid end to end: at full length,
-packed passes are predicted to take up to 4 % longer."""
-NUM_BATCHES = 64
-SEED = 0
-MAX_COMPARED = 3
-"""Choices that are timed on the lengths: the fastest at full length are near the fastest on any."""
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the full length: where passes are traced; between them, time goes in straight lines."""
 MIN_TRACED = 8
-MOST = 0.95
-"""Of the batches: so many are to need no more passes than they are timed with."""
 TIMED_PASSES = 4
 
 
 class PassTimes:
     """Seconds of one pass of a recipe, by samples and tokens."""
 
-    def __init__(self, bench: Bench, recipe: Recipe) -> None:
-        self._bench = bench
+    def __init__(self, job: Job, recipe: Recipe) -> None:
+        self._job = job
         self._recipe = recipe
-        full = bench.base.seq
-        self._seqs = sorted({min(max(int(share * full), MIN_TRACED), full) for share in SHARES})
+        full = job.base.seq
+        self._seqs = sorted({min(max(int(share * full), MIN_TRACED), full) for share in LENGTH_SHARES})
         self._timed = cache(self._time)
 
     def row_seconds(self, num_tokens: int, length: int) -> float:
@@ -63,10 +62,11 @@ class PassTimes:
 
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
-        workload = replace(self._bench.traced(self._recipe, PROBED_PASSES).workload, seq=seq)
-        template = self._bench.work_by_length(self._recipe).template(seq)
+        workload = replace(traced_passes(self._job, self._recipe, PROBED_PASSES).workload, seq=seq)
+        template = work_by_length(self._job, self._recipe).template(seq)
         one, several = (
-            self._bench.seconds(template, self._passes(workload, n, num), num) for n in (1, 1 + TIMED_PASSES)
+            time_of(self._job, template, self._passes(workload, n, num), num).step.seconds
+            for n in (1, 1 + TIMED_PASSES)
         )
         each = (several - one) / TIMED_PASSES
         return each, max(one - each, 0.0)
@@ -77,38 +77,40 @@ class PassTimes:
         return replace(workload, batch=num_passes * num * workload.num_gpus, accumulate=num_passes, micro_batch=None)
 
 
-def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
+@once
+def time_on_lengths(job: Job, choice: Choice) -> float:
     """Mean seconds of a step over batches drawn from the lengths; the same batches for every choice."""
-    times, most = PassTimes(bench, choice.recipe), choice.micro_batch * bench.base.seq
-    typical = max(round(sum(n * n for n in lengths.values) / sum(lengths.values)), MIN_TRACED)
+    assert job.lengths is not None
+    times, most = PassTimes(job, choice.recipe), choice.micro_batch * job.base.seq
+    values = job.lengths.values
+    typical = min(max(round(sum(n * n for n in values) / sum(values)), MIN_TRACED), job.base.seq)
+    rest_s = times.rest(choice.micro_batch)
+    if not choice.recipe.is_packed:
+        return mean(
+            rest_s + sum(times.seconds(*each) for each in padded_passes(batch, most)) for batch in padded_batches(job)
+        )
+    filled_up = choice.recipe.is_recorded  # to a few sizes
     found = []
-    is_packed = choice.recipe.attention == "packed"
-    for batch in (_batches if is_packed else _padded_batches)(bench, lengths):
-        if is_packed:
-            rows = packed_rows(batch, most)
-            if choice.recipe.graphs:
-                rows = [row_tokens(tokens, most) for tokens in rows]
-            passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in rows)
-        else:
-            passes_s = sum(times.seconds(num, tokens) for num, tokens in padded_passes(batch, most))
-        found.append(times.rest(choice.micro_batch) + passes_s)
+    for batch in drawn_batches(job):
+        rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in packed_rows(batch, most)]
+        found.append(rest_s + sum(times.row_seconds(tokens, typical) for tokens in rows))
     return mean(found)
 
 
-def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
+def least_on_lengths(job: Job, choice: Choice) -> float:
     """What `time_on_lengths` gives at least, without further traces.
 
-    Passes of full length take what they take; shorter ones no less than the same ones in which no layer is computed
-    twice, where these were timed before.
+    Passes of full length are timed; shorter ones take at least as long as without checkpointing, where that was timed
+    before.
     """
-    if choice.recipe.attention == "packed":
+    if choice.recipe.is_packed:
         return 0.0
-    times, full = PassTimes(bench, choice.recipe), bench.base.seq
+    times, full = PassTimes(job, choice.recipe), job.base.seq
     plain = replace(choice.recipe, checkpointing=None)
-    is_known = choice.recipe.checkpointing is not None and bench.knows_work_by_length(plain)
-    shorter = PassTimes(bench, plain) if is_known else None
+    is_known = choice.recipe.checkpointing is not None and knows_work_by_length(job, plain)
+    shorter = PassTimes(job, plain) if is_known else None
     found = []
-    for batch in _padded_batches(bench, lengths):
+    for batch in padded_batches(job):
         passes_s = 0.0
         for num, tokens in padded_passes(batch, choice.micro_batch * full):
             if tokens == full:
@@ -119,78 +121,71 @@ def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     return mean(found)
 
 
-def full_samples(bench: Bench, lengths: Lengths) -> int:
-    """Samples of full length that have as many tokens as most batches of these lengths."""
-    tokens = sorted(sum(batch) for batch in _batches(bench, lengths))
-    return min(-(-tokens[int(MOST * len(tokens))] // bench.base.seq), bench.batch)
-
-
-def padding_share(bench: Bench, micro_batch: int, lengths: Lengths) -> float:
+@once
+def padding_share(job: Job, micro_batch: int) -> float:
     """Of the tokens of padded passes, how many are padding."""
     num_real = num_tokens = 0
-    for batch in _batches(bench, lengths):
+    for batch in drawn_batches(job):
         num_real += sum(batch)
-        num_tokens += sum(n * each for n, each in padded_passes(_as_padded(bench, batch), micro_batch * bench.base.seq))
+        num_tokens += sum(n * each for n, each in padded_passes(_as_padded(job, batch), micro_batch * job.base.seq))
     return 1 - num_real / num_tokens
 
 
-def _batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
-    """As they come."""
-    draw = Random(SEED)
-    for _ in range(NUM_BATCHES):
-        yield draw.choices(lengths.values, k=bench.share)
-
-
-def _padded_batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
-    """As they come, or a window of them in which like lengths meet, as `runtime.data.order` has it."""
-    share, num_whole = bench.share, min(len(lengths.values) // bench.share, WINDOW_BATCHES)
-    batches: Iterable[list[int]] = _batches(bench, lengths)
-    if bench.request.group_by_length and num_whole:
-        drawn = sorted(Random(SEED).sample(lengths.values, num_whole * share), reverse=True)
+def padded_batches(job: Job) -> Iterator[list[int]]:
+    """As they come, or a window of them in which like lengths meet, as `runtime.data.samples` has it."""
+    assert job.lengths is not None
+    values, share = job.lengths.values, job.base.share
+    batches: Iterable[list[int]] = drawn_batches(job)
+    num_whole = min(len(values) // share, WINDOW_BATCHES)
+    if job.request.group_by_length and num_whole:
+        drawn = sorted(Random(SEED).sample(values, num_whole * share), reverse=True)
         batches = (drawn[begin : begin + share] for begin in range(0, len(drawn), share))
-    yield from (_as_padded(bench, batch) for batch in batches)
+    yield from (_as_padded(job, batch) for batch in batches)
 
 
-def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
+def _as_padded(job: Job, batch: list[int]) -> list[int]:
     """Nothing is cut for a task whose loss runs over padding too."""
-    return [max(batch)] * len(batch) if find_task(bench.base.task).reads_padding else batch
+    return [max(batch)] * len(batch) if find_task(job.base.task).reads_padding else batch
 
 
-def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
-    """The choice that is fastest on the lengths, among those that are fast at full length."""
-    if (
-        len(search.families) == 1 and choice.recipe.compile and not bench.base.compile
-    ):  # chosen before, as it is without
-        return _grown(bench, search, choice, lengths)
-    others = sorted(search.largest(), key=lambda c: c.step_time_s * bench.price(c.recipe))
+def quicker(search: Search, choice: Choice, *, repeats: bool) -> Choice:
+    """The choice that is fastest on the lengths, among those that are fast at full length.
+
+    Args:
+        repeats: whether the same search was made before, with one setting less.
+    """
+    if repeats and len(search.families) == 1:
+        return _grown(search, choice)
+    others = sorted(search.largest(), key=lambda c: c.step_time_s * search.price(c.recipe))
     compared = [choice, *(c for c in others if c.recipe != choice.recipe)][:MAX_COMPARED]
-    best = _quickest(bench, compared, lengths)
+    best = _quickest(search, compared)
     faster = [c for c in search.fitting() if c.step_time_s < best.step_time_s and c not in compared]
-    return _grown(bench, search, _quickest(bench, [best, *faster], lengths), lengths)
+    return _grown(search, _quickest(search, [best, *faster]))
 
 
-def _quickest(bench: Bench, choices: Sequence[Choice], lengths: Lengths) -> Choice:
+def _quickest(search: Search, choices: Sequence[Choice]) -> Choice:
     best, *others = choices
-    best_s = time_on_lengths(bench, best, lengths) * bench.price(best.recipe) if others else 0.0
+    best_s = time_on_lengths(search.job, best) * search.price(best.recipe) if others else 0.0
     for other in others:
-        price = bench.price(other.recipe)
-        if least_on_lengths(bench, other, lengths) * price < best_s:
-            other_s = time_on_lengths(bench, other, lengths) * price
+        price = search.price(other.recipe)
+        if least_on_lengths(search.job, other) * price < best_s:
+            other_s = time_on_lengths(search.job, other) * price
             best, best_s = (other, other_s) if other_s < best_s else (best, best_s)
     return best
 
 
-def _grown(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:
+def _grown(search: Search, choice: Choice) -> Choice:
     """The largest micro-batch with as many passes at full length, unless it takes longer: short samples need fewer."""
-    if {"micro_batch", "accumulate"} & bench.request.asked:
+    job = search.job
+    if {"micro_batch", "accumulate"} & job.request.asked:
         return choice
-    size, batch = choice.micro_batch, bench.timed_batch(choice.recipe)
+    size, batch = choice.micro_batch, timed_batch(job, choice.recipe)
     while size < batch and -(-batch // (size + 1)) == -(-batch // choice.micro_batch):
         size += 1
     for grown in range(size, choice.micro_batch, -1):
-        if bench.peek(choice.recipe, grown).requested_bytes > search.limit_bytes:
+        if peek(job, choice.recipe, grown).requested_bytes > search.limit_bytes:
             continue
         found = search.predict(choice.recipe, grown)
         if found.safe_reserved_bytes <= search.limit_bytes:
-            return min(found, choice, key=lambda c: time_on_lengths(bench, c, lengths))
+            return min(found, choice, key=lambda c: time_on_lengths(job, c))
     return choice

@@ -1,7 +1,7 @@
 """Passes recorded once and replayed: of a step, the host then sends little more than its batch.
 
 A small model's kernels are over sooner than the host can send them. A CUDA graph is all that a pass sends, kept with
-its places in memory: sent at once, as often as wanted. So rows are filled up to a few sizes (`techniques.packing`), what
+its places in memory: sent at once, as often as wanted. So rows are filled up to a few sizes (`packing`), what
 goes in and out lies in fixed places, and all graphs share the memory of one pass, since one of them runs at a time.
 
 That memory is held between passes. Whoever else calls the model, for an evaluation, is given it first.

@@ -152,7 +152,7 @@ def _room(
     basis = target_of(workload).basis
     job["trust_remote_code"] = trained.trust_remote_code
     for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
-        margin = margin_of(budget_bytes, basis, workload, None, varied=varied, whole=True)
+        margin = margin_of(budget_bytes, basis, workload, varied=varied, whole=True)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)
         room = _offloaded(trained, job) if settings.offload else _resident(trained, job)
         if room is not None:

@@ -39,6 +39,11 @@ class Casts(Setting):
         can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
         return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"
 
+    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> str:
+        from vramfit.techniques import casting
+
+        return "together" if casting.can_be(model) and not w.shards else "each"
+
     def is_applied_for(self, w: "Workload") -> bool:
         from vramfit.techniques import casting
 

@@ -18,6 +18,8 @@ class Compile(Setting):
     about = "Layers become kernels made for them: faster steps after minutes of compiling."
     help = "torch.compile on the model's layers; a plan takes it where a run is long enough for it to pay."
     is_planned = in_inference = True
+    not_exact = "fused kernels round otherwise"
+    few_measured = "compiled layers were compared with few measurements"
     is_measured = False
     techniques = (
         Technique(

@@ -21,6 +21,12 @@ class Fused(Setting):
     about = "vramfit’s own kernels; for packed attention under amp."
     help = "In packed amp-* training, layers of BERT's kind as one function each; a plan takes it where it can be."
     is_planned = True
+    own_kernels = True
+    if_possible = (
+        "layers are not fused: that is for packed rows of BERT and its kin in amp-bf16 or amp-fp16, on one GPU of "
+        "sm_80 or newer, with lengths given, and without compile, lora, quantize and offload"
+    )
+    not_exact = "sums of gradients are rounded otherwise"
     is_measured = False
     must_match_on_resume = False
     techniques = (
@@ -56,6 +62,11 @@ class Fused(Setting):
         plain = chosen["lora"] is None and chosen["quantize"] is None and chosen["offload"] is None
         is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
         return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
+
+    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> bool:
+        from vramfit.techniques import fusing
+
+        return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.can_be(model)
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.fused and capability < TRITON_CAPABILITY:

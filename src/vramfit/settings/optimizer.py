@@ -27,6 +27,7 @@ class Optimizer(Setting):
             kind="free",
             does="the step makes no temporaries for all weights at once",
             costs="none",
+            why="the same AdamW in one kernel: its step makes no copy of the weights' size",
         ),
         Technique(
             values=("adamw-8bit",),

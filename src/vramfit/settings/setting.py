@@ -39,6 +39,8 @@ class Technique:
     """What it does to memory, in one line."""
     costs: str
     """What it costs in quality, in one line."""
+    why: str = ""
+    """Why a plan takes it, where that is more than what it does."""
 
     @property
     def name(self) -> str:
@@ -71,6 +73,15 @@ class Setting:
     """What a plan takes where it has no reason for another value; None: the default."""
     proposes: ClassVar[tuple[Any, ...]] = ()
     """Values that a plan tries besides, wherever nothing contradicts them; each costs a trace."""
+    if_possible: ClassVar[str] = ""
+    """What a plan says that could not take it. A plan takes such a setting where it can, though it was asked for."""
+    not_exact: ClassVar[str] = ""
+    """Why a plan that must change no result (`exact`) does not take it."""
+    own_kernels: ClassVar[bool] = False
+    """Whether layers run kernels of vramfit's own in packed passes: a plan then packs whatever the padding, does not
+    compile, and leaves it out where nothing fits with it."""
+    few_measured: ClassVar[str] = ""
+    """Why predictions with it are less sure than others, where they are."""
     allows: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names for `allow`, and what each means: values that a plan takes only where it is allowed."""
     in_run: ClassVar[bool | None] = None
@@ -116,6 +127,15 @@ class Setting:
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
         """Why a GPU cannot run it."""
         yield from ()
+
+    @property
+    def usual(self) -> Any:
+        """What a plan takes where it has no reason for another value."""
+        return self.default if self.planned_default is None else self.planned_default
+
+    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> Any:
+        """The same for this model, which is on the meta device, and a GPU of this compute capability."""
+        return self.usual
 
     def settled(self, chosen: Mapping[str, Any]) -> Any:
         """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""

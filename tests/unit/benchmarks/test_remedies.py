@@ -139,7 +139,7 @@ def test_the_least_budget_leaves_the_usual_margin_and_no_more(predicted: int) ->
     workload = Workload(model="bert-base-uncased", batch=1, seq=1, allocator="expandable")
     least = held_runs.least_bytes(predicted)
     for budget, fits in ((least, True), (least - 2 * 2**20, False)):
-        margin = margin_of(budget, "verified", workload, None, varied=True)
+        margin = margin_of(budget, "verified", workload, varied=True)
         assert (budget - margin.num_bytes >= predicted) is fits
 
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from vramfit.planner.plan import plan
-from vramfit.planner.space import Recipe, strongest
+from vramfit.planner.recipes import Recipe, strongest
 from vramfit.records.plan import Alternative, Plan
 from vramfit.settings import KINDS
 
@@ -41,6 +41,6 @@ def test_what_is_listed_as_faster_says_why_it_is_not_the_plan(
 
 def test_a_recipe_says_what_of_it_has_a_price() -> None:
     recipe = Recipe(precision="amp-fp16", optimizer="adamw-8bit", checkpointing="full")
-    assert sorted(recipe.priced) == ["adamw-8bit", "amp", "checkpointing"]
-    assert recipe.price == pytest.approx(1.19)
-    assert Recipe(precision="fp32", optimizer="adamw-fused").price == 1.0
+    assert [each.keyword for each in recipe.priced] == ["checkpointing", "optimizer", "precision"]
+    assert recipe.price() == pytest.approx(1.19)
+    assert Recipe(precision="fp32", optimizer="adamw-fused").price() == 1.0

@@ -7,10 +7,11 @@ import torch
 
 from vramfit.estimator.traced import collection_paused
 from vramfit.models.catalogue import all_entries
-from vramfit.planner.bench import Bench
+from vramfit.planner import search
+from vramfit.planner.job import Job
+from vramfit.planner.predictions import floor_bytes, peek
+from vramfit.planner.recipes import Proposal, Training, recipes, trainings
 from vramfit.planner.request import Request
-from vramfit.planner.search import Search
-from vramfit.planner.space import Training, recipes, trainings
 
 JOB = {"batch": 4, "seq": 32, "gpu": "h200"}
 SMALLEST = {e.family: e.name for e in sorted(all_entries(), key=lambda e: -e.num_parameters)}
@@ -22,29 +23,28 @@ def _paused() -> Iterator[None]:
         yield
 
 
-def floors(bench: Bench, training: Training) -> list[tuple[int, int]]:
+def floors(job: Job, training: Training) -> list[tuple[int, int]]:
     """For each optimizer of a training: the floor, and what its step asks for in a trace."""
-    made = {r.optimizer: r for r in recipes(bench.request, training, bench.base, (9, 0))}
-    return [(bench.floor_bytes(r), bench.peek(r, 2).floor_bytes) for r in made.values()]
+    made = {r.optimizer: r for r in recipes(job, Proposal(training=training))}
+    return [(floor_bytes(job, r), peek(job, r, 2).floor_bytes) for r in made.values()]
 
 
 @pytest.mark.parametrize("family", sorted(SMALLEST))
 def test_no_family_of_the_catalogue_takes_less_than_its_floor(family: str) -> None:
-    bench = Bench(SMALLEST[family], Request.of(JOB))
-    for floor, traced in floors(bench, next(trainings(bench.request, bench.num_layers))):
+    job = Job.of(SMALLEST[family], Request.of(JOB))
+    for floor, traced in floors(job, Training()):
         assert 0 < floor <= traced
 
 
 @pytest.mark.parametrize("task", ["token-classification", "masked-lm"])
 def test_no_training_takes_less_than_its_floor(task: str) -> None:
-    bench = Bench("bert-mini", Request.of({**JOB, "task": task}))
-    for training in trainings(bench.request, bench.num_layers, all_allowed=True):
-        assert all(floor <= traced for floor, traced in floors(bench, training)), training.words
+    job = Job.of("bert-mini", Request.of({**JOB, "task": task}))
+    for training in trainings(job, all_allowed=True):
+        assert all(floor <= traced for floor, traced in floors(job, training)), training.words
 
 
 def test_a_floor_is_close_where_nothing_else_is_held() -> None:
-    bench = Bench("mpnet-base", Request.of(JOB))
-    floor, traced = floors(bench, next(trainings(bench.request, bench.num_layers)))[0]
+    floor, traced = floors(Job.of("mpnet-base", Request.of(JOB)), Training())[0]
     assert traced - floor < 100 * 2**20  # cuBLAS's workspaces, and the head
 
 
@@ -61,13 +61,11 @@ def test_what_a_module_of_the_users_learns_is_not_known() -> None:
             return self.used(**inputs)
 
     model = Own()
-    bench = Bench(model, Request.of(JOB))
-    recipe = recipes(bench.request, Training(), bench.base, (9, 0))[0]
-    assert bench.floor_bytes(recipe) == sum(p.nbytes for p in model.parameters())
+    job = Job.of(model, Request.of(JOB))
+    assert floor_bytes(job, recipes(job, Proposal())[0]) == sum(p.nbytes for p in model.parameters())
 
 
 def test_what_cannot_fit_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench("bert-base-uncased", Request.of({**JOB, "memory": "500MiB"}))
-    made = recipes(bench.request, Training(), bench.base, (9, 0))
-    monkeypatch.setattr(bench, "peek", lambda *_: pytest.fail("a trace was made"))
-    assert Search(bench, made, bench.budget_bytes).run() is None
+    job = Job.of("bert-base-uncased", Request.of({**JOB, "memory": "500MiB"}))
+    monkeypatch.setattr(search, "peek", lambda *_: pytest.fail("a trace was made"))
+    assert search.Search(job, recipes(job, Proposal()), job.budget_bytes).run() is None

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.planner.bench import Bench
-from vramfit.planner.lengths import lengths_of
+from vramfit.planner.job import Job
 from vramfit.planner.plan import plan
-from vramfit.planner.request import Request
-from vramfit.planner.search import Choice
-from vramfit.planner.space import recipes, trainings
-from vramfit.planner.varied import _padded_batches, least_on_lengths, time_on_lengths
+from vramfit.planner.predictions import Choice
+from vramfit.planner.recipes import Proposal, recipes
+from vramfit.planner.request import Request, lengths_of
+from vramfit.planner.varied import least_on_lengths, padded_batches, time_on_lengths
 from vramfit.runtime.data.samples import BatchOrder
 from vramfit.step.splitting import packed_rows, padded_passes, split
 
@@ -74,8 +73,8 @@ def test_padded_batches_are_timed_in_the_order_of_training() -> None:
     job = {"batch": 32, "gpu": "t4", "precision": "fp32"}
     drawn, grouped = (plan("bert-small", lengths=values, group_by_length=g, **job).step_time_s for g in (False, True))
     assert grouped < 0.7 * drawn
-    bench = Bench("bert-small", Request.of(job | {"seq": 128, "group_by_length": True}))
-    seen = [max(batch) for batch in _padded_batches(bench, lengths_of(values))]
+    asked = Job.of("bert-small", Request.of(job | {"group_by_length": True}), lengths_of(values))
+    seen = [max(batch) for batch in padded_batches(asked)]
     epoch = [max(values[i] for i in batch) for batch in BatchOrder(values, 32, seed=1).epoch(0)]
     assert mean(seen) == pytest.approx(mean(epoch), rel=0.05)
     packed = [
@@ -94,15 +93,14 @@ def test_samples_beyond_the_model_are_cut_and_counted() -> None:
 
 def test_passes_of_full_length_alone_take_no_longer_than_all() -> None:
     request = Request.of({"batch": 12, "seq": 64, "gpu": "t4"})
-    bench = Bench("bert-tiny", request)
     draw = Random(1)
-    sampled = lengths_of([draw.choice([5, 20, 40, 64]) for _ in range(100)])
-    for recipe in recipes(request, next(trainings(request, 2)), bench.base, (7, 5)):
+    varied = Job.of("bert-tiny", request, lengths_of([draw.choice([5, 20, 40, 64]) for _ in range(100)]))
+    for recipe in recipes(varied, Proposal()):
         for micro_batch in (2, 6):
             choice = Choice(recipe, micro_batch, 0.0, 0)
-            assert 0 < least_on_lengths(bench, choice, sampled) < time_on_lengths(bench, choice, sampled)
-    full = lengths_of([64] * 10)
-    assert least_on_lengths(bench, choice, full) == time_on_lengths(bench, choice, full)
+            assert 0 < least_on_lengths(varied, choice) < time_on_lengths(varied, choice)
+    full = Job.of("bert-tiny", request, lengths_of([64] * 10))
+    assert least_on_lengths(full, choice) == time_on_lengths(full, choice)
 
 
 def test_a_file_that_is_not_there_is_named_once() -> None:

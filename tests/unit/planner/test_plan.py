@@ -1,6 +1,7 @@
 """`plan`: it fits by an independent estimate, keeps what was asked for, and never changes more than is allowed."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import vramfit
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.planner.plan import plan
-from vramfit.planner.space import Recipe
+from vramfit.planner.recipes import Recipe
 from vramfit.records.plan import Plan
-from vramfit.settings import SETTINGS, used_by
+from vramfit.settings import used_by
 from vramfit.units import MIB
 
 TINY = {"batch": 32, "seq": 128}
@@ -23,10 +24,8 @@ TINY = {"batch": 32, "seq": 128}
 def check(made: Plan) -> None:
     """What every plan promises."""
     w = made.workload
-    again = estimate(
-        w.model, **{k: getattr(w, k) for k in SETTINGS if k not in ("model", "accumulate", "memory")},
-        memory=made.budget_bytes,
-    )  # fmt: skip
+    given = {f.name: getattr(w, f.name) for f in fields(w) if f.name not in ("model", "accumulate", "memory")}
+    again = estimate(w.model, **given, memory=made.budget_bytes)
     assert again.fits
     assert again.num_retries == 0
     assert again.safe_reserved_bytes == made.estimate.safe_reserved_bytes
@@ -54,7 +53,7 @@ def test_less_memory_is_never_faster() -> None:
     def priced(made: Plan) -> float:
         w = made.workload
         recipe = Recipe(precision=w.precision, optimizer=w.optimizer, checkpointing=w.checkpointing)
-        return made.step_time_s * recipe.price
+        return made.step_time_s * recipe.price()
 
     times = [priced(plan("bert-mini", gpu="t4", memory=f"{n}MiB", **TINY)) for n in (260, 300, 600, 2000)]
     assert times == sorted(times, reverse=True)

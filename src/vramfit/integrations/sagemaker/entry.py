@@ -43,7 +43,7 @@ def reason_of(error: BaseException, job: Job | None, request: TrainRequest | Non
 
 def _larger_instance(error: VramfitError, job: Job | None, request: TrainRequest) -> InstanceFit | None:
     """The smallest instance whose GPU is larger than this one's, and on which the job has a plan."""
-    from vramfit.planner.instances import smallest_instance
+    from vramfit.planner.elsewhere import smallest_instance
 
     best: Any = getattr(error, "best", None)
     settings = {name: value for name, value in request.settings().items() if name not in ("micro_batch", "host_memory")}

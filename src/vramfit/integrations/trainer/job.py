@@ -13,7 +13,7 @@ from vramfit.integrations.trainer.packable import why_not
 from vramfit.integrations.trainer.rows import Rows, is_across, rows_of, sentence_losses, way_out
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task, supported_attention
-from vramfit.planner.lengths import Lengths
+from vramfit.planner.request import Lengths
 from vramfit.runtime.invariance import across_samples
 from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.workload import CHOICES

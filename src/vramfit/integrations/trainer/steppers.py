@@ -10,15 +10,12 @@ from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.heads import LossPair, Origin
 from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.packable import why_padded
+from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
 from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.state.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.plain import Batch
-
-PADDED_SHARE, FUSED_SHARE = 2, 4
-"""A padded pass has so many times fewer tokens than a packed one: its masks take memory that was not planned, and where
-layers are fused, plain ones take more."""
 
 
 @dataclass(slots=True)

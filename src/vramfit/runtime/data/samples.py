@@ -14,7 +14,7 @@ import torch
 
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.planner.lengths import Lengths
+from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import BadRow, Examples, read_examples
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.step.plain import Batch

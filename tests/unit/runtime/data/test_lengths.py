@@ -8,7 +8,7 @@ import pytest
 
 from vramfit.errors import VramfitError
 from vramfit.models.hub import NotOnHubError
-from vramfit.planner.lengths import Lengths
+from vramfit.planner.request import Lengths
 from vramfit.runtime.data import samples as samples_module
 from vramfit.runtime.data.samples import lengths_of_data
 

@@ -1,5 +1,6 @@
 """Plans with fewer bits are named; `exact` does without."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from tests.unit.runtime.training.small_runs import request_of
 
-from vramfit.planner.space import PRICES
+from vramfit.planner.heuristics import PRICES
 from vramfit.runtime.training import events
 from vramfit.runtime.training.preparation import read_data
 from vramfit.runtime.training.train import _plan
@@ -32,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_fewer_bits_are_named_unless_they_were_asked_for(
     tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], precision: str, said: str | None
 ) -> None:
-    monkeypatch.setitem(PRICES, "amp", -0.9)  # a tiny model gains nothing by it
+    monkeypatch.setitem(PRICES, "amp", replace(PRICES["amp"], share=-0.9))  # a tiny model gains nothing by it
     request = request_of(tmp_path, device=None, gpu="l4", memory="64MiB", **asked)
     seen: list[Any] = []
     plan = _plan(request, read_data(request, None), gpu, tmp_path, None, seen.append, 1)

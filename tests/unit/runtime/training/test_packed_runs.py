@@ -23,7 +23,7 @@ def test_a_gpu_that_has_the_kernel_gets_a_packed_plan(tmp_path: Path, monkeypatc
     asked = {"memory": "64MiB", "gpu": "l4", "device": None, "precision": "amp-bf16", "optimizer": "adamw-fused"}
     request = request_of(tmp_path, batch=48, **asked)
     data = read_data(request, None)
-    monkeypatch.setattr("vramfit.planner.plan._waits_for_host", lambda estimate: False)  # tiny models do
+    monkeypatch.setattr("vramfit.planner.choose._waits_for_host", lambda estimate: False)  # tiny models do
     made = make_plan(request, data, place)
     assert isinstance(made, Plan)
     assert made.workload.attention == "packed"

@@ -1,0 +1,249 @@
+"""Choose: the fastest of what is proposed and fits, the mildest training first; then what pays in long runs."""
+
+from dataclasses import dataclass, replace
+
+from vramfit.errors import MissingExtra, TraceError, WorkloadError
+from vramfit.estimator.target import target_of
+from vramfit.planner.heuristics import (
+    COMPILE_S,
+    LEAST_COMPILED_S,
+    LEAST_RECORDED_S,
+    NEAR_HOST,
+    SLOWER,
+    TIGHT_PRICE,
+    WORTH_PACKING,
+)
+from vramfit.planner.job import Job
+from vramfit.planner.margin import Margin, given_margin, margin_of, tight_margin_of
+from vramfit.planner.predictions import Choice, can_start_over, correct, host_share, predict
+from vramfit.planner.recipes import Proposal, Recipe, ladder, recipes
+from vramfit.planner.search import Search
+from vramfit.planner.varied import padding_share, quicker, time_on_lengths
+from vramfit.records.estimate import HOST, Estimate
+from vramfit.settings import BF16_CAPABILITY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Settings that fit, and the way there."""
+
+    proposal: Proposal
+    search: Search
+    margin: Margin
+    choice: Choice
+    estimate: Estimate
+    before: Search | None = None
+    """The search without what pays in long runs, where these settings have it."""
+
+    @property
+    def job(self) -> Job:
+        """What was asked for."""
+        return self.search.job
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings but for how the batch is split."""
+        return self.choice.recipe
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """The search, and the one before it."""
+        return (self.search,) if self.before is None else (self.search, self.before)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on real lengths where they are known."""
+        return self.choice.step_time_s if self.job.lengths is None else time_on_lengths(self.job, self.choice)
+
+    @property
+    def priced_seconds(self) -> float:
+        """The same, times what the settings must save to be taken."""
+        return self.seconds * self.search.price(self.recipe)
+
+    @property
+    def cost(self) -> float:
+        """The same, times the price of leaving nothing for other lengths."""
+        return self.seconds * (self.search.price(self.recipe) * (TIGHT_PRICE if self.margin.is_tight else 1.0))
+
+
+def find(job: Job) -> Found | None:
+    """The fastest choice of the mildest training that fits, predicted in full.
+
+    Thin-margin plans that cannot run a step again after `empty_cache()` are a last resort.
+    """
+    return _mildest(job) or _mildest(replace(job, starts_over=False))
+
+
+def _mildest(job: Job) -> Found | None:
+    for rung in ladder(job):
+        found = [f for proposal in rung if (f := _packed_or_padded(job, proposal)) is not None]
+        if found:
+            return min(found, key=lambda f: f.cost)
+    return None
+
+
+def _packed_or_padded(job: Job, proposal: Proposal) -> Found | None:
+    """The fastest choice of a proposal, without padding or with it."""
+    packed = _packed(job, proposal)
+    if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(packed):
+        return packed
+    padded = fastest(job, proposal)
+    has_large_mask = packed is None and padded is not None and padded.estimate.has_large_mask
+    if padded is not None and has_large_mask and why_not_packed(job, padded.recipe) is None:
+        packed = fastest(job, replace(proposal, packs=True))  # which has no mask
+    if packed is None or padded is None:
+        return packed or padded
+    return min((packed, padded), key=lambda f: f.cost)
+
+
+def _packed(job: Job, proposal: Proposal) -> Found | None:
+    """The fastest choice without padding, where lengths are known and there would be enough of it, or where layers run
+    kernels of their own, which are for packed rows."""
+    if job.lengths is None or "attention" in job.request.fixed or job.request.rehearses:
+        return None
+    if proposal.offload is not None or not job.can_pack or job.base.num_gpus > 1:
+        return None
+    packed = replace(proposal, packs=True)
+    has_kernels = any(recipe.has_own_kernels for recipe in recipes(job, packed))
+    if not has_kernels and padding_share(job, job.base.batch) < WORTH_PACKING:
+        return None
+    found = fastest(job, packed)
+    return found if found is not None and (found.recipe.has_own_kernels or _has_padding(found)) else None
+
+
+def _has_padding(found: Found) -> bool:
+    """Whether there would be enough of it in padded passes."""
+    return padding_share(found.job, found.choice.micro_batch) >= WORTH_PACKING
+
+
+def _waits_for_host(estimate: Estimate) -> bool:
+    """Whether the device is done before the host: then fewer tokens save no time."""
+    times = estimate.time_breakdown
+    return sum(times.values()) - times.get(HOST, 0.0) < times.get(HOST, 0.0)
+
+
+def why_not_packed(job: Job, recipe: Recipe) -> str | None:
+    """What keeps a plan that is padded from being packed; None where nothing does."""
+    why_not = {
+        "that is not for several GPUs": job.base.num_gpus > 1,
+        "this model has no such attention": not job.can_pack,
+        "its kernel needs a GPU of sm_80 or newer": job.capability < BF16_CAPABILITY,
+        f"its kernel computes in 16 bits, not in {recipe.precision}": recipe.precision in ("fp32", "tf32"),
+        "that is not planned beside what waits in host memory": recipe.offload is not None,
+        "that is planned where lengths are known (--lengths, --data) or where it is asked for (--attention packed)": (
+            job.lengths is None
+        ),
+    }
+    return next((why for why, is_so in why_not.items() if is_so), None)
+
+
+def fastest(job: Job, proposal: Proposal) -> Found | None:
+    """The fastest choice of a proposal that leaves a margin."""
+    made, found = recipes(job, proposal), list[Found]()
+    for margin in margins(job, proposal) if made else ():
+        if not found or found[0].margin.is_thin:
+            inside = _within(job, proposal, made, margin)
+            found += [inside] if inside is not None else []
+    if found:
+        return min(found, key=lambda f: f.cost)
+    if any(recipe.has_own_kernels for recipe in made):  # whose sums of gradients over rows take some MiB
+        return fastest(job, replace(proposal, own_kernels=False))
+    return None
+
+
+def margins(job: Job, proposal: Proposal) -> list[Margin]:
+    """The usual margin, and a tight one where the usual one is the planner's own.
+
+    Where memory is tight, passes are captured only if that was asked for: every size of a row is a graph more.
+    """
+    request, base = job.request, job.base
+    if request.margin is not None:
+        return [given_margin(job.budget_bytes, request.margin)]
+    records, compiles = proposal.adds.get("graphs", False), proposal.adds.get("compile", base.compile)
+    workload = replace(base, attention="packed" if proposal.packs else base.attention, compile=compiles)
+    basis = target_of(workload).basis
+    workload = replace(workload, allocator=request.fixed.get("allocator", "expandable"))
+    varied = base.mask == "padded" and (job.lengths is None or job.lengths.varies)
+    usual = margin_of(job.budget_bytes, basis, workload, varied=varied, whole=records)
+    tight = tight_margin_of(job.budget_bytes, basis, workload)
+    has_one = tight.num_bytes >= usual.num_bytes or (records and request.wishes.get("graphs") is None)
+    return [usual] if has_one else [usual, tight]
+
+
+def _within(job: Job, proposal: Proposal, made: list[Recipe], margin: Margin) -> Found | None:
+    """The fastest of these recipes that leaves a margin."""
+    limit_bytes = job.budget_bytes - margin.num_bytes
+    while True:
+        search = Search(job, made, limit_bytes)
+        choice = search.run()
+        if choice is None:
+            return None
+        if job.lengths is not None:
+            choice = quicker(search, choice, repeats=proposal.like is not None and not job.base.compile)
+        estimate = predict(job, choice)
+        if estimate.safe_reserved_bytes > limit_bytes or estimate.num_retries or not estimate.fits:
+            correct(job, choice, max(estimate.safe_reserved_bytes, limit_bytes + 1))
+        elif margin.is_thin and job.starts_over and not can_start_over(job, choice):
+            return None  # what stays and the largest gradient are the same in smaller passes
+        else:
+            return Found(proposal=proposal, search=search, margin=margin, choice=choice, estimate=estimate)
+
+
+def for_long_run(found: Found) -> Found:
+    """The same with layers compiled and passes captured as CUDA graphs, where a run is long enough for that."""
+    recorded = _recorded(found)
+    if recorded is not None and recorded.recipe.has_own_kernels:  # as fast as compiled, and at once
+        return recorded
+    compiled = _compiled(found)
+    return (recorded or found) if compiled is None else (_recorded(compiled) or compiled)
+
+
+def _compiled(plain: Found) -> Found | None:
+    """The same with compiled layers, where a run is long enough for that; None where it is not."""
+    job, recipe, steps = plain.job, plain.recipe, plain.job.request.steps
+    if "compile" in job.request.fixed or job.request.exact or job.request.rehearses or steps is None:
+        return None
+    if recipe.has_own_kernels or recipe.offload is not None or steps * plain.seconds < LEAST_COMPILED_S:
+        return None
+    proposal = Proposal(training=plain.proposal.training, packs=recipe.is_packed, adds={"compile": True}, like=recipe)
+    try:
+        found = fastest(job, proposal)
+    except (MissingExtra, WorkloadError, TraceError):  # then not compiled
+        return None
+    if found is None or steps * found.cost + COMPILE_S >= steps * plain.cost:
+        return None
+    return replace(found, before=plain.search)
+
+
+def _recorded(plain: Found) -> Found | None:
+    """Packed passes that are captured as CUDA graphs, where that is asked for or pays, and can be; None elsewhere."""
+    job, recipe, wish = plain.job, plain.recipe, plain.job.request.wishes.get("graphs")
+    if wish is False or (wish is None and not _pays_to_record(plain)):
+        return None
+    may_pack = job.lengths is not None and "attention" not in job.request.fixed and job.can_pack
+    if recipe.offload is not None or not (recipe.is_packed or may_pack):
+        return None
+    proposal = Proposal(training=plain.proposal.training, packs=True, adds={"graphs": True})
+    if recipe.compile:
+        proposal = replace(proposal, adds={"graphs": True, "compile": True}, like=recipe)
+    found = fastest(job, proposal)
+    if found is None:
+        return None
+    is_worse = found.recipe.optimizer != recipe.optimizer or found.priced_seconds > SLOWER * plain.priced_seconds
+    return None if wish is None and is_worse else replace(found, before=plain.search)
+
+
+def _pays_to_record(plain: Found) -> bool:
+    """Whether a run is not short, and its device may wait for the host."""
+    request = plain.job.request
+    if request.exact or request.rehearses or (request.steps or 0) * plain.seconds < LEAST_RECORDED_S:
+        return False
+    return host_share(plain.job, plain.choice) >= NEAR_HOST
+
+
+def may_pay_to_record(found: Found) -> bool:
+    """Whether passes are not captured only because nobody said how long the run is."""
+    request, recipe = found.job.request, found.recipe
+    if request.steps is not None or request.wishes.get("graphs") or not recipe.is_packed or recipe.is_recorded:
+        return False
+    return host_share(found.job, found.choice) >= NEAR_HOST
