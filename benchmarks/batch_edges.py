@@ -128,7 +128,7 @@ def predict(case: dict[str, Any]) -> tuple[bool, bool]:
     from vramfit.allocator.bounds import PLACEMENTS
     from vramfit.allocator.replay import replay
     from vramfit.estimator.resolve import resolve_workload
-    from vramfit.estimator.states import marks_of, warm_stream
+    from vramfit.estimator.weighing import marks_of, warm_stream
 
     keywords = {k: v for k, v in case["workload"].items() if k != "model"}
     keywords |= {"gpu": "h200", "torch_version": "2.11"}

@@ -174,7 +174,6 @@ def _best(classify: Callable[[int], None]) -> dict[str, Any]:
 
 def _predict(folder: str, options: argparse.Namespace, *, attention: Any) -> dict[str, Any]:
     """What `vramfit predict` does, but for writing the rows down; the file is read each time."""
-    from vramfit.runtime.data.predictions import predictions
     from vramfit.runtime.data.source import DataSource
     from vramfit.runtime.training.place import Place
     from vramfit.runtime.training.trained import open_model
@@ -189,7 +188,7 @@ def _predict(folder: str, options: argparse.Namespace, *, attention: Any) -> dic
 
     def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
         references = [samples.references[i] for i in numbers]
-        rows.extend(predictions(output, batch, references, trained.label_names, trained.task))
+        rows.extend(trained.kind.predictions(output, batch, references, trained.tokenizing))
 
     def predict() -> None:
         rows.clear()

@@ -149,7 +149,7 @@ def track(workload: Workload, model: Any) -> tuple[int, list[float]]:
     from vramfit.step.inputs import make_batch
     from vramfit.step.plain import forward_step, train_step
     from vramfit.techniques import optimizers
-    from vramfit.techniques.application import apply_techniques
+    from vramfit.techniques.application import apply
     from vramfit.techniques.precision import autocast_dtype
 
     module = import_module("torch.distributed._tools.mem_tracker")
@@ -163,7 +163,7 @@ def track(workload: Workload, model: Any) -> tuple[int, list[float]]:
         resolved = resolve(model, task=w.task, num_labels=w.num_labels)
         resolved.config._attn_implementation = w.attention or default_attention(resolved.model_class)
         net = resolved.model_class(resolved.config)
-        apply_techniques(net, w)
+        apply(net, w)
         optimizer = optimizers.make(w.optimizer.replace("-fused", ""), net.parameters()) if w.trains else None
         batch = make_batch(net, w.task, w.mode, w.mask, w.micro_batch or 1, w.seq, "cpu")
         tracker = module.MemTracker()

@@ -26,7 +26,7 @@ from tests.truth.step_times import median_error, rank_correlation, relative_erro
 
 from vramfit.devices.catalogue import find_gpu  # noqa: E402
 from vramfit.errors import VramfitError  # noqa: E402
-from vramfit.records.work import Work  # noqa: E402
+from vramfit.records.stream import Work  # noqa: E402
 from vramfit.timing.model import step_seconds  # noqa: E402
 from vramfit.timing.speed import DeviceSpeed, Efficiency, HostSpeed, catalogue_speed  # noqa: E402
 

@@ -1,14 +1,30 @@
-"""Hooks of the documentation's build: the command line's reference is written from the command line itself."""
+"""Hooks of the documentation's build: the references of verbs and settings are written from the code itself."""
 
 import html
 from typing import Any
 
-MARK = "<!-- verbs -->"
+VERBS_MARK, SETTINGS_MARK = "<!-- verbs -->", "<!-- settings -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A page with the mark gets every verb with its arguments and options."""
-    return markdown.replace(MARK, verbs_as_markdown()) if MARK in markdown else markdown
+    """A page with a mark gets every verb with its arguments and options, or every setting."""
+    for mark, write in ((VERBS_MARK, verbs_as_markdown), (SETTINGS_MARK, settings_as_markdown)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, write())
+    return markdown
+
+
+def settings_as_markdown() -> str:
+    """Every setting: what it is, its values and its default."""
+    from vramfit.settings import SETTINGS
+    from vramfit.workload import CHOICES
+
+    rows = ["| keyword | values | default | |", "|---|---|---|---|"]
+    for name, setting in SETTINGS.items():
+        values = ", ".join(CHOICES.get(name, ())) or setting.value.metavar or "True, False"
+        told = setting.help.replace("|", "\\|")
+        rows.append(f"| `{name}` | {_code(values)} | {_code(str(setting.default))} | {told} |")
+    return "\n".join(rows)
 
 
 def verbs_as_markdown() -> str:

@@ -351,7 +351,7 @@ def make(kind: str, sound: Path, out: Path) -> Path:
 def main() -> None:
     from rich.console import Console
 
-    from vramfit.doctor.model import check_model
+    from vramfit.doctor.checkup import check_model
     from vramfit.report.findings import render_findings
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

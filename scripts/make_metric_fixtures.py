@@ -1,4 +1,4 @@
-"""Writes tests/unit/runtime/data/metrics.json: tags and answers with the scores that the field's packages give them.
+"""Writes tests/unit/tasks/metrics.json: tags and answers with the scores that the field's packages give them.
 
     pip install --target /tmp/scorers --no-deps seqeval scikit-learn scipy joblib threadpoolctl narwhals \
         torchmetrics lightning-utilities
@@ -24,7 +24,7 @@ import torch
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from torchmetrics.functional.text import squad
 
-TARGET = Path(__file__).parent.parent / "tests" / "unit" / "runtime" / "data" / "metrics.json"
+TARGET = Path(__file__).parent.parent / "tests" / "unit" / "tasks" / "metrics.json"
 TYPES = ("PER", "LOC", "ORG", "creative-work")
 WORDS = (
     *("the", "a", "An", "The", "Paris", "paris", "New", "York", "1976", "3.5", "U.S.", "Beyoncé", "tower", "Tower"),

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "vramfit"
-EVERYBODY = {"errors", "units", "stages", "settings", "workload", "records"}
+EVERYBODY = {"errors", "units", "stages", "tasks", "settings", "workload", "records"}
 ROW = re.compile(r"^\| `(?P<room>[a-z_]+)(?:\.py|/)` \|[^|]*\| (?P<allowed>[^|]*) \|$", re.MULTILINE)
 
 

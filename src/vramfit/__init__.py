@@ -7,7 +7,7 @@ sets an environment variable.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vramfit.records.display import use_renderer as _use_renderer
+from vramfit.records.finding import use_renderer as _use_renderer
 
 __version__ = "0.1.0"
 _use_renderer(lambda: import_module("vramfit.report.display"))
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from vramfit.planner.largest import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
-    from vramfit.records.finding import Finding
-    from vramfit.records.load_report import LoadReport
+    from vramfit.records.finding import Finding, LoadReport
     from vramfit.records.plan import Plan
+    from vramfit.runtime.distributed.company import company
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
+    from vramfit.techniques.application import make_optimizer, prepare
     from vramfit.workload import Workload
 
 _HOME = {
@@ -46,7 +47,7 @@ _HOME = {
     "EmulatedGPU": "vramfit.emulator.gpu",
     "Estimate": "vramfit.records.estimate",
     "Finding": "vramfit.records.finding",
-    "LoadReport": "vramfit.records.load_report",
+    "LoadReport": "vramfit.records.finding",
     "MaxBatch": "vramfit.records.estimate",
     "MissingExtra": "vramfit.errors",
     "NoPlanFits": "vramfit.errors",
@@ -59,10 +60,13 @@ _HOME = {
     "VramfitError": "vramfit.errors",
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
+    "company": "vramfit.runtime.distributed.company",
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
+    "make_optimizer": "vramfit.techniques.application",
     "max_batch": "vramfit.planner.largest",
     "plan": "vramfit.planner.plan",
+    "prepare": "vramfit.techniques.application",
     "watch": "vramfit.runtime.watching",
 }
 
@@ -87,10 +91,13 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "company",
     "estimate",
     "load",
+    "make_optimizer",
     "max_batch",
     "plan",
+    "prepare",
     "watch",
 ]
 

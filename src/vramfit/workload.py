@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.settings import SETTINGS
+from vramfit.settings.graphs import OPTIMIZERS as IN_PLACE_OPTIMIZERS
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 
-Task = str
 Precision = str
 Attention = str
 Quantize = str
@@ -24,13 +24,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     s.keyword: s.value.names for s in SETTINGS.values() if isinstance(s.value, Choice)
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
-TRAINED_TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm")
-"""Tasks that vramfit reads data for, trains, evaluates and predicts."""
-NO_LOSS = (
-    "task features gives vectors and has no loss to train on: take the task of the head that is to learn, "
-    "mode infer, or in Python an nn.Module with a loss of its own"
-)
-"""A module may have a loss whatever its task is called: only who resolves the model can tell."""
+HOST_STEPS: tuple[Offload, ...] = ("optimizer", "weights")
+"""What is offloaded when the optimizer steps in host memory."""
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 
 if TYPE_CHECKING:
@@ -74,7 +69,6 @@ class Workload(_Settings):
             problems += setting.value.problems(setting.keyword, value)
         if not problems:
             problems += self._split_batch()
-        if not problems:
             problems += [text for s in SETTINGS.values() for text in s.contradictions(self)]
         if problems:
             raise WorkloadError(problems)
@@ -139,7 +133,23 @@ class Workload(_Settings):
     @property
     def steps_on_host(self) -> bool:
         """Whether the optimizer's state is in host memory."""
-        return self.trains and self.offload in ("optimizer", "weights")
+        return self.trains and self.offload in HOST_STEPS
+
+    @property
+    def steps_in_place(self) -> bool:
+        """Whether the optimizer's step needs no temporaries (`step.commit.needs_temporaries` asks an optimizer)."""
+        return self.optimizer in IN_PLACE_OPTIMIZERS
+
+    @property
+    def keeps_casts(self) -> bool:
+        """Whether autocast keeps its casts of weights for a pass."""
+        return keeps_copies(on_host=self.steps_on_host, in_shards=self.shards)
+
+
+def keeps_copies(*, on_host: bool, in_shards: bool) -> bool:
+    """Whether autocast keeps its casts: memory is too short where the optimizer is on the host or weights are in
+    shards."""
+    return not (on_host or in_shards)
 
 
 def switched(name: str, value: Any) -> list[str]:
@@ -147,4 +157,4 @@ def switched(name: str, value: Any) -> list[str]:
     return Switch().problems(name, value)
 
 
-__all__ = ["CHOICES", "MAX_COUNT", "NO_LOSS", "SIZE_HINT", "TRAINED_TASKS", "Workload", "switched"]
+__all__ = ["CHOICES", "MAX_COUNT", "SIZE_HINT", "Workload", "switched"]

@@ -6,7 +6,7 @@ import pytest
 
 import vramfit
 from tests.browser.chromium import Page
-from vramfit.estimator.grid import fit_grid
+from vramfit.estimator.search import fit_grid
 from vramfit.records.run import StepCourse, sample
 from vramfit.report.html.page import render_report
 from vramfit.report.html.subject import Subject

@@ -8,8 +8,8 @@ from tests.gpu.peaks import assert_takes_what_was_predicted
 from tests.unit.runtime.small_models import FAMILIES, HEADS, make_batch, make_model
 from tests.unit.techniques.test_packing import logits_of, with_pads
 
-from vramfit.step.heads import model_inputs
 from vramfit.step.inputs import each_tensor
+from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from tests.integration.command import vramfit
 from tests.unit.loader.checkpoints import minilm, write
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_data
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 
 
 @pytest.fixture(scope="module")

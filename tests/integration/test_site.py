@@ -217,7 +217,7 @@ def test_the_command_line_reference_has_every_verb_and_option() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     import docs_hooks
 
-    text = docs_hooks.on_page_markdown(f"# Command line\n\n{docs_hooks.MARK}\n")
+    text = docs_hooks.on_page_markdown(f"# Command line\n\n{docs_hooks.VERBS_MARK}\n")
     for part in ("## estimate\n", "## watch\n", "| `--micro-batch` |", "$ vramfit plan "):
         assert part in text
 

@@ -14,9 +14,9 @@ import pytest
 from tests.truth.cases import load, model_of, workload_of
 
 from vramfit.allocator.replay import PhasePeaks
-from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.traced import collection_paused
 from vramfit.estimator.weighing import weigh
 from vramfit.units import MIB
 

@@ -8,7 +8,8 @@ import pytest
 from tests.truth.cases import H200
 
 from vramfit.models.resolve import resolve
-from vramfit.trace.run import order_of, trace
+from vramfit.trace.run import trace
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 WORKLOADS: list[dict[str, Any]] = [
@@ -45,7 +46,7 @@ def test_repeated_micro_batches_are_those_of_a_longer_trace(monkeypatch: pytest.
     workload = Workload(model="bert-tiny", batch=16, accumulate=4, seq=64, precision="amp-bf16")
     resolved = resolve(workload.model, task=workload.task)
     short = trace(resolved, workload, H200).instantiate(4, order_of(workload, 1))
-    monkeypatch.setattr("vramfit.trace.run._steps", lambda accumulate: [("first", 4), ("steady", 4)])
+    monkeypatch.setattr("vramfit.trace.run._traced_steps", lambda workload: [("first", 4), ("steady", 4)])
     monkeypatch.setattr("vramfit.trace.run._repeat_first", lambda template: None)
     template = trace(resolved, workload, H200)
     order = [("load", "load"), ("inputs", None)]

@@ -2,7 +2,6 @@
 
 from vramfit.allocator.bounds import PlacementBounds, bounds
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
-from vramfit.allocator.device import CapacityKind
 from vramfit.allocator.options import AllocatorOptionError, AllocatorOptions
 from vramfit.allocator.placement import (
     AscendingPlacement,
@@ -15,6 +14,7 @@ from vramfit.allocator.placement import (
 )
 from vramfit.allocator.pool import Block
 from vramfit.allocator.replay import Mark, OutOfMemoryEvent, PhasePeaks, ReplayResult, replay
+from vramfit.allocator.rules import CapacityKind
 from vramfit.allocator.snapshot import BlockState, Segment
 
 __all__ = [

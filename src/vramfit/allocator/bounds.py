@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vramfit.allocator.device import CapacityKind
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import (
     AlternatingPlacement,
@@ -16,6 +15,7 @@ from vramfit.allocator.placement import (
     UsedProcessPlacement,
 )
 from vramfit.allocator.replay import Mark, ReplayResult, replay
+from vramfit.allocator.rules import CapacityKind
 
 MakePlacement = Callable[[], Placement]
 PLACEMENTS: tuple[MakePlacement, ...] = (FreshPlacement, UsedProcessPlacement, DescendingPlacement)

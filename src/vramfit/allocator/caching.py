@@ -6,12 +6,18 @@ names the comments give. Left out: CUDA graphs and private pools, blocks waiting
 
 from collections.abc import Iterator
 
-from vramfit.allocator.device import CapacityKind, DeviceMemory
 from vramfit.allocator.expandable import ExpandableSegments
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import FreshPlacement, Placement
 from vramfit.allocator.pool import Block, Pool
-from vramfit.allocator.rules import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, round_request, segment_bytes_for
+from vramfit.allocator.rules import (
+    MIN_BLOCK_BYTES,
+    SMALL_REQUEST_BYTES,
+    CapacityKind,
+    DeviceMemory,
+    round_request,
+    segment_bytes_for,
+)
 from vramfit.allocator.snapshot import Segment, take_snapshot
 from vramfit.errors import VramfitError
 from vramfit.units import format_bytes

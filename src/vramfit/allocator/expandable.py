@@ -6,9 +6,8 @@ c10/cuda/CUDACachingAllocator.cpp (torch 2.13).
 
 from bisect import insort
 
-from vramfit.allocator.device import DeviceMemory
 from vramfit.allocator.pool import Block, Pool
-from vramfit.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
+from vramfit.allocator.rules import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, DeviceMemory
 
 # PyTorch reserves 9/8 of the GPU's memory; this, in whole pages of both sizes, is not used up by any batch either.
 _RESERVATION_BYTES = LARGE_SEGMENT_BYTES << 34

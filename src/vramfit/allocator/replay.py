@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
-from vramfit.allocator.device import CapacityKind
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import DRIVER_EVENTS, DriverEvent, Placement
 from vramfit.allocator.pool import Block
+from vramfit.allocator.rules import CapacityKind
 
 MarkKind = Literal["phase", "driver", "empty_cache"]
 UNNAMED_PHASE = ""

@@ -8,8 +8,7 @@ from typing import Literal
 
 from vramfit.checkpoints.untrusted import is_plain_name, read_json_object, shown
 from vramfit.errors import CheckpointError
-from vramfit.models.hub import looks_like_hub_id
-from vramfit.models.links import plain_file
+from vramfit.models.hub import looks_like_hub_id, plain_file
 
 Kind = Literal["safetensors", "bin"]
 MAX_SHARDS = 10_000

@@ -30,6 +30,7 @@ from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, build_meta, resolve
 from vramfit.models.configuration import read_config_file
 from vramfit.records.finding import SEVERITIES, Finding
+from vramfit.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +80,7 @@ class Inspection:
 def inspect_checkpoint(
     model: "str | Path | ResolvedModel",
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     scan: bool = False,
     gpu_free_bytes: int | None = None,
     num_labels: int | None = None,

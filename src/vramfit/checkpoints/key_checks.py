@@ -14,6 +14,7 @@ from vramfit.checkpoints.weight_checks import is_about_labels
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel
 from vramfit.records.finding import Finding
+from vramfit.tasks import find_task
 
 MAX_PLAIN_LAYERS = 200
 """No published encoder has more; so many are still built in half a second."""
@@ -165,7 +166,7 @@ def _roots(modules: set[str]) -> list[str]:
 
 
 def _pooler(subject: Subject, names: Sequence[str]) -> Finding:
-    matters = subject.resolved.task == "features"
+    matters = not find_task(subject.resolved.task).has_head
     return Finding(
         check="weights.pooler_new",
         severity="warning" if matters else "info",

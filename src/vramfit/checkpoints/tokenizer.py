@@ -12,7 +12,7 @@ from vramfit.checkpoints.matching import Subject
 from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, MAX_JSON_BYTES, bad_file, read_json_object, reason, shown
 from vramfit.errors import CheckpointError
 from vramfit.models import vocab_size
-from vramfit.models.links import plain_file
+from vramfit.models.hub import plain_file
 from vramfit.records.finding import Finding
 
 MAX_SPARE_SHARE = 0.03

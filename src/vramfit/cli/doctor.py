@@ -7,6 +7,7 @@ import typer
 
 from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_json
+from vramfit.tasks import DEFAULT
 from vramfit.workload import CHOICES
 
 EXAMPLE = "vramfit doctor ./my-model --task token-classification --scan"
@@ -23,7 +24,7 @@ def run(
     ] = None,
     task: Annotated[
         str, typer.Option(metavar="NAME", help=f"The head that is wanted. One of {', '.join(CHOICES['task'])}.")
-    ] = "sequence-classification",
+    ] = DEFAULT,
     num_labels: Annotated[
         int | None, typer.Option("--num-labels", metavar="N", help="Size of the head that is wanted.")
     ] = None,
@@ -41,7 +42,7 @@ def run(
 ) -> None:
     """Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.
 
-    Leaves with 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
+    Exit codes: 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
     """
     from vramfit.doctor.lock import write_lock
     from vramfit.records.finding import Finding, worst
@@ -50,7 +51,7 @@ def run(
     findings: list[Finding]
     with working(f"Checking {model or 'this machine'}"):
         if model is not None:
-            from vramfit.doctor.model import check_model
+            from vramfit.doctor.checkup import check_model
 
             findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
         else:

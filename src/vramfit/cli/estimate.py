@@ -35,7 +35,7 @@ def run(
     """Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.
 
     Several batches or lengths give a table.
-    Leaves with 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (a table: nothing).
+    Exit codes: 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (a table: nothing).
     """
     options.check()
     cells = options.cells()

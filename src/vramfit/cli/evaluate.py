@@ -11,12 +11,12 @@ from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import parse_names
 from vramfit.errors import WorkloadError
 from vramfit.stages import tell
+from vramfit.tasks import find_task
 from vramfit.units import counted
 from vramfit.workload import CHOICES
 
 if TYPE_CHECKING:
     from vramfit.runtime.data.source import DataSource
-    from vramfit.workload import Task
 
 EXAMPLE = "vramfit evaluate my-model dev.csv --memory 2GiB"
 
@@ -61,14 +61,15 @@ def run(
 ) -> None:
     """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.
 
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
     """
     check_precision(precision)
     look_at_gpu(gpu)
     look_at_model(model)
     look_at_file(data)
 
-    def source(task: "Task") -> "DataSource":
+    def source(task: str) -> "DataSource":
         from vramfit.runtime.data.source import DataSource
 
         return DataSource(
@@ -82,7 +83,7 @@ def run(
 
     look_at_data_for(model, source, task)
     with working("Reading"):
-        from vramfit.runtime.data.metrics import make_metrics
+        from vramfit.runtime.data.samples import make_metrics
         from vramfit.runtime.training.place import Place
         from vramfit.runtime.training.trained import open_model
 
@@ -133,10 +134,10 @@ def say_what_was_cut(*parts: Any) -> None:
         )
     num_truncated = sum(samples.num_truncated for samples in parts)
     if num_truncated:
-        how = "read in overlapping windows" if parts[0].task == "question-answering" else "cut"
         are, were = ("is", "was") if num_truncated == 1 else ("are", "were")
         longest = max(max(samples.lengths) for samples in parts)
         before = max(samples.longest_before_truncation for samples in parts)
+        how = find_task(parts[0].task).long_texts
         err.print(
             f"{counted(num_truncated, 'row')} {are} longer than {longest:,} tokens and {were} {how}; "
             f"the longest has {before:,}",

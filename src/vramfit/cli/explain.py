@@ -42,7 +42,7 @@ def run(
     """Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.
 
     Reads messages of PyTorch since 2018, of CUDA, cuBLAS and MPS, of the host's allocator and of killed containers.
-    Leaves with 0, 1 when there is no such message, 2 for a wrong name or value,
+    Exit codes: 0 done, 1 when there is no such message, 2 for a wrong name or value,
     3 when a plan was asked for and nothing fits.
     """
     keywords = options.keywords()

@@ -10,7 +10,6 @@ from vramfit.errors import DataError, VramfitError, WorkloadError
 if TYPE_CHECKING:
     from vramfit.runtime.data.examples import Examples
     from vramfit.runtime.data.source import DataSource
-    from vramfit.workload import Task
 
 LOOKED_AT_BYTES = 32 * 2**20
 """Files up to this are read whole before torch is imported, in less time than that takes."""
@@ -81,8 +80,8 @@ def look_at_columns(source: "DataSource") -> None:
     look_at_file(source.path)
     if not Path(source.path).is_file():  # a pipe can be read once
         return
-    from vramfit.runtime.data.columns import find_columns
     from vramfit.runtime.data.documents import open_table
+    from vramfit.runtime.data.examples import find_columns
 
     with open_table(source) as table:
         first = next(table.rows, None)
@@ -107,7 +106,7 @@ def look_at_data(source: "DataSource", label_names: Sequence[str] | None = None)
     return read_examples(source, label_names)
 
 
-def look_at_data_for(model: str, source: Callable[["Task"], "DataSource"], task: str | None) -> None:
+def look_at_data_for(model: str, source: Callable[[str], "DataSource"], task: str | None) -> None:
     """Refuse data for a model whose folder says what task it does, and which labels it has.
 
     Args:
@@ -117,7 +116,7 @@ def look_at_data_for(model: str, source: Callable[["Task"], "DataSource"], task:
     Raises:
         DataError: as `look_at_data`.
     """
-    from vramfit.runtime.training.saved_head import saved_head
+    from vramfit.models.tasks import saved_head
 
     head = saved_head(Path(model).expanduser())
     if head is not None and task in (None, head.task):

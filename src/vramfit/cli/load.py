@@ -48,7 +48,7 @@ def run(
     """Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.
 
     --memory is what the weights may take; with --batch or --seq, what they and such a forward pass may take together.
-    Leaves with 0, 1 for a checkpoint that is damaged or not this model's, 2 for a wrong name or value,
+    Exit codes: 0 done, 1 for a checkpoint that is damaged or not this model's, 2 for a wrong name or value,
     3 when it does not fit.
     """
     from vramfit.loader.request import make_request

@@ -14,7 +14,7 @@ DOES_NOT_FIT = 3
 def run(options: WorkloadOptions, json: Json = False) -> None:
     """Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.
 
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits.
     """
     from vramfit.report.sizes import render_max_batch
 

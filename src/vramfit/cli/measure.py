@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
 
-    Leaves with 0 when they agree, 1 for an error, 2 for a wrong name or value,
+    Exit codes: 0 when they agree, 1 for an error, 2 for a wrong name or value,
     3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
     """
     keywords = options.keywords()

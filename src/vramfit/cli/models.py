@@ -10,6 +10,7 @@ from rich.markup import escape
 from vramfit.cli.progress import working
 from vramfit.cli.terminal import Json, console, print_aligned, print_json
 from vramfit.errors import MissingExtra, WorkloadError, nearest_names
+from vramfit.tasks import encoder_alone
 from vramfit.units import format_bytes
 from vramfit.workload import CHOICES
 
@@ -25,7 +26,7 @@ def run(
     name: Annotated[
         str | None, typer.Argument(help="A catalogue name, a folder with config.json, or a hub id.")
     ] = None,
-    task: Annotated[str, typer.Option(help="The head to count with it.")] = "features",
+    task: Annotated[str, typer.Option(help="The head to count with it.")] = encoder_alone().name,
     trust_remote_code: Annotated[
         bool,
         typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code here."),

@@ -86,7 +86,7 @@ def run(
     """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
 
     What is given is kept, the rest is chosen.
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
     if lengths is not None and data is not None:
         raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
@@ -135,7 +135,7 @@ def _lengths_of(
     """Tokens of the samples of a data set."""
     from vramfit.models.anatomy import max_positions
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.data.lengths import LONGEST, lengths_of_data
+    from vramfit.runtime.data.samples import LONGEST, lengths_of_data
 
     task = {"task": keywords["task"]} if "task" in keywords else {}
     resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))

@@ -35,7 +35,6 @@ from vramfit.stages import tell
 
 if TYPE_CHECKING:
     from vramfit.runtime.data.source import DataSource
-    from vramfit.workload import Task
 
 EXAMPLE = "echo 'A film to remember.' | vramfit predict my-model -"
 
@@ -67,7 +66,8 @@ def run(
 
     row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
 
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
     """
     if top_k is not None and all_scores:
         raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")
@@ -78,7 +78,7 @@ def run(
     if output is not None:
         _check_output(Path(output), data)
 
-    def source(task: "Task") -> "DataSource":
+    def source(task: str) -> "DataSource":
         from vramfit.runtime.data.source import DataSource
 
         columns = parse_names(text_column)
@@ -88,7 +88,6 @@ def run(
 
     look_at_data_for(model, source, task)
     with _unwritten(output), working("Reading"):
-        from vramfit.runtime.data.predictions import merge_windows, predictions
         from vramfit.runtime.training.place import Place
         from vramfit.runtime.training.trained import open_model
 
@@ -107,9 +106,7 @@ def run(
 
         def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
             references = [samples.references[i] | {"top_k": wanted} for i in numbers]
-            found.extend(
-                predictions(output, batch, references, trained.label_names, trained.task, tokenizer=trained.tokenizer)
-            )
+            found.extend(trained.kind.predictions(output, batch, references, trained.tokenizing))
 
         def pass_on() -> Iterator[Any]:
             for samples in chain([first], parts):
@@ -122,18 +119,18 @@ def run(
     for note in trained.notes_on(first):
         console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
     say_what_was_cut(*read)
-    if trained.task == "question-answering":
-        found = merge_windows(found)
+    found = trained.kind.merged(found)
     bad = [{"row": row.row, "index": row.index, "error": row.what} for row in first.bad_rows]
     _write(sorted([*found, *bad], key=lambda row: row["index"]), output)
 
 
 def _num_scores(trained: Any, top_k: int | None, all_scores: bool) -> int | None:
     """How many scores are given; None for the best alone."""
-    from vramfit.runtime.data.top_k import MOST, wrong_top_k
+    from vramfit.tasks.parts.results import wrong_top_k
 
     if all_scores and not trained.label_names:
-        more = f": take --top-k, up to {MOST[trained.task]}" if trained.task in MOST else ""
+        most = trained.kind.max_scores
+        more = f": take --top-k, up to {most}" if most is not None else ""
         raise WorkloadError([f"--all-scores is for models with labels, and this one does {trained.task}{more}"])
     if all_scores:
         return len(trained.label_names)

@@ -1,15 +1,43 @@
 """`working`: a line on stderr that says what a verb is doing while it is at work, and is gone when it is done."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from vramfit.cli.ranks import speaks
 from vramfit.cli.terminal import console
+from vramfit.errors import RankFailed, VramfitError
 from vramfit.stages import Listener, heard
+
+
+def speaks() -> bool:
+    """Whether this process shows anything: alone, or rank 0."""
+    return _rank() == 0
+
+
+@contextmanager
+def only_one_speaks() -> Iterator[None]:
+    """Inside, errors of other ranks end them without a word: rank 0 tells of them, or rank 1 if it is rank 0 that is
+    lost."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except Exception as error:
+        takes_over = isinstance(error, RankFailed) and error.rank == 0 and _rank() == 1
+        if speaks() or takes_over:
+            raise
+        raise typer.Exit(error.exit_code if isinstance(error, VramfitError) else 1) from None
+
+
+def _rank() -> int:
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() and "WORLD_SIZE" in os.environ else 0
+
 
 IMPORTED = {"torch": "importing PyTorch", "transformers": "importing transformers"}
 """Packages whose import takes seconds."""

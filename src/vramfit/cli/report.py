@@ -71,8 +71,8 @@ def _predicted(subject: "Subject") -> "Subject":
     if workload is None:
         return subject
     with working("Predicting"):
-        from vramfit.estimator.grid import fit_grid
         from vramfit.estimator.predict import estimate
+        from vramfit.estimator.search import fit_grid
         from vramfit.report.html.subject import NOT_PREDICTED
 
         def show(done: int, total: int) -> None:

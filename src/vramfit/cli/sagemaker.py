@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
+from vramfit.tasks import DEFAULT
 
 EXAMPLE = (
     "vramfit sagemaker launch bert-large-uncased --data s3://bucket/train.csv --output s3://bucket/runs "
@@ -42,7 +43,7 @@ def run(
     ] = False,
     max_hours: Annotated[float, _option("The job is ended after so many.", _AWS, "X")] = 24,
     volume: Annotated[int, _option("Disk of the instance in GiB.", _AWS, "N")] = 50,
-    task: Annotated[str, _option("The head.", _JOB, "NAME")] = "sequence-classification",
+    task: Annotated[str, _option("The head.", _JOB, "NAME")] = DEFAULT,
     batch: Annotated[int, _option("Samples an optimizer step sees.", _JOB, "N")] = 32,
     seq: Annotated[int, _option("Tokens a sequence.", _JOB, "N")] = 128,
     allow: Annotated[
@@ -57,7 +58,7 @@ def run(
     """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
 
     Also says what the job would take on every other instance.
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
     """
     if action not in ACTIONS:
         raise typer.BadParameter(f"{action!r} is not {' or '.join(ACTIONS)}")

@@ -59,7 +59,7 @@ def run(
 
     Requests are batched by tokens, as many as are predicted to fit; out of memory splits a batch, no more.
     Ctrl-C or a polite kill answers what has come.
-    Leaves with 0, 1 for an error, 2 for a wrong name or value, 3 when it does not fit.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit.
     """
     from vramfit.serve.settings import ServeSettings
 

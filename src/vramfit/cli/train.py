@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
-from vramfit.cli.progress import working
-from vramfit.cli.ranks import only_one_speaks, speaks
+from vramfit.cli.progress import only_one_speaks, speaks, working
 from vramfit.cli.terminal import Json, console, print_json
 from vramfit.cli.workload_options import given_of, parameters_of
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
@@ -73,7 +72,7 @@ def run(given: dict[str, Any], *, json: bool) -> None:
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
     With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only the first process speaks.
-    Exit codes: 0 trained, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None

@@ -17,7 +17,8 @@ from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
 from vramfit.errors import WorkloadError
 from vramfit.settings import SETTINGS, Setting
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
-from vramfit.workload import NO_LOSS, Workload
+from vramfit.tasks import DEFAULT, find_task
+from vramfit.workload import Workload
 
 if TYPE_CHECKING:
     from vramfit.planner.lengths import Lengths
@@ -82,8 +83,9 @@ class WorkloadOptions:
     def _look(self, *, trains: bool = True) -> None:
         """Raise for names and lengths that nothing has and a task without a loss, which torch is not needed to tell."""
         mode = self.given.get("mode")
-        if self.given.get("task") == "features" and (mode == "train" or (mode is None and trains)):
-            raise WorkloadError([NO_LOSS])
+        why_no_loss = find_task(self.given.get("task", DEFAULT)).why_no_loss
+        if why_no_loss and (mode == "train" or (mode is None and trains)):
+            raise WorkloadError([why_no_loss])
         look_at_gpu(self.given.get("gpu"))
         if self.model:
             look_at_model(self.model, parse_counts(self.given.get("seq"), "--seq"))

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
-from vramfit.cuda.autocast import CAST, HALF, Autocast
+from vramfit.cuda.autocast import CAST, HALF, Autocast, attention
 from vramfit.cuda.profile import CudaProfile
-from vramfit.cuda.sdpa import attention
 
 Handler = Callable[..., Any]
 

@@ -5,18 +5,15 @@ from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
-from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.rooms import rooms_of, steps_by_room
-from vramfit.estimator.snapshot import make_snapshot
 from vramfit.estimator.target import Target
 from vramfit.estimator.timing import Timed, time_workload
-from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload
-from vramfit.estimator.walk import walk
+from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload, collection_paused, rooms_of, steps_by_room
+from vramfit.estimator.walk import make_snapshot, walk
 from vramfit.estimator.weighing import weigh
 from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
 from vramfit.records.stream import Stream
-from vramfit.trace.run import order_of
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 

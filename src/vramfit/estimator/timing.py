@@ -6,10 +6,10 @@ from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.target import Target
 from vramfit.records.estimate import TimeBasis
 from vramfit.records.measurement import REFERENCE
-from vramfit.records.work import Work
-from vramfit.timing.links import Links
+from vramfit.records.stream import Work
 from vramfit.timing.model import StepTime, time_step, with_host_step
 from vramfit.timing.profile import speed_of
+from vramfit.timing.speed import Links
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
 

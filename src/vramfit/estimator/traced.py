@@ -1,17 +1,67 @@
 """Workloads whose stream is known: one trace serves every batch, and a process makes it once."""
 
+import gc
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
+from vramfit.allocator.replay import Mark, replay
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import num_traced, order_of, trace
-from vramfit.trace.template import StreamTemplate, Turn
+from vramfit.trace.run import trace
+from vramfit.trace.template import StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
+
+
+def steps_by_room(workload: Workload) -> bool:
+    """Whether the portions of a step depend on its room."""
+    return workload.trains and workload.num_gpus > 1 and not workload.steps_in_place
+
+
+def rooms_of(stream: Stream, options: AllocatorOptions) -> tuple[int, int]:
+    """The rooms of the first step and of the one after it."""
+    begins = [index for (_, before), (index, part) in pairwise(stream.parts) if before == part == "optimizer"][:2]
+    marks = [Mark(index=0, kind="phase", name="window 0")]
+    for number, index in enumerate(begins):
+        names = (f"now {number}", f"window {number + 1}")
+        marks += [Mark(index=index, kind="phase", name=name) for name in names]
+    marks += [Mark(index=m.index, kind="driver", name=m.name) for m in stream.marks if m.kind == "driver"]
+    found = replay(stream.events, marks, streams=stream.request_streams, options=options)
+    peaks = {phase.name: phase.peak_allocated_bytes for phase in found.phases}
+    before = max(peaks["window 0"], peaks["now 0"])
+    first = before - peaks["now 0"]
+    return first, max(before, peaks["window 1"]) - peaks["now 1"]
+
+
+_lock = Lock()
+_num_inside = 0
+_was_enabled = True
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No collection inside; when the last one is out, in whatever thread, it is as before the first."""
+    global _num_inside, _was_enabled
+    with _lock:
+        if not _num_inside:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _num_inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_inside -= 1
+            if not _num_inside and _was_enabled:
+                gc.enable()
+
 
 NUM_STEADY_STEPS = 2
 """Steps replayed after the first: fragmentation may still move a little in the second of them."""

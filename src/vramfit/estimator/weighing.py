@@ -1,6 +1,6 @@
 """`weigh`: a stream against a capacity, over the states a process may be in and the placements seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramfit.allocator.bounds import (
     LOADING_PLACEMENTS,
@@ -14,9 +14,76 @@ from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.placement import UsedProcessPlacement
 from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, replay
 from vramfit.allocator.rules import round_request, segment_bytes_for
-from vramfit.estimator.states import marks_of, warm_stream
 from vramfit.records.stream import Stream
 from vramfit.stages import tell
+from vramfit.trace.run import RECORDING_STREAM
+
+
+def warm_stream(stream: Stream) -> Stream:
+    """The stream of a warm process: workspaces first, all else as it was.
+
+    A stream that passes are recorded on is new, and so are its workspaces.
+    """
+    operators = [stream.origins[origin].operator for origin in stream.request_origins]
+    is_early = {
+        request
+        for request, operator in enumerate(operators)
+        if operator.endswith("_workspace") and stream.request_streams.get(request) != RECORDING_STREAM
+    }
+    early, rest = sorted(is_early), [request for request in range(stream.num_requests) if request not in is_early]
+    number = {request: i for i, request in enumerate([*early, *rest])}
+    sizes = [event for event in stream.events if event > 0]
+    events = [sizes[request] for request in early]
+    moved_to: list[int] = []
+    request = 0
+    for event in stream.events:
+        moved_to.append(len(events))
+        if event <= 0:
+            events.append(-number[-event])
+            continue
+        if request not in is_early:
+            events.append(event)
+        request += 1
+    moved_to.append(len(events))
+    return Stream(
+        events=events,
+        request_origins=[stream.request_origins[request] for request in [*early, *rest]],
+        origins=stream.origins,
+        marks=[replace(m, index=moved_to[m.index]) for m in stream.marks if m.name != "cublas_loaded"],
+        parts=[(moved_to[index], part) for index, part in stream.parts],
+        request_streams={number[request]: cuda_stream for request, cuda_stream in stream.request_streams.items()},
+    )
+
+
+def marks_of(stream: Stream) -> list[Mark]:
+    """The stream's marks as the allocator takes them."""
+    return [Mark(index=m.index, kind=m.kind, name=m.name) for m in stream.marks]
+
+
+def peak_requested(stream: Stream) -> int:
+    """The most that live requests add up to: no allocator can do with less."""
+    return max(peaks_of_parts(stream).values())
+
+
+def peaks_of_parts(stream: Stream) -> dict[str, int]:
+    """Part of the run → the most that live requests add up to in it; before the first part, by an empty name."""
+    begins = [(0, ""), *stream.parts]
+    ends = [*(index for index, _ in stream.parts), len(stream.events)]
+    peaks: dict[str, int] = {}
+    sizes: list[int] = []
+    live = 0
+    for (begin, name), end in zip(begins, ends, strict=True):
+        peak = max(live, peaks.get(name, 0))
+        for event in stream.events[begin:end]:
+            if event > 0:
+                sizes.append(event)
+                live += event
+                if live > peak:
+                    peak = live
+            else:
+                live -= sizes[-event]
+        peaks[name] = peak
+    return peaks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,84 @@
 """`Server`: uvicorn with bounded connections and a bounded log, which stops without cutting anybody off."""
 
 import asyncio
+import logging
 import socket
+from time import monotonic
 from typing import Any
 
 import uvicorn
 
+from vramfit.errors import VramfitError
 from vramfit.listening.connections import Connections, most_connections
-from vramfit.listening.log import spare_log
 from vramfit.listening.protocol import protocol_class
-from vramfit.listening.sockets import BACKLOG
+
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes any that is free.
+
+    Raises:
+        VramfitError: a host that is not of this machine, or a port that cannot be had.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise VramfitError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another --host or --port; port 0 takes any that is free",
+        ) from None
+    bound.setblocking(False)
+    return bound
+
+
+def url_of(host: str, bound: socket.socket) -> str:
+    """Where it is reached."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound.getsockname()[1]}/"
+
+
+REMARKS = 10
+"""Of one kind, in one period."""
+PERIOD_S = 60.0
+LOGGERS = ("uvicorn.error", "asyncio")
+
+
+class Sparing(logging.Filter):
+    """Lets the first few remarks of a period pass; the next that passes says how many were left out.
+
+    Remarks are of one kind where one line of code makes them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._periods: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a remark is written."""
+        kind, now = (record.pathname, record.lineno), monotonic()
+        began, number = self._periods.get(kind, (now, 0))
+        if now - began >= PERIOD_S:
+            if number > REMARKS:
+                record.msg = f"{record.getMessage()} ({number - REMARKS:,} more like it were left out before)"
+                record.args = ()
+            began, number = now, 0
+        self._periods[kind] = (began, number + 1)
+        return number < REMARKS
+
+
+def spare_log() -> None:
+    """Bound what uvicorn and asyncio write."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, Sparing) for one in logger.filters):
+            logger.addFilter(Sparing())
+
 
 AT_ONCE = 16
 """Connections that are taken in one turn of the event loop, before any is closed for another."""

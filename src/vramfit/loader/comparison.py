@@ -10,7 +10,8 @@ from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
 from vramfit.loader.load import Progress, load_request
 from vramfit.loader.request import LoadRequest
 from vramfit.models.anatomy import vocab_size
-from vramfit.records.load_report import LoadReport, LogitComparison
+from vramfit.records.finding import LoadReport, LogitComparison
+from vramfit.tasks import find_task
 
 SENTENCES = (
     "The film was a delight from the first minute to the last.",
@@ -128,7 +129,7 @@ def load_and_compare(request: LoadRequest, *, progress: Progress | None = None, 
         reference,
         mask,
         inputs=inputs,
-        labels=request.workload.task != "features",
+        labels=find_task(request.workload.task).has_head,
     )
     return replace(report, comparison=comparison)
 

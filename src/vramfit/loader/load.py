@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.request import KEYWORDS, LoadRequest, find_device, make_request
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.stages import tell
+from vramfit.tasks import DEFAULT
 from vramfit.units import shown
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 def load(
     model: Any,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     *,
     plan: Any = None,
     progress: Progress | None = None,

@@ -106,13 +106,13 @@ def _smallest(config: Any) -> "nn.Module | None":
     """The family's bare encoder with one layer, on the meta device: its embeddings are what we ask about."""
     import torch
 
-    from vramfit.models.tasks import class_for_task
+    from vramfit.models.tasks import encoder_class
 
     one_layer = copy.deepcopy(config)
     one_layer.num_hidden_layers = 1
     try:
         with torch.device("meta"):
-            model: nn.Module = class_for_task(config, "features")(one_layer)
+            model: nn.Module = encoder_class(config)(one_layer)  # type: ignore[misc]
     except Exception:  # an unbuildable configuration is build_meta's to report
         return None
     return model

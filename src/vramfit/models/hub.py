@@ -2,9 +2,105 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from vramfit.errors import CheckpointError
 from vramfit.models.configuration import MAX_FILE_BYTES
+from vramfit.models.tasks import class_for_task
+from vramfit.tasks import find_task
+
+
+def has_own_code(data: Mapping[str, Any]) -> bool:
+    """Whether a configuration names code of its own."""
+    auto_map = data.get("auto_map")
+    return isinstance(auto_map, dict) and "AutoConfig" in auto_map
+
+
+def load_remote_config(source: str, *, revision: str | None = None) -> Any:
+    """The configuration of a folder or hub id, by its own code. **Runs that code.**"""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=True, revision=revision)
+    except Exception as error:  # anything can happen in foreign code
+        raise _failed(source, error) from None
+
+
+def remote_class(config: Any, task: str, source: str, *, revision: str | None = None) -> type:
+    """The class of a task, from the model's own code where it has one. **Runs that code.**"""
+    reference = (getattr(config, "auto_map", None) or {}).get(find_task(task).auto_class)
+    if reference is None:
+        return class_for_task(config, task)
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    try:
+        found: type = get_class_from_dynamic_module(reference, source, revision=revision)
+    except Exception as error:  # anything can happen in foreign code
+        raise _failed(source, error) from None
+    return found
+
+
+def _failed(source: str, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split())[:300]
+    return CheckpointError(
+        f"{source}: the model's own code failed: {type(error).__name__}: {reason}",
+        file=source,
+        hint="the code may need another version of transformers; see the model's page",
+    )
+
+
+def plain_file(folder: Path, name: str) -> Path | None:
+    """The regular file of that name in a folder; None when there is none.
+
+    A link may lead to another place inside the folder, or, in the cache of the Hugging Face hub, to the blobs
+    of the same repository.
+
+    Raises:
+        CheckpointError: a link that leaves or leads nowhere, or something that is no regular file.
+    """
+    path = folder / name
+    where = str(path)
+    try:
+        if not path.exists():
+            if path.is_symlink():
+                raise CheckpointError(
+                    f"{where} is a link to {path.readlink()}, which does not exist",
+                    file=where,
+                    hint="download the file again; the cache it came from may have been cleaned",
+                )
+            return None
+        if path.is_symlink() and not _stays(path.resolve(), folder):
+            raise CheckpointError(
+                f"{where} is a link that leaves the folder, to {path.resolve()}",
+                file=where,
+                hint="copy the file into the folder if you trust it",
+            )
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "a device or a pipe"
+            raise CheckpointError(f"{where} is {kind}, not a file", file=where, hint="put the file in its place")
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{where} cannot be read: {_cause(error)}", file=where) from None
+    return path
+
+
+def _stays(target: Path, folder: Path) -> bool:
+    if target.is_relative_to(folder.resolve()):
+        return True
+    # hub cache: models--owner--name/snapshots/<revision>/model.safetensors → ../../blobs/<sha>
+    for place in (folder.absolute(), folder.resolve()):  # the folder may be a link to a snapshot
+        for snapshots in place.parents:
+            repository = snapshots.parent
+            is_cache = snapshots.name == "snapshots" and repository.name.startswith("models--")
+            if is_cache and target.is_relative_to((repository / "blobs").resolve()):
+                return True
+    return False
+
+
+def _cause(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
 
 TIMEOUT_S = 5.0
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)

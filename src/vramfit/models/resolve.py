@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.catalogue import find_entry, unknown_model
 from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
-from vramfit.models.hub import NotOnHubError, fetch_config, looks_like_hub_id
-from vramfit.models.links import plain_file
-from vramfit.models.remote import has_own_code, load_remote_config, remote_class
+from vramfit.models.hub import (
+    NotOnHubError,
+    fetch_config,
+    has_own_code,
+    load_remote_config,
+    looks_like_hub_id,
+    plain_file,
+    remote_class,
+)
 from vramfit.models.tasks import class_for_task, task_of_class
+from vramfit.tasks import DEFAULT, find_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +58,7 @@ class ResolvedModel:
 def resolve(
     model: Any,
     *,
-    task: str = "sequence-classification",
+    task: str = DEFAULT,
     num_labels: int | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
@@ -83,6 +90,8 @@ def resolve(
         found = _from_name(os.fsdecode(model), task, trust_remote_code, revision)
     else:
         found = _from_object(model, task)
+    if num_labels is None and found.module is None:
+        num_labels = find_task(found.task).num_labels()
     if num_labels is not None:
         _set_labels(found, num_labels)
     return found

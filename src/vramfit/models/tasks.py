@@ -1,21 +1,16 @@
 """Which heads and attention kernels a family has: asked of transformers, but for packed rows, which were compared."""
 
-from collections.abc import Mapping
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.quiet import import_modelling
-from vramfit.workload import CHOICES
+from vramfit.tasks import all_tasks, find_task
 
-AUTO_CLASSES: Mapping[str, str] = {
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "masked-lm": "AutoModelForMaskedLM",
-    "pretraining": "AutoModelForPreTraining",
-    "features": "AutoModel",
-}
-"""Task → the auto class of transformers that knows which model has it."""
+ENCODER = "AutoModel"
+"""The auto class of an encoder alone."""
 PACKED_FAMILIES = (
     *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esmc", "gte"),
     *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert"),
@@ -27,7 +22,7 @@ or mix neighbours, though they have the attention interface: EuroBERT, ESM, Mobi
 
 def supported_tasks(config: Any) -> tuple[str, ...]:
     """The tasks that transformers has a head for, for this configuration's family."""
-    return tuple(task for task in AUTO_CLASSES if _find_class(config, task) is not None)
+    return tuple(task.name for task in all_tasks() if _find_class(config, task.auto_class) is not None)
 
 
 def class_for_task(config: Any, task: str) -> type:
@@ -36,9 +31,7 @@ def class_for_task(config: Any, task: str) -> type:
     Raises:
         WorkloadError: no such task, or the family has no head for it; says which it has.
     """
-    if task not in AUTO_CLASSES:
-        raise WorkloadError([f"task {task!r} is not one of {', '.join(CHOICES['task'])}"])
-    found = _find_class(config, task)
+    found = _find_class(config, find_task(task).auto_class)
     if found is None:
         family = getattr(config, "model_type", "") or type(config).__name__
         supported = supported_tasks(config)
@@ -51,7 +44,7 @@ def class_for_task(config: Any, task: str) -> type:
 
 def task_of_class(model_class: type, config: Any, *, preferred: str) -> str:
     """The task a model class is for; `preferred` where several are, or none, share that class."""
-    matching = [task for task in AUTO_CLASSES if _find_class(config, task) is model_class]
+    matching = [task.name for task in all_tasks() if _find_class(config, task.auto_class) is model_class]
     return matching[0] if matching and preferred not in matching else preferred
 
 
@@ -87,15 +80,20 @@ def default_attention(model: Any) -> str:
 def _flags_of(model: Any) -> Any:
     if isinstance(model, type) or hasattr(model, "forward"):
         return model
-    return _find_class(model, "features")
+    return encoder_class(model)
 
 
-def _find_class(config: Any, task: str) -> type | None:
+def encoder_class(config: Any) -> type | None:
+    """The class of an encoder without a head."""
+    return _find_class(config, ENCODER)
+
+
+def _find_class(config: Any, auto_class: str) -> type | None:
     """The class an auto class would build for this configuration, without building it."""
     import transformers
 
     import_modelling()
-    mapping = getattr(transformers, AUTO_CLASSES[task])._model_mapping
+    mapping = getattr(transformers, auto_class)._model_mapping
     try:
         found: Any = mapping.get(type(config), None)
     except (ImportError, AttributeError):  # the family needs a package that is not installed
@@ -104,3 +102,30 @@ def _find_class(config: Any, task: str) -> type | None:
         named = getattr(config, "architectures", None) or ()
         found = next((c for c in found if c.__name__ in named), found[0])
     return found if isinstance(found, type) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedHead:
+    """The head that a model was saved with."""
+
+    task: str
+    label_names: tuple[str, ...]
+    """In the order of their numbers; none for tasks without classes."""
+
+
+def saved_head(folder: Path) -> SavedHead | None:
+    """The head that a folder's config.json names; None where it does not do so plainly: who opens the model will tell.
+
+    Args:
+        folder: of the model; need not be there.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (name,) = config["architectures"]
+        task = next(t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending))
+        if not task.has_classes:
+            return SavedHead(task=task.name, label_names=())
+        names = {int(number): label for number, label in config["id2label"].items()}
+        return SavedHead(task=task.name, label_names=tuple(str(names[number]) for number in range(len(names))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RuntimeError):
+        return None

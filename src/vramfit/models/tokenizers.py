@@ -5,8 +5,7 @@ from typing import Any
 
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
-from vramfit.models.hub import NotOnHubError, fetch_config
-from vramfit.models.links import plain_file
+from vramfit.models.hub import NotOnHubError, fetch_config, plain_file
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),

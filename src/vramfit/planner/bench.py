@@ -6,15 +6,13 @@ from typing import Any
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
-from vramfit.estimator.by_length import WorkByLength
-from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.shallow import least_peaks
+from vramfit.estimator.shallow import WorkByLength, least_peaks
 from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import restart_bytes, weigh
+from vramfit.estimator.weighing import peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.tasks import supported_attention
@@ -112,8 +110,7 @@ class Bench:
     @property
     def casts(self) -> str:
         """How the casts of autocast can be made, whatever else is done."""
-        shards = self.base.num_gpus > 1 and self.base.parallel == "fsdp"
-        return "together" if self.num_layers and self._casts and not shards else "each"
+        return "together" if self.num_layers and self._casts and not self.base.shards else "each"
 
     @property
     def can_fuse(self) -> bool:
@@ -167,7 +164,7 @@ class Bench:
             return self._least_peaks(recipe, 1, ANY_BATCH if self.share > 1 else 1).get("optimizer", 0)
         if recipe.offload is not None:
             return self._shapes[shaped].weight_bytes
-        num_parts = self.base.num_gpus if self.base.parallel == "fsdp" else 1
+        num_parts = self.base.num_gpus if self.base.shards else 1
         return self._shapes[shaped].floor_bytes(recipe.optimizer) // num_parts
 
     def least_bytes(self, recipe: Recipe, micro_batch: int) -> int:

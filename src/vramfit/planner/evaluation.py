@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
-from vramfit.estimator.peak import peak_requested
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import weigh
+from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.planner.bench import ANY_BATCH, PROBED_PASSES, Bench
 from vramfit.planner.search import Choice
 from vramfit.records.estimate import Estimate
 from vramfit.settings import SETTINGS
+from vramfit.tasks import find_task
 
 MAX_TIMES = 4
 """No more than so many times the training batch: beyond that, nothing is gained."""
@@ -43,8 +43,9 @@ def _keywords(bench: Bench, choice: Choice) -> dict[str, Any]:
     """What a forward pass has of a training step; adapters add less than one percent, and are left out."""
     given = {**bench.fixed, **choice.recipe.keywords()}
     kept = {name: value for name, value in given.items() if SETTINGS[name].in_inference}
-    if kept.get("attention") == "packed" and (bench.request.pads_evaluation or bench.base.task == "masked-lm"):
-        kept["attention"] = "sdpa"  # of masked LM, a logit for every word is not laid out twice
+    is_unpacked = find_task(bench.base.task).why_not_unpacked is None
+    if kept.get("attention") == "packed" and (bench.request.pads_evaluation or not is_unpacked):
+        kept["attention"] = "sdpa"
     if kept.get("offload") in ("optimizer", "activations"):
         del kept["offload"]
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": bench.request.trust_remote_code}

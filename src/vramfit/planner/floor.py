@@ -7,7 +7,7 @@ from vramfit.models.anatomy import embeddings, encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
 
 STATE_COPIES = {"adamw": 2, "adamw-fused": 2, "adamw-single": 2}
@@ -32,10 +32,10 @@ class Shapes:
         transformers builds them, a step uses all of them. Of other models that is not known.
 
         Raises:
-            WorkloadError, MissingExtra: as `apply_techniques`.
+            WorkloadError, MissingExtra: as `apply`.
         """
         model = build_meta(traced.resolved, attention=traced.workload.attention)
-        apply_techniques(model, traced.workload)
+        apply(model, traced.workload)
         weight_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
         parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
         learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}

@@ -5,8 +5,8 @@ from typing import Any
 
 from vramfit.devices.catalogue import GPU, Instance, all_instances, find_gpu
 from vramfit.errors import NoPlanFits, VramfitError
-from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.target import OLDEST_CAPABILITY
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.alternatives import words_of
 from vramfit.planner.bench import Bench
 from vramfit.planner.plan import find

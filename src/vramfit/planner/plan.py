@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.alternatives import alternatives_of
 from vramfit.planner.bench import Bench
 from vramfit.planner.evaluation import choose_evaluation
@@ -371,7 +371,7 @@ def _make(bench: Bench, found: Found, sampled: Lengths | None) -> Plan:
     evaluation = choose_evaluation(bench, choice, limit_bytes)
     others = alternatives_of(bench, search, choice, sampled)
     seconds, notes = choice.step_time_s, [*estimate.notes, *search.not_available]
-    notes.append(SAVING_SHARDS if bench.base.parallel == "fsdp" and bench.base.num_gpus > 1 else SAVING)
+    notes.append(SAVING_SHARDS if bench.base.shards else SAVING)
     if bench.target.gpu is None or estimate.step_time_s is None:
         notes.append(f"times are those of {bench.timed_gpu.title}: name the GPU (gpu=) for its own")
     if sampled is not None:

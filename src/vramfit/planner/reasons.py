@@ -13,6 +13,7 @@ from vramfit.planner.varied import WORTH_PACKING, padding_share
 from vramfit.records.estimate import COPIES, HOST_STEP, Estimate
 from vramfit.records.plan import Reason
 from vramfit.settings import BF16_CAPABILITY, PLANNED, SETTINGS, Technique, find
+from vramfit.tasks import find_task
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -71,9 +72,8 @@ def _why_packed(bench: Bench, chosen: Choice, lengths: Lengths | None) -> str:
     else:
         how = "as fused layers take them" if chosen.recipe.keywords()["fused"] else "and need no mask"
         why += f", {how}; of padded passes hardly anything would be padding"
-    if bench.base.task == "question-answering":
-        why += "; an answer is sought among a text's own tokens, and no more among its padding"
-    return why
+    more = find_task(bench.base.task).why_packed
+    return f"{why}; {more}" if more else why
 
 
 def why_not_packed(bench: Bench, recipe: Recipe, lengths: Lengths | None) -> str | None:

@@ -11,7 +11,9 @@ from vramfit.planner.bench import PROBED_PASSES, Bench
 from vramfit.planner.lengths import Lengths
 from vramfit.planner.search import Choice, Search
 from vramfit.planner.space import Recipe
-from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
+from vramfit.step.splitting import packed_rows, padded_passes
+from vramfit.tasks import find_task
+from vramfit.techniques.padding import WINDOW_BATCHES
 from vramfit.techniques.rows import row_tokens
 from vramfit.workload import Workload
 
@@ -28,39 +30,6 @@ MIN_TRACED = 8
 MOST = 0.95
 """Of the batches: so many are to need no more passes than they are timed with."""
 TIMED_PASSES = 4
-
-
-def group(lengths: Sequence[int], max_tokens: int) -> Iterator[tuple[int, int]]:
-    """(samples, tokens each) of the passes of one effective batch, as `runtime.splitting` makes them.
-
-    >>> list(group([10, 512, 500, 20], 1024))
-    [(2, 512), (2, 24)]
-    """
-    num, longest, widest = 0, 0, max(lengths, default=0)
-    for length in sorted((padded_width(length, widest) for length in lengths), reverse=True):
-        if num and (num + 1) * longest > max_tokens:
-            yield num, longest
-            num = 0
-        longest = longest if num else length
-        num += 1
-    if num:
-        yield num, longest
-
-
-def fill(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Tokens of the packed rows of one effective batch, as `runtime.splitting` fills them.
-
-    >>> fill([10, 512, 500, 20], 1024)
-    [1022, 20]
-    """
-    rows: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        place = next((i for i, tokens in enumerate(rows) if tokens + length <= max_tokens), None)
-        if place is None:
-            rows.append(length)
-        else:
-            rows[place] += length
-    return rows
 
 
 class PassTimes:
@@ -117,12 +86,12 @@ def time_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     is_packed = choice.recipe.attention == "packed"
     for batch in (_batches if is_packed else _padded_batches)(bench, lengths):
         if is_packed:
-            rows = fill(batch, most)
+            rows = packed_rows(batch, most)
             if choice.recipe.graphs:
                 rows = [row_tokens(tokens, most) for tokens in rows]
             passes_s = sum(times.row_seconds(tokens, min(typical, bench.base.seq)) for tokens in rows)
         else:
-            passes_s = sum(times.seconds(num, tokens) for num, tokens in group(batch, most))
+            passes_s = sum(times.seconds(num, tokens) for num, tokens in padded_passes(batch, most))
         found.append(times.rest(choice.micro_batch) + passes_s)
     return mean(found)
 
@@ -142,7 +111,7 @@ def least_on_lengths(bench: Bench, choice: Choice, lengths: Lengths) -> float:
     found = []
     for batch in _padded_batches(bench, lengths):
         passes_s = 0.0
-        for num, tokens in group(batch, choice.micro_batch * full):
+        for num, tokens in padded_passes(batch, choice.micro_batch * full):
             if tokens == full:
                 passes_s += times.seconds(num, tokens)
             elif shorter is not None:
@@ -162,7 +131,7 @@ def padding_share(bench: Bench, micro_batch: int, lengths: Lengths) -> float:
     num_real = num_tokens = 0
     for batch in _batches(bench, lengths):
         num_real += sum(batch)
-        num_tokens += sum(n * each for n, each in group(_as_padded(bench, batch), micro_batch * bench.base.seq))
+        num_tokens += sum(n * each for n, each in padded_passes(_as_padded(bench, batch), micro_batch * bench.base.seq))
     return 1 - num_real / num_tokens
 
 
@@ -184,8 +153,8 @@ def _padded_batches(bench: Bench, lengths: Lengths) -> Iterator[list[int]]:
 
 
 def _as_padded(bench: Bench, batch: list[int]) -> list[int]:
-    """For question answering nothing is cut: its softmax runs over padding too."""
-    return [max(batch)] * len(batch) if bench.base.task == "question-answering" else batch
+    """Nothing is cut for a task whose loss runs over padding too."""
+    return [max(batch)] * len(batch) if find_task(bench.base.task).reads_padding else batch
 
 
 def quicker(bench: Bench, search: Search, choice: Choice, lengths: Lengths) -> Choice:

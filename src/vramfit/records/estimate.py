@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import replace_file
-from vramfit.records.display import Displayed
+from vramfit.records.finding import Displayed
 from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 

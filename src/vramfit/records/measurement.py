@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate
+from vramfit.records.finding import Displayed
 from vramfit.workload import Workload
 
 Figure = Literal["requested", "allocated", "reserved"]

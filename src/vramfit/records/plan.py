@@ -6,8 +6,8 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, replace_file, to_json
-from vramfit.records.display import Displayed
 from vramfit.records.estimate import Estimate
+from vramfit.records.finding import Displayed
 from vramfit.settings.setting import Kind
 from vramfit.units import MIB
 from vramfit.workload import Workload
@@ -168,12 +168,12 @@ class Plan(Displayed):
     def training_arguments(self) -> dict[str, Any]:
         """Keywords for `transformers.TrainingArguments` with these settings.
 
-        What is done to the model has no keyword there: `techniques.application.apply_techniques(model, plan.workload)`
-        freezes, adds adapters, quantizes, checkpoints some layers and has them cast their weights together before the
-        Trainer sees it; without it, checkpointed layers take more. Trainer splits evenly only: the last micro-batch is
-        as large as the others where the batch does not divide, and the effective batch then a little larger; a plan
-        with `accumulate` given that divides it keeps it. `adamw-8bit` needs torchao. Expandable segments are set by
-        the environment (`PYTORCH_ALLOC_CONF=expandable_segments:True`).
+        What is done to the model has no keyword there: `vramfit.prepare(model, plan)` freezes, adds adapters,
+        quantizes, checkpoints some layers and has them cast their weights together before the Trainer sees it; without
+        it, checkpointed layers take more. Trainer splits evenly only: the last micro-batch is as large as the others
+        where the batch does not divide, and the effective batch then a little larger; a plan with `accumulate` given
+        that divides it keeps it. `adamw-8bit` needs torchao. Expandable segments are set by the environment
+        (`PYTORCH_ALLOC_CONF=expandable_segments:True`).
 
         Raises:
             VramfitError: a plan that uses host memory or packed sequences, which the Trainer has no keyword for.

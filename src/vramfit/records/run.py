@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vramfit.records.display import Displayed
+from vramfit.records.finding import Displayed
 
 RECORD = "run.json"
 """The file of the record, in the folder of the saved model."""

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from vramfit.records.display import Displayed
-from vramfit.records.finding import Finding, Severity
+from vramfit.records.finding import Displayed, Finding, Severity
 from vramfit.units import format_bytes
 
 WatchPhase = Literal["load", "forward", "backward", "optimizer", "evaluation", "other"]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vramfit.records.estimate import CATEGORIES, Estimate, MaxBatch
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.records.measurement import Comparison, Measurement
 from vramfit.records.plan import Fitting, Plan
 from vramfit.records.run import RunRecord

@@ -15,7 +15,8 @@ from vramfit.report.estimate import Sized, marked
 from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, model_name, percent, size, target
 from vramfit.settings import PLANNED, SETTINGS
 from vramfit.settings.setting import Kind
-from vramfit.workload import TRAINED_TASKS, Workload
+from vramfit.tasks import DEFAULT, find_task
+from vramfit.workload import Workload
 
 MAX_ALTERNATIVES = 6
 MANY_A_SECOND = 1000
@@ -167,7 +168,7 @@ def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
 def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
-    if w.task in TRAINED_TASKS:
+    if find_task(w.task).is_trained:
         for line in wrap_command(train_command(w, path)):
             yield Text(f"  {line}", overflow="fold")
         yield Text("Or in a loop of your own", style="bold")
@@ -180,7 +181,7 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
 
 def train_command(workload: Workload, path: str) -> str:
     """The command that trains by a plan; the data is the reader's."""
-    task = [] if workload.task == "sequence-classification" else ["--task", workload.task]
+    task = [] if workload.task == DEFAULT else ["--task", workload.task]
     each = str(workload.num_gpus // workload.num_nodes)
     nodes = ["--nnodes", str(workload.num_nodes), "--rdzv-endpoint", "HOST:29500"] if workload.num_nodes > 1 else []
     ranks = ["torchrun", *nodes, "--nproc-per-node", each, "-m"] if workload.num_gpus > 1 else []
@@ -202,24 +203,18 @@ def train_command(workload: Workload, path: str) -> str:
 
 def snippet(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan."""
-    waits = workload.offload == "weights"
-    brought = "model.parameters()" if waits else "model.cuda().parameters()"
     if workload.num_gpus > 1:
         return _snippet_for_ranks(workload, path)
     return [
         "import vramfit",
-        f"from vramfit.techniques import {'offloading, ' if waits else ''}optimizers",
-        "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
         "model, _ = vramfit.load(",
         f'    "{workload.model}", task=plan.workload.task, device="cpu"',
         ")",
-        "apply_techniques(model, plan.workload)",
-        *(['offloading.apply(model, 0, "cuda", trains=True)  # layers wait in host memory'] if waits else []),
-        f"parameters = {brought}",
-        "optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
-        "stepper = vramfit.Stepper(model, optimizer, plan=plan)",
+        'vramfit.prepare(model, plan, device="cuda")',
+        "optimizer = vramfit.make_optimizer(model, plan, lr=2e-5)",
+        "stepper = vramfit.Stepper(model, optimizer, plan)",
         f"for batch in loader:  # {workload.batch} samples each",
         "    loss = stepper.step(batch)",
     ]
@@ -229,21 +224,17 @@ def _snippet_for_ranks(workload: Workload, path: str) -> list[str]:
     """Python that runs a plan under torchrun."""
     return [
         "import vramfit",
-        "from vramfit.runtime.distributed.company import company",
-        "from vramfit.techniques import optimizers",
-        "from vramfit.techniques.application import apply_techniques",
         "",
         f'plan = vramfit.Plan.load("{path}")',
-        'with company("cuda") as us:  # the processes that torchrun started',
+        'with vramfit.company("cuda") as us:  # the processes that torchrun started',
         '    device = f"cuda:{us.local_rank}"',
         "    model, _ = vramfit.load(",
         f'        "{workload.model}", task=plan.workload.task, device=device',
         "    )",
-        "    apply_techniques(model, plan.workload)",
+        "    vramfit.prepare(model, plan)",
         "    ranks = us.share(model, plan.workload.parallel)",
-        "    parameters = model.parameters()",
-        "    optimizer = optimizers.make(plan.workload.optimizer, parameters, lr=2e-5)",
-        "    stepper = vramfit.Stepper(model, optimizer, plan=plan, ranks=ranks)",
+        "    optimizer = vramfit.make_optimizer(model, plan, lr=2e-5)",
+        "    stepper = vramfit.Stepper(model, optimizer, plan, ranks=ranks)",
         f"    for batch in loader:  # all {workload.batch} samples, the same on every rank",
         "        loss = stepper.step(batch)",
     ]
@@ -254,7 +245,7 @@ def estimate_command(workload: Workload) -> str:
     w = workload
     words = ["vramfit", "estimate", w.model, "--batch", str(w.batch), "--micro-batch", str(w.micro_batch)]
     words += ["--seq", str(w.seq)]
-    if w.task != "sequence-classification":
+    if w.task != DEFAULT:
         words += ["--task", w.task]
     for name in PLANNED:
         if name not in ("micro_batch", "accumulate"):

@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.load_report import LoadReport, LogitComparison
+from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.records.plan import Fitting
 from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.findings import render_findings
 from vramfit.report.words import model_name, reserved_peak
+from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
 
 MAX_EVALUATIONS = 12
@@ -68,7 +69,7 @@ def _facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
-    how = "read in windows" if r.task == "question-answering" else "cut"
+    how = "read in windows" if find_task(r.task).reads_windows else "cut"
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
     left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"

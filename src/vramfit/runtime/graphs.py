@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from vramfit.runtime.cuda_graphs import CudaRecords
-from vramfit.step.heads import HeadLoss, model_inputs
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.tasks.parts.losses import HeadLoss, model_inputs
 from vramfit.techniques import packing
 from vramfit.techniques.rows import FILLED, fill_up, row_size
 
@@ -108,7 +108,7 @@ class Recorder:
         return labels.dim() == 1 or labels.shape == batch["input_ids"].shape
 
     def accumulate(self, batches: Sequence[Batch], loss: HeadLoss, total: int) -> torch.Tensor:
-        """As `step.window.accumulate`: gradients of the mean loss are left, and the loss is given.
+        """As `Step.passes`: gradients of the mean loss are left, and the loss is given.
 
         Raises:
             CannotRecord: then nothing was changed but gradients, and all graphs are gone.

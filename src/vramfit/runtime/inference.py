@@ -13,13 +13,13 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
-from vramfit.runtime.distributed.ranks import Unanimous, Votes
 from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.state.model_state import ModelState
 from vramfit.runtime.training.place import Place
-from vramfit.step.heads import model_inputs
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.ranks import Unanimous, Votes
+from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
 from vramfit.techniques import precision as precisions
 from vramfit.workload import Precision

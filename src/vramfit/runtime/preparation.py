@@ -16,7 +16,7 @@ from vramfit.models.tasks import default_attention
 from vramfit.step.inputs import Batch
 from vramfit.step.plain import forward_step, train_step
 from vramfit.techniques import optimizers, precision
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.workload import Workload
 
 INITIAL_SCALE = 1024.0
@@ -51,7 +51,7 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
 def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """The model on the CPU with small random weights and its techniques, in the order a prediction applies them."""
     model = _build(resolved, workload.attention)
-    apply_techniques(model, workload)
+    apply(model, workload)
     return model
 
 

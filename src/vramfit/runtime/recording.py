@@ -8,8 +8,8 @@ import torch
 
 from vramfit.models.anatomy import max_positions
 from vramfit.runtime.graphs import Recorder, fixed_state
-from vramfit.step.heads import HeadLoss
 from vramfit.step.inputs import Batch
+from vramfit.tasks.parts.losses import HeadLoss
 from vramfit.techniques import compiling
 
 

@@ -2,9 +2,10 @@
 
 import torch
 
-from vramfit.runtime.splitting import width_of
 from vramfit.step.inputs import Batch
-from vramfit.techniques.packing import PER_TOKEN, is_per_token
+from vramfit.step.splitting import width_of
+from vramfit.tasks.base import PER_TOKEN
+from vramfit.techniques.packing import is_per_token
 
 
 def dearest_like(batch: Batch, num_samples: int, seq: int, *, packs: bool = False) -> Batch:

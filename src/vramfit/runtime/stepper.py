@@ -12,34 +12,31 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.contradictions import check, check_batch
-from vramfit.runtime.distributed.own_passes import own_passes
-from vramfit.runtime.distributed.ranks import Alone, Ranks
 from vramfit.runtime.graphs import CannotRecord
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.invariance import check_loss
+from vramfit.runtime.invariance import check_once
 from vramfit.runtime.micro_batch_size import MicroBatchSize
 from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split, take_rows, width_of
 from vramfit.runtime.state.model_state import ModelState, untouched
-from vramfit.step.commit import secure_state, take_host_step, take_step
-from vramfit.step.heads import HeadLoss, head_loss, needs_labels
+from vramfit.runtime.step_settings import StepSettings, check, check_batch
 from vramfit.step.inputs import Batch, bring, each_tensor
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
-from vramfit.step.window import accumulate
-from vramfit.techniques import casting, checkpointing, compiling, fusing, offloading, packing
+from vramfit.step.ranks import Alone, Ranks
+from vramfit.step.splitting import passes_of, take_rows, width_of
+from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
+from vramfit.techniques import checkpointing, compiling, offloading, packing
 from vramfit.techniques import precision as precisions
+from vramfit.techniques.application import apply_to_steps, compile_layers
 from vramfit.techniques.host_step import HostStep
 from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.units import parse_bytes, plain
-from vramfit.workload import Offload, Precision
+from vramfit.workload import Workload, keeps_copies
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -53,32 +50,18 @@ class Stepper:
     """Trains by effective batches.
 
     Args:
-        model: any module that takes a batch's tensors as keywords and gives logits or a loss (docs/stepper.md).
+        model: any module that takes a batch's tensors as keywords and gives logits or a loss (docs/stepper.md); where
+            there is a plan, prepared by `vramfit.prepare`.
         optimizer: a torch optimizer over its parameters; a fused one is quickest.
-        plan: gives micro_batch, seq, precision, max_grad_norm and memory, where they are not given; where it says
-            attention packed, the model is made to take packed batches; where it says casts together, its layers cast
-            so; where it says fused, they are; where it says compile, they are compiled when they first run.
-        micro_batch: samples of full length that one forward pass may see; more of shorter ones are allowed as long
-            as their tokens, padding included, are no more.
-        seq: the full length; None takes that of the first batch.
-        memory: on a GPU, what PyTorch may reserve from now on. Segments made from now on can grow: those of fixed
-            size are soon in pieces when lengths vary.
-        max_grad_norm: clip the gradient of the whole window to this norm.
+        plan: gives the settings that are not given, and has packed attention, fused layers, casts together and
+            compiled layers put on a model that was not prepared; a `Workload` gives settings only.
         scheduler: stepped once for each optimizer step that was taken.
-        precision: fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16.
         loss_fn, count_fn: for heads of your own: (output, batch) → the *sum* of the losses, and batch → how many
             they are. Without them, the labels of the batch decide.
-        offload: `optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the
-            gradients; `weights` does so too, for a model whose layers wait there (`offloading.apply`).
-        host_memory: what that may take of the host's memory.
-        scaler: the GradScaler of a loop that has one; without it, amp-fp16 makes its own.
-        graphs: record packed passes as CUDA graphs and replay them (`runtime.graphs`), once one has run as it is; None
-            does as the plan says. For amp-bf16 and bf16, on a GPU of sm_80 or newer; whatever cannot be recorded runs
-            as it is. A change of the model is seen at the next step, but hooks are not called by a replay.
-        packs: whether batches are packed; None does so where the model takes packed ones. True is also for a model that
-            was set aside, and is in use around every call (`packing.in_use`).
         ranks: the processes that share each effective batch (`Replicas`, `Shards`). Every one of them is given the
             whole batch and takes its part; `micro_batch` is what one of them passes at once.
+        settings: `micro_batch`, `seq`, `precision`, `max_grad_norm`, `memory`, `offload`, `host_memory`, `graphs` and
+            `attention`, as `StepSettings` says.
 
     Raises:
         WorkloadError: a module that looks across the samples of a batch (BatchNorm), or settings that contradict.
@@ -89,47 +72,22 @@ class Stepper:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        plan: Plan | Workload | None = None,
         *,
-        plan: Plan | None = None,
-        micro_batch: int | None = None,
-        seq: int | None = None,
-        memory: str | int | None = None,
-        max_grad_norm: float | None = None,
         scheduler: Any = None,
-        precision: Precision | None = None,
         loss_fn: Callable[[Any, Batch], torch.Tensor] | None = None,
         count_fn: Callable[[Batch], int] | None = None,
-        offload: Offload | None = None,
-        host_memory: str | int | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        graphs: bool | None = None,
-        packs: bool | None = None,
         ranks: Ranks | None = None,
+        **settings: Any,
     ) -> None:
-        if plan is not None:
-            offload = offload or plan.workload.offload
-            host_memory = host_memory if host_memory is not None else plan.workload.host_memory
-            micro_batch = micro_batch or plan.micro_batch
-            seq, precision = seq or plan.workload.seq, precision or plan.workload.precision
-            max_grad_norm = max_grad_norm if max_grad_norm is not None else plan.workload.max_grad_norm
-            memory = memory if memory is not None else plan.budget_bytes
-            graphs = plan.workload.graphs if graphs is None else graphs
-            if plan.workload.attention == "packed":
-                packing.apply(model, plan.workload.task)
-            if fusing.is_for(plan.workload):
-                casting.undo(model)
-                fusing.apply(model)
-            else:
-                fusing.undo(model)
-            if casting.is_for(plan.workload) and offload is None:
-                casting.apply(model)
-            if plan.workload.compile and not compiling.is_applied(model):
-                _compile(model)
-        precision, micro_batch = precision or "fp32", plain(micro_batch)
-        check(model, optimizer, micro_batch, precision, loss_fn, count_fn, offload)
-        if ranks is not None and offload is not None:
-            raise WorkloadError([f"offload {offload} is for one GPU: with several, shard the model (Shards)"])
-        assert micro_batch is not None
+        chosen = StepSettings.of(plan, settings)
+        if isinstance(plan, Plan):
+            apply_to_steps(model, plan.workload)
+            if plan.workload.compile:
+                compile_layers(model)
+        check(model, optimizer, chosen, loss_fn, count_fn)
+        if ranks is not None and chosen.offload is not None:
+            raise WorkloadError([f"offload {chosen.offload} is for one GPU: with several, shard the model (Shards)"])
         self.model = model
         self.optimizer = optimizer
         self.ranks: Ranks = ranks if ranks is not None else Alone()
@@ -138,41 +96,47 @@ class Stepper:
         """How often a window was done again."""
         self.num_steps = 0
         """Optimizer steps taken."""
+        self.task: str | None = plan.workload.task if isinstance(plan, Plan) else None
+        """Whose loss is taken; None takes the loss that the labels of each batch call for."""
         self.on_out_of_memory: Callable[[BaseException], None] | None = None
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
-        self._packs = packing.is_applied(model) if packs is None else packs
-        self._size = MicroBatchSize(micro_batch)
-        self._seq = seq
-        self._max_grad_norm = max_grad_norm
+        self._packs = packing.is_applied(model) if chosen.attention is None else chosen.attention == "packed"
+        self._size = MicroBatchSize(chosen.micro_batch)
+        self._seq = chosen.seq
         self._scheduler = scheduler
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
-        if memory is not None:
+        if chosen.memory is not None:
             use_expandable_segments(self._device)
-            enforce(memory, self._device)
-        limit_bytes = None if host_memory is None else parse_bytes(host_memory, name="host_memory")
-        steps_there = offload in ("optimizer", "weights")
-        self.host = HostStep(model, optimizer, host_memory=limit_bytes) if steps_there else None
+            enforce(chosen.memory, self._device)
+        self.host = HostStep(model, optimizer, host_memory=chosen.host_bytes) if chosen.steps_on_host else None
         """The optimizer's home in host memory; None where it is on the device."""
-        keeps_casts = self.host is None and not self.ranks.is_sharded
+        precision = chosen.precision
+        keeps_casts = keeps_copies(on_host=self.host is not None, in_shards=self.ranks.is_sharded)
         self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
-        needed = torch.amp.GradScaler(scaled_on) if precisions.needs_scaler(precision) else None
-        self._scaler = scaler or needed
+        self._step = Step(
+            model,
+            optimizer,
+            ranks=self.ranks,
+            host=self.host,
+            scaler=precisions.make_scaler(precision, scaled_on),
+            autocast=self._autocast,
+            max_grad_norm=chosen.max_grad_norm,
+        )
+        self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
         self._loss: HeadLoss | None = None
         """Of the user's; None where the labels of each batch decide."""
         if loss_fn and count_fn:
             self._loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
         self._reads_model = self._loss is None and not self._packs and is_own(model)
-        self._loss_to_check = loss_fn
+        self._step.on_output = check_once(loss_fn)
         self._state = ModelState(model, loss=loss_fn)
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._with_gradients = list(dict.fromkeys([*self._parameters, *model.parameters()]))
-        is_plain = ranks is None and self.host is None and self._scaler is None and self._loss is None
+        is_plain = ranks is None and self.host is None and self._step.scaler is None and self._loss is None
         is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
-        self._recording = Recording(model, self._autocast, is_on=bool(graphs) and is_able)
+        self._recording = Recording(model, self._autocast, is_on=chosen.graphs and is_able)
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -206,10 +170,7 @@ class Stepper:
         self._size.grow()
         loss = self._gradients(batch, finishes=False)
         self._size.quiet()
-        return self._of_all(loss, float(loss) if self.ranks.size > 1 else 0.0)
-
-    def _of_all(self, loss: torch.Tensor, own: float) -> torch.Tensor:
-        return loss if self.ranks.size == 1 else loss.new_tensor(self.ranks.accord.sum(own))
+        return self.ranks.total(loss)
 
     def rehearse(self, batch: Batch) -> None:
         """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
@@ -239,20 +200,20 @@ class Stepper:
     def _try_out(self, batch: Batch) -> None:
         """A window that leaves nothing but optimizer state and cached memory."""
         self._gradients(batch)
-        self._forget()
+        self._step.forget()
         self._state.put_back(is_tried_out=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimizer and scheduler."""
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        scaler = {} if self._step.scaler is None else self._step.scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
         kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
         return kept | counts | {"graphs": not self._recording.has_stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
+        if self._step.scaler is not None and state["scaler"]:
+            self._step.scaler.load_state_dict(state["scaler"])
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
@@ -276,14 +237,23 @@ class Stepper:
         return self._seq
 
     @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The GradScaler of amp-fp16; that of a loop that has one may take its place before the first step."""
+        return self._step.scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler) -> None:
+        self._step.scaler = scaler
+
+    @property
     def loss_scale(self) -> float | None:
         """The GradScaler's scale; None without one."""
-        return None if self._scaler is None else float(self._scaler.get_scale())
+        return None if self._step.scaler is None else float(self._step.scaler.get_scale())
 
     def _gradients(self, batch: Batch, *, finishes: bool = True) -> torch.Tensor:
         """The window's gradients, however often it has to be begun again; gives its loss."""
         check_batch(batch)
-        self._drop_gradients()
+        self._step.drop_gradients()
         attempts: list[str] = []
         self._state.keep()
         while (loss := self._try(batch, attempts, finishes=finishes)) is None:
@@ -299,7 +269,7 @@ class Stepper:
 
     def _go_back(self) -> None:
         """To where the window began, with all memory freed that can be."""
-        self._forget()
+        self._step.forget()
         self._recording.stop()
         free_memory()
         try:
@@ -314,22 +284,13 @@ class Stepper:
         try:
             loss = self._window(batch, finishes=finishes)
             self._learn_what_moves()
-            with self._where_optimizer_is():
-                if self.host is not None:
-                    self.host.gather()
-                accord.agree()
-                self.ranks.synchronise()
-                if finishes and self._scaler is not None:
-                    self.ranks.unscale(self._scaler, self.optimizer)
-                self._clip(self._max_grad_norm if finishes else None)
-                secure_state(self.optimizer)
-            accord.agree()
+            self._step.finish(clips=finishes)
         except CannotRecord as error:
             warnings.warn(f"passes run as they are, since they cannot be recorded: {error}", stacklevel=2)
             return None
         except BaseException as error:
             if not is_out_of_memory(error):
-                self._forget()
+                self._step.forget()
                 accord.give_up(error)
                 raise
             accord.report(error)
@@ -350,16 +311,6 @@ class Stepper:
             warnings.warn("passes run as they are: a recorded one would not change what Python keeps", stacklevel=2)
             self._recording.stop()
 
-    def _clip(self, max_grad_norm: float | None) -> None:
-        if self.host is not None:
-            self.host.clip(max_grad_norm)
-        else:
-            self.ranks.clip(self._parameters, max_grad_norm)
-
-    def _where_optimizer_is(self) -> AbstractContextManager[Any]:
-        """What happens in host memory is no business of an emulated GPU."""
-        return nullcontext() if self.host is None else _disable_current_modes()
-
     def _window(self, batch: Batch, *, finishes: bool) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
         if self._packs:
@@ -370,30 +321,15 @@ class Stepper:
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
         max_tokens = self.micro_batch * (self._seq if "input_ids" in batch else width_of(batch))
         recorder = self._recording.recorder_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
-        parts, num_own = self._parts(batch, loss, max_tokens, evenly=recorder is not None)
+        evenly = recorder is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
+        parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, packs=self._packs, evenly=evenly)
         if not loss.splits and len(parts) * self.ranks.size > 1:
             problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"
             raise WorkloadError([problem], hint=OWN_HINT)
         if recorder is not None:
             return recorder.accumulate(parts, loss, totals[0])
-        if self.host is not None:
-            self.host.begin(is_only_pass=finishes and len(parts) == 1)
-        self.ranks.begin()
-        if not parts:
-            return torch.zeros((), device=self._device)
-        mean = accumulate(
-            self.model,
-            parts,
-            loss,
-            totals,
-            bring=self._bring,
-            autocast=self._autocast,
-            scale=self._scale,
-            on_part=lambda part, index: self.ranks.before_pass(index, len(parts)),
-            on_output=self._see,
-            num_counted=num_own,
-        )
-        self._recording.saw(self._with_gradients)
+        mean = self._step.passes(parts, loss, totals, num_counted=num_own, finishes=finishes)
+        self._recording.saw(self._step.with_gradients)
         return mean
 
     def _loss_for(self, batch: Batch) -> HeadLoss:
@@ -405,86 +341,29 @@ class Stepper:
                 found = own_loss(self.model, few, autocast=self._autocast)
             self._loss = found if found.takes_labels else None
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
-        return self._loss or head_loss(self.model, batch)
-
-    def _parts(self, batch: Batch, loss: HeadLoss, max_tokens: int, *, evenly: bool) -> tuple[list[Batch], int]:
-        """This rank's micro-batches, and how many of them count: passes that only keep others company come last."""
-        if self.ranks.size == 1:
-            evenly = evenly or (self._packs and compiling.is_applied(self.model))  # short rows are compiled once more
-            parts = [b for b in split(batch, max_tokens, packs=self._packs, evenly=evenly) if any(loss.counts(b))]
-            return parts, len(parts)
-        return own_passes(self.ranks, batch, max_tokens, packs=self._packs)
-
-    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
-        if self._scaler is None:
-            return loss
-        if self.host is None:
-            return self._scaler.scale(loss)
-        if self._scaler._scale is None:  # it would make its scale beside the loss, and gradients are unscaled elsewhere
-            self._scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
-        return loss * self._scaler.get_scale()
-
-    def _bring(self, batch: Batch) -> Batch:
-        if self._packs:
-            batch = packing.pack(batch, self.model)
-        return each_tensor(batch, lambda value: bring(value, self._device))
-
-    def _see(self, output: Any, batch: Batch) -> None:
-        """Once: whether a loss of the user's is a sum over samples."""
-        if self._loss_to_check is not None:
-            check_loss(self._loss_to_check, output, batch)
-            self._loss_to_check = None
+        return self._loss or head_loss(self.model, batch, self.task)
 
     def _commit_together(self, loss: torch.Tensor) -> torch.Tensor:
         """The step of all ranks, and their loss; where it fails on one, all stop."""
         try:
-            self._commit()
-            own = float(loss) if self.ranks.size > 1 else 0.0  # what goes wrong on the device comes to light here
+            taken = self._step.commit(self._room_bytes)
+            self.num_steps += taken
+            self.num_skipped += not taken
+            if taken and self._scheduler is not None:
+                self._scheduler.step()
+            if self.ranks.size > 1:
+                float(loss)  # what goes wrong on the device comes to light here
         except BaseException as error:
             self.ranks.accord.give_up(error)
             raise
         self.ranks.accord.agree()
-        return self._of_all(loss, own)
-
-    def _commit(self) -> None:
-        """The step: taken whole, or skipped where fp16 overflowed; the scheduler follows only a step."""
-        taken = True
-        if self._scaler is not None:
-            found = self._scaler._found_inf_per_device(self.optimizer)
-            taken = not any(float(value) for value in found.values())
-        if taken and self.host is not None:
-            with self._where_optimizer_is():
-                take_host_step(self.optimizer, self.host)
-        elif taken:
-            take_step(self.optimizer, room=self._room_bytes)
-        if self._scaler is not None:
-            self._scaler.update()
-        self._drop_gradients()
-        self.num_steps += taken
-        self.num_skipped += not taken
-        if taken and self._scheduler is not None:
-            self._scheduler.step()
+        return self.ranks.total(loss)
 
     def _room_bytes(self) -> int:
-        """What the window had allocated beside what is allocated now: a step may use it and the peak stays."""
+        """Memory that the optimizer's step can use without raising the peak of the window."""
         if self._device.type != "cuda" or self._recording.recorder is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._with_gradients:
-            parameter.grad = None
-        if self.host is not None:
-            self.host.drop()
-
-    def _forget(self) -> None:
-        """As if the window had not begun."""
-        self.ranks.forget()
-        self._drop_gradients()
-        if self._scaler is not None:
-            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
-            if self._scaler._growth_tracker is None:
-                self._scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
@@ -507,15 +386,12 @@ class Stepper:
         return True
 
 
+def _bring(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch) -> Batch:
+    """A micro-batch on its device, packed where a model takes it so."""
+    if packed_by is not None:
+        batch = packing.pack(batch, packed_by)
+    return each_tensor(batch, lambda value: bring(value, device))
+
+
 def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
-    """With the optimizer in host memory or weights in shards, memory is short: no casts are kept beside them."""
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)
-
-
-def _compile(model: torch.nn.Module) -> None:
-    """As the plan says, where it can be done."""
-    reason = compiling.why_not(next(model.parameters()).device)
-    if reason is None:
-        compiling.apply(model)
-    else:
-        warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)

@@ -51,12 +51,13 @@ def advise(job: JobSeen, report: OutOfMemoryReport, source: MemorySource) -> Seq
 
 def _command(folder: str, job: JobSeen, budget_bytes: int, *, evaluating: bool) -> list[str]:
     from vramfit.models.tasks import task_of_class
+    from vramfit.tasks import DEFAULT, find_task
 
     assert job.model is not None
-    task = task_of_class(type(job.model), job.model.config, preferred="sequence-classification")
+    task = task_of_class(type(job.model), job.model.config, preferred=DEFAULT)
     shared = ["--task", task, "--seq", str(job.seq), "--memory", str(budget_bytes), *_gpu()]
     labels = getattr(job.model.config, "num_labels", None)
-    shared += ["--num-labels", str(labels)] if labels and task.endswith("classification") else []
+    shared += ["--num-labels", str(labels)] if labels and find_task(task).has_classes else []
     if evaluating:
         precision = precision_of(next(job.model.parameters()).dtype, job.autocast)
         return ["max-batch", folder, "--mode", "infer", "--precision", precision, "--json", *shared]

@@ -1,19 +1,17 @@
 """`Engine`: requests to answers inside one process: read, tokenized together, run in batches that fit, taken apart."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vramfit.errors import RecoveryExhausted
-from vramfit.runtime.data.encoding import Encoded, encode_questions, encode_texts, encode_words, texts_of
-from vramfit.runtime.data.lengths import STRIDE
-from vramfit.runtime.data.predictions import merge_windows, predictions
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.loading import Loaded
 from vramfit.serve.protocol import Asked, beginning, has_more, read_body, write_vector
 from vramfit.serve.request_queue import Refused, Reply, answer, problem
 from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
+from vramfit.tasks.parts.reading import Encoded, texts_of
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
@@ -61,7 +59,7 @@ class Engine:
     def __init__(self, loaded: Loaded) -> None:
         self.place = loaded.place
         self.budget_bytes = loaded.budget_bytes
-        self.task = loaded.trained.task
+        self.task, self._kind = loaded.trained.task, loaded.trained.kind
         self.max_length = loaded.trained.max_length
         self.num_batches = self.num_tokens = 0
         """That went through so far; tokens without padding."""
@@ -108,7 +106,7 @@ class Engine:
                 references.append({**reference, "row": len(references), "top_k": asked.top_k or self._top_k})
                 owners.append((key, place))
         pieces: dict[Hashable, list[Encoded]] = {key: [] for key in made.parts}
-        for sample in self._encode(references):
+        for sample in self._kind.encode_requests(references, self._trained.tokenizing):
             pieces[owners[sample.reference["row"]][0]].append(sample)
         for key, samples in pieces.items():
             num_tokens = sum(len(sample.ids) for sample in samples)
@@ -157,27 +155,7 @@ class Engine:
         return made
 
     def _cut_one(self, reference: Row) -> Row:
-        def cut(text: str) -> str:
-            return beginning(text, self._trained.tokenizer, self.max_length)
-
-        if "question" in reference:
-            return {**reference, "question": cut(reference["question"])}
-        if "text" in reference:
-            return {**reference, "text": cut(reference["text"]), "whole": reference["text"]}
-        return {**reference, "texts": tuple(map(cut, reference["texts"]))}
-
-    def _encode(self, references: Sequence[Row]) -> Iterator[Encoded]:
-        tokenizer, length = self._trained.tokenizer, self.max_length
-        if self.task == "question-answering":
-            yield from encode_questions(references, tokenizer, length, min(STRIDE, length // 4))
-            return
-        if self.task == "token-classification":
-            for sample in encode_words(references, tokenizer, length, self._trained.label_names):
-                yield sample._replace(reference={**sample.reference, "text": sample.reference["whole"]})
-            return
-        for num_texts in (1, 2):
-            alike = [r for r in references if len(r["texts"]) == num_texts]
-            yield from encode_texts(alike, tokenizer, length, ())
+        return self._kind.cut_request(reference, lambda text: beginning(text, self._trained.tokenizer, self.max_length))
 
     def _run_alone(self, work: Round, number: int, left: dict[int, None], send: OnReplies) -> None:
         failure = None
@@ -203,7 +181,8 @@ class Engine:
         def take(output: Any, batch: Any, chosen: list[int]) -> None:
             self.num_batches += 1
             self.num_tokens += sum(samples.lengths[i] for i in chosen)
-            rows = self._rows(output, batch, [samples.references[i] for i in chosen])
+            references = [samples.references[i] for i in chosen]
+            rows = self._kind.predictions(output, batch, references, self._trained.tokenizing)
             replies: Replies = []
             for i, row in zip(chosen, rows, strict=True):
                 left.pop(numbers[i])
@@ -228,15 +207,9 @@ class Engine:
             encoded=encoded,
             max_length=self.max_length,
             pad_id=tokenizer.pad_token_id or 0,
-            masking=None,
+            hiding=None,
             token_types="token_type_ids" in tokenizer.model_input_names,
         )
-
-    def _rows(self, output: Any, batch: Any, references: Sequence[Row]) -> list[Row]:
-        if self.task == "features":
-            return [{"embedding": vector} for vector in output.embedding.float().tolist()]
-        names, tokenizer = self._trained.label_names, self._trained.tokenizer
-        return predictions(output, batch, references, names, self.task, tokenizer=tokenizer)
 
     def _note(self, work: Round, number: int, row: Row) -> Replies:
         """The answer to a request, once this row was its last."""
@@ -254,18 +227,13 @@ class Engine:
     def _reply(self, part: Part) -> Reply:
         rows = [part.rows[place] for place in range(len(part.asked.references))]
         try:
-            if self.task == "features":
+            if self._kind.gives_vectors:
                 return Reply(200, _vectors([of_one[0] for of_one in rows], part.asked).encode())
-            made = [self._said(of_one) for of_one in rows]
+            made = [self._kind.reply(of_one) for of_one in rows]
             value: Any = made if part.asked.is_list else made[0]
             return answer({"predictions": value} if part.asked.key == "instances" else value)
         except ValueError:
             return problem(500, "the model gives values that are no numbers", "look at its weights: vramfit doctor")
-
-    def _said(self, rows: list[Row]) -> Row:
-        """Of one input, without what only we need to know."""
-        row = merge_windows(rows)[0] if self.task == "question-answering" else rows[0]
-        return {name: value for name, value in row.items() if name not in ("row", "id", "question_number")}
 
 
 def _vectors(rows: Sequence[Row], asked: Asked) -> str:

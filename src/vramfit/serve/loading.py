@@ -15,12 +15,12 @@ from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.planner.margin import margin_of
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.data.top_k import wrong_top_k
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import gpu_here
-from vramfit.runtime.training.trained import FINE_TUNE_OR_FEATURES, TrainedModel, open_model, refuse_fresh
+from vramfit.runtime.training.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model, refuse_fresh
 from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
+from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.techniques import packing
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -60,7 +60,7 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         task=settings.task,
         seq=settings.seq,
         trust_remote_code=settings.trust_remote_code,
-        or_features=True,
+        or_vectors=True,
     )
     wrong = None if settings.top_k is None else wrong_top_k(settings.top_k, trained.task)
     if wrong is not None:
@@ -99,11 +99,11 @@ def _weights(
         trust_remote_code=trained.trust_remote_code,
     )
     model, report = load_request(request)
-    if trained.task != "features":
-        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_FEATURES)
+    if trained.kind.has_head:
+        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_VECTORS)
     if _packs(trained, place, settings):
         packing.apply(model, trained.task)
-    if trained.task == "features":
+    if trained.kind.gives_vectors:
         pool_outputs(model, settings.pooling)
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)

@@ -6,36 +6,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from vramfit.runtime.data.bad_rows import BadValue
-from vramfit.runtime.data.columns import Columns
-from vramfit.runtime.data.examples import Reference, read_example
-from vramfit.runtime.data.rows import Row
-from vramfit.runtime.data.top_k import MOST, wrong_top_k
 from vramfit.serve.request_queue import Refused
 from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
+from vramfit.tasks import find_task
+from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row
+from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.units import shown
-from vramfit.workload import Task
 
 KEYS = ("inputs", "instances")
 PARAMETERS = "parameters"
 PARAMETERS_HINT = '{"inputs": …, "parameters": {"top_k": 3}}'
-FORMS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ('"a text"', '{"text": "…", "text_pair": "…"}'),
-    "token-classification": ('"a text"', '{"tokens": ["…", "…"]}'),
-    "question-answering": ('{"question": "…", "context": "…"}',),
-    "masked-lm": ('"a text with [MASK] in it"',),
-    "features": ('"a text"',),
-}
-"""What one input of each task looks like."""
-READ_WHOLE = ("token-classification", "question-answering")
-"""Tasks that answer for every word of a text; of the others, a text is cut where the model's length ends."""
-FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "sequence-classification": (("text", "text_pair"), ("text",)),
-    "token-classification": (("tokens",), ("text",)),
-    "question-answering": (("question", "context"),),
-    "masked-lm": (("text",),),
-    "features": (("text",),),
-}
 CHARACTERS_A_TOKEN = 16
 """Texts of so many for each token that is read are looked at; shorter ones are tokenized whole."""
 MOST_CHARACTERS_A_TOKEN = 1024
@@ -51,7 +31,7 @@ class Asked:
     """A request understood."""
 
     references: list[Reference]
-    """One for each input, as `runtime.data` knows them."""
+    """One for each input, as its task reads them."""
     key: str
     """What its inputs came under."""
     is_list: bool
@@ -60,7 +40,7 @@ class Asked:
     """How many scores are wanted; None leaves it to the server."""
 
 
-def read_body(body: bytes, task: Task) -> Asked:
+def read_body(body: bytes, task: str) -> Asked:
     """What a request asks for.
 
     Raises:
@@ -86,7 +66,7 @@ def read_body(body: bytes, task: Task) -> Asked:
     if len(inputs) > MAX_REQUEST_TOKENS:
         many = f"{len(inputs):,} inputs have more than the {MAX_REQUEST_TOKENS:,} tokens of one request"
         raise Refused(413, many, "send them in several requests")
-    size = sum(map(_num_characters, inputs)) if task in READ_WHOLE else 0
+    size = sum(map(_num_characters, inputs)) if find_task(task).answers_every_word else 0
     if size > MAX_REQUEST_CHARACTERS:
         many = f"{size:,} characters are more than the {MAX_REQUEST_CHARACTERS:,} of one request"
         raise Refused(413, many, "send them in several requests")
@@ -100,7 +80,7 @@ def read_body(body: bytes, task: Task) -> Asked:
     return Asked(made, key, is_list, top_k)
 
 
-def _top_k(parameters: Any, task: Task) -> int | None:
+def _top_k(parameters: Any, task: str) -> int | None:
     """What a request's parameters ask for beside its inputs."""
     if not isinstance(parameters, dict):
         raise Refused(400, f"{PARAMETERS} is {_kind(parameters)}, not an object", PARAMETERS_HINT)
@@ -110,7 +90,7 @@ def _top_k(parameters: Any, task: Task) -> int | None:
     top_k = parameters.get("top_k")
     wrong = None if top_k is None else wrong_top_k(top_k, task)
     if wrong is not None:
-        raise Refused(400, f"{PARAMETERS}: {wrong}", PARAMETERS_HINT if task in MOST else _hint(task))
+        raise Refused(400, f"{PARAMETERS}: {wrong}", PARAMETERS_HINT if find_task(task).max_scores else _hint(task))
     return top_k
 
 
@@ -121,20 +101,22 @@ def _num_characters(given: Any) -> int:
     return sum(len(part) for part in parts if isinstance(part, str))
 
 
-def _reference(given: Any, task: Task) -> Reference:
-    if isinstance(given, str) and task != "question-answering":
+def _reference(given: Any, task: str) -> Reference:
+    kind = find_task(task)
+    if isinstance(given, str) and kind.takes_bare_text:
         given = {"text": given}
     if not isinstance(given, dict):
         raise BadValue(f"{shown(given)} is no input of {task}")
-    names = next((names for names in FIELDS[task] if all(name in given for name in names)), FIELDS[task][-1])
+    fields = kind.request_fields
+    names = next((names for names in fields if all(name in given for name in names)), fields[-1])
     others = [name for name in given if name not in names]
     if others:
         raise BadValue(f"{shown(others[0])} is not known; {task} takes {' and '.join(names)}")
-    return read_example(task, Row(0, given), Columns(names, None))
+    return {"row": 0} | kind.read_row(Row(0, given), Columns(names, None), LabelNames())
 
 
 def _hint(task: str) -> str:
-    return " or ".join(f'{{"inputs": {form}}}' for form in FORMS[task])
+    return " or ".join(f'{{"inputs": {form}}}' for form in find_task(task).request_forms)
 
 
 def _kind(data: Any) -> str:

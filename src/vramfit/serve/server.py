@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vramfit.listening.connections import most_connections
-from vramfit.listening.server import Server
-from vramfit.listening.sockets import listen, url_of
+from vramfit.listening.server import Server, listen, url_of
 from vramfit.serve.app import App
 from vramfit.serve.metrics import Metrics
 from vramfit.serve.pool import Pool

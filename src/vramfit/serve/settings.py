@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from vramfit.errors import WorkloadError, nearest_names
+from vramfit.tasks import all_tasks
 from vramfit.units import SizeError, parse_bytes
 from vramfit.workload import CHOICES
 
-TASKS = ("sequence-classification", "token-classification", "question-answering", "masked-lm", "features")
 POOLINGS = ("mean", "first")
 MAX_WORKERS = 64
 MAX_BODY_BYTES = 8 * 2**20
@@ -107,7 +107,7 @@ class ServeSettings:
 
 def _wrong_choices(s: ServeSettings) -> list[str]:
     allowed = {
-        "task": (s.task, TASKS, True),
+        "task": (s.task, tuple(task.name for task in all_tasks() if task.is_served), True),
         "precision": (s.precision, CHOICES["precision"], False),
         "quantize": (s.quantize, CHOICES["quantize"], True),
         "offload": (s.offload, ("weights",), True),

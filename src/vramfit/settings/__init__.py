@@ -1,4 +1,4 @@
-"""Settings: one module a technique, and what is not a technique beside it; found here, asked for by everything else.
+"""Settings: a module a technique, and what is not one besides; found here, asked for by everything else.
 
 To add a technique, add a module with a `Setting`: see `docs/add-a-technique.md`.
 """

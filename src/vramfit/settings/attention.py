@@ -45,6 +45,8 @@ class Attention(Setting):
         if w.attention == "packed" and w.precision in ("fp32", "tf32"):
             yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
 
+    is_of_steps = True
+
     def is_applied_for(self, w: "Workload") -> bool:
         return bool(w.attention == "packed")
 

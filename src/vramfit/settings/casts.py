@@ -33,6 +33,8 @@ class Casts(Setting):
         ),
     )
 
+    is_of_steps = is_undone = True
+
     def settled(self, chosen: Mapping[str, Any]) -> str:
         can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
         return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"

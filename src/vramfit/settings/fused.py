@@ -32,6 +32,8 @@ class Fused(Setting):
         ),
     )
 
+    is_of_steps = is_undone = True
+
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if not w.fused:
             return
@@ -63,6 +65,11 @@ class Fused(Setting):
         from vramfit.techniques import fusing
 
         fusing.require(model)
+
+    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+        from vramfit.techniques import fusing
+
+        fusing.apply(model)
 
     def undo(self, model: "torch.nn.Module") -> None:
         from vramfit.techniques import fusing

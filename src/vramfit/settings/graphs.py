@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Switch
+from vramfit.tasks import find_task
 
 if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 OPTIMIZERS = ("adamw-fused", "adamw-8bit")
 PRECISIONS = ("amp-bf16", "bf16")
-TASKS = ("sequence-classification", "token-classification", "masked-lm")
-"""Tasks whose losses leave out labels that are ignored."""
 
 
 class Graphs(Setting):
@@ -49,7 +48,7 @@ class Graphs(Setting):
             yield (
                 "graphs and checkpointing do not go together: layers that are computed again look at random generators"
             )
-        if w.task not in TASKS:
+        if not find_task(w.task).can_record:
             yield f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with"
         if w.precision not in PRECISIONS:
             yield f"graphs are for precision {' or '.join(PRECISIONS)}, not {w.precision}"

@@ -82,3 +82,8 @@ class Offload(Setting):
         from vramfit.techniques import layer_inputs
 
         layer_inputs.apply(model)
+
+    def undo(self, model: "torch.nn.Module") -> None:
+        from vramfit.techniques import layer_inputs
+
+        layer_inputs.undo(model)

@@ -70,6 +70,9 @@ class Precision(Setting):
         if w.precision == "tf32" and capability < BF16_CAPABILITY:
             yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
 
+    def is_applied_for(self, w: "Workload") -> bool:
+        return True  # fp32 weights may have come in another type
+
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
         from vramfit.techniques import precision
 

@@ -103,6 +103,12 @@ class Setting:
     applied: ClassVar[int] = 0
     """In which order settings change a model; 0 for those that do not."""
 
+    is_of_steps: ClassVar[bool] = False
+    """Whether only steps need the change: outside of them, a model computes as its own code says."""
+
+    is_undone: ClassVar[bool] = False
+    """Whether a workload that does not ask for the change takes it back."""
+
     def contradictions(self, w: "Workload") -> Iterator[str]:
         """What does not go together with it, whatever the model and the GPU."""
         yield from ()
@@ -126,6 +132,10 @@ class Setting:
             WorkloadError: the model does not have what it needs.
             MissingExtra: a package is missing.
         """
+
+    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+        """The same for a model that was prepared before; may be called again."""
+        self.apply(model, w)
 
     def undo(self, model: "torch.nn.Module") -> None:
         """Take the change back, where it was made and can be."""

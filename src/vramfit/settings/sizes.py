@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vramfit import tasks
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
 
 if TYPE_CHECKING:
     from vramfit.workload import Workload
-
-TASKS = (
-    *("sequence-classification", "token-classification", "question-answering", "masked-lm", "pretraining", "features"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +40,9 @@ class Model(Setting):
 
 class Task(Setting):
     keyword, order, group = "task", 20, "job"
-    value = Choice(names=TASKS)
-    labels = tuple((name, name.replace("-", " ").capitalize()) for name in TASKS)
-    default = "sequence-classification"
+    value = Choice(names=tasks.task_names())
+    labels = tuple((task.name, task.title) for task in tasks.all_tasks())
+    default = tasks.DEFAULT
     in_run = True
     help = "The head on the encoder."
     at_load = in_inference = True

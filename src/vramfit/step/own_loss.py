@@ -7,12 +7,23 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.heads import LABELS, HeadLoss, head_loss, mean_of, model_inputs, num_labelled
 from vramfit.step.inputs import Batch, each_tensor
 from vramfit.step.out_of_memory import is_out_of_memory
-from vramfit.step.outputs import CONTRACT, described, loss_of, parameters_of, taken_by
 from vramfit.step.plain import Autocast
-from vramfit.techniques.packing import IGNORED, PER_TOKEN
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import (
+    CONTRACT,
+    LABELS,
+    HeadLoss,
+    described,
+    head_loss,
+    loss_of,
+    mean_of,
+    model_inputs,
+    num_labelled,
+    parameters_of,
+    taken_by,
+)
 
 MAX_DIFFERENCE = 1e-3
 """Between two ways to one loss; rounding in 32 bits stays far below."""

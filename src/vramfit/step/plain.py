@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from vramfit.step.heads import loss_to_learn_from
 from vramfit.step.inputs import Batch
-from vramfit.step.outputs import taken_by
+from vramfit.tasks.parts.losses import loss_to_learn_from, taken_by
 
 OnPart = Callable[[str, int], None]
 Autocast = Callable[[], AbstractContextManager[Any]]

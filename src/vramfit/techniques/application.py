@@ -1,48 +1,159 @@
-"""`apply_techniques`: what a workload changes in a model, in the one order that a prediction and a run share."""
+"""One way to prepare a model: everything that a workload asks for, in one order that predictions and runs share."""
+
+import warnings
+from collections.abc import Callable
 
 import torch
 
-from vramfit.techniques import (
-    casting,
-    checkpointing,
-    freezing,
-    fusing,
-    layer_inputs,
-    lora,
-    packing,
-    precision,
-    quantization,
-)
+from vramfit.records.plan import Plan
+from vramfit.settings import APPLIED
+from vramfit.techniques import compiling, offloading, optimizers, quantization
 from vramfit.workload import Workload
 
+Undo = Callable[[], None]
+SWITCHES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+"""Attributes of modules that techniques set, and that are put back."""
 
-def apply_techniques(model: torch.nn.Module, workload: Workload) -> None:
+
+def prepare(
+    model: torch.nn.Module,
+    plan: Plan | Workload,
+    device: torch.device | str | None = None,
+    *,
+    compiles: bool = True,
+) -> torch.nn.Module:
+    """Make a model ready to run as planned, in place: its techniques applied, on its device, layers compiled.
+
+    Args:
+        model: with its weights, on the host where they are to be quantized or offloaded.
+        plan: the settings; a `Workload` serves as well.
+        device: where it computes; None leaves it where it is.
+        compiles: False leaves layers as they are where the plan has them compiled.
+
+    Returns:
+        The same model.
+
+    Raises:
+        WorkloadError: a technique that the model does not have.
+        MissingExtra: a package that a technique needs.
+
+    >>> import vramfit
+    >>> model, _ = vramfit.load("bert-tiny", random_weights=True, device="cpu")
+    >>> plan = vramfit.plan("bert-tiny", batch=8, seq=32, memory="256MiB", precision="fp32")
+    >>> optimizer = vramfit.make_optimizer(vramfit.prepare(model, plan), plan, lr=2e-5)
+    >>> vramfit.Stepper(model, optimizer, plan).micro_batch
+    8
+    """
+    w = plan.workload if isinstance(plan, Plan) else plan
+    apply(model, w)
+    if w.offload == "weights":
+        offloading.apply(model, 0, device or next(model.parameters()).device, trains=w.trains)
+    elif device is not None:
+        _move(model, torch.device(device))
+    if w.compile and compiles:
+        compile_layers(model)
+    return model
+
+
+def make_optimizer(model: torch.nn.Module, plan: Plan | Workload, lr: float = 1e-5) -> torch.optim.Optimizer:
+    """The plan's optimizer over the parameters that learn; of a prepared model, which ranks share already, if any do.
+
+    Raises:
+        WorkloadError: nothing learns, or no compiler for adamw-8bit on a GPU.
+    """
+    w = plan.workload if isinstance(plan, Plan) else plan
+    return optimizers.make(w.optimizer, model.parameters(), lr=lr)
+
+
+def apply(model: torch.nn.Module, workload: Workload) -> Undo:
     """Change a model in place, on the meta device or on a real one.
 
     The order matters: adapters take the type of the weights, freezing says which layers LoRA and quantization may
     have, quantization leaves alone what learns, and casting what is quantized.
 
+    Returns:
+        What undoes it in reverse order. Weights that were rounded or quantized, and adapters, stay.
+
     Raises:
         WorkloadError: a technique that the model does not have.
         MissingExtra: a package that a technique needs.
     """
-    w = workload
-    if w.attention == "packed":
-        packing.apply(model, w.task)
-    precision.apply(model, w.precision)
-    freezing.apply(model, w.freeze)
-    lora.apply(model, w.lora)
-    quantization.apply(model, w.quantize, trains=w.trains)
-    model.train(w.mode != "infer" and w.dropout)
-    if w.mode != "infer":
-        checkpointing.apply(model, w.checkpointing)
-    if casting.is_for(w):
-        casting.apply(model)
+    put_back = _kept_switches(model)
+    for setting in APPLIED:
+        if setting.is_applied_for(workload):
+            setting.apply(model, workload)
+        elif setting.is_undone:
+            setting.undo(model)
+
+    def undo() -> None:
+        for setting in reversed(APPLIED):
+            setting.undo(model)
+        put_back()
+
+    return undo
+
+
+def apply_to_steps(model: torch.nn.Module, workload: Workload) -> None:
+    """What steps alone need: attention that takes packed batches, layers that cast together or are fused.
+
+    May be called again; what the workload does not ask for is undone.
+    """
+    for setting in APPLIED:
+        if setting.is_of_steps and setting.is_applied_for(workload):
+            setting.apply_to_steps(model, workload)
+        elif setting.is_undone:
+            setting.undo(model)
+
+
+def undo_to_steps(model: torch.nn.Module) -> None:
+    """The model computes as its own code says, outside of steps."""
+    for setting in reversed(APPLIED):
+        if setting.is_of_steps:
+            setting.undo(model)
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Have the layers compiled when they first run; a warning says why where they cannot be."""
+    if compiling.is_applied(model):
+        return
+    reason = compiling.why_not(next(model.parameters()).device)
+    if reason is None:
+        compiling.apply(model)
     else:
-        casting.undo(model)
-    if fusing.is_for(w):
-        fusing.require(model)
-    else:
-        fusing.undo(model)
-    if w.offload == "activations":
-        layer_inputs.apply(model)
+        warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)
+
+
+def _kept_switches(model: torch.nn.Module) -> Undo:
+    """What puts back which parameters learn, and whether modules train and are checkpointed."""
+    modules = [(m, {name: vars(m)[name] for name in SWITCHES if name in vars(m)}) for m in model.modules()]
+    learning = [(p, p.requires_grad) for p in model.parameters()]
+    had_hooks = bool(getattr(model, "_require_grads_hooks", None))
+
+    def put_back() -> None:
+        unhook = getattr(model, "disable_input_require_grads", None)
+        if unhook is not None and not had_hooks:  # transformers' own, for checkpointed layers
+            unhook()
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
+        for module, values in modules:
+            for name in SWITCHES:
+                vars(module).pop(name, None)
+            vars(module).update(values)
+
+    return put_back
+
+
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared."""
+    moved: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.device == device:
+                continue
+            if id(parameter) not in moved:
+                parts = {part: inner.detach().to(device) for part, inner in quantization.inner_tensors(parameter)}
+                moved[id(parameter)] = quantization.with_inner_tensors(parameter, parts)
+            module._parameters[name] = moved[id(parameter)]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)

@@ -23,7 +23,7 @@ def is_for(workload: Workload) -> bool:
     Compiled and fused layers cast by themselves; offloaded layers and shards are gone when their forward ends.
     """
     w = workload
-    alone = w.offload is None and not (w.num_gpus > 1 and w.parallel == "fsdp")
+    alone = w.offload is None and not w.shards
     is_able = w.trains and autocast_dtype(w.precision) is not None and not w.compile and not w.fused
     return w.casts == "together" and is_able and alone
 

@@ -120,7 +120,7 @@ class HostStep:
 
     def begin(self, *, is_only_pass: bool) -> None:
         """A window begins: the gradients of an only pass need not be added up where the device steps them."""
-        self._is_only_pass = is_only_pass and self.streams
+        self._is_only_pass = is_only_pass and self.streams and not self.traces
         self._factor = None
 
     def gather(self) -> None:
@@ -132,9 +132,10 @@ class HostStep:
 
     def clip(self, max_grad_norm: float | None) -> None:
         """By the norm of all gradients, as torch does it; where the device steps, it multiplies too."""
-        if max_grad_norm is None or not self.streams:
-            if max_grad_norm is not None:
-                clip_grad_norm_([home.master for home in self.homes], max_grad_norm)
+        if max_grad_norm is None or self.traces:
+            return
+        if not self.streams:
+            clip_grad_norm_([home.master for home in self.homes], max_grad_norm)
             return
         norms = [torch.linalg.vector_norm(self._gradient(h), dtype=MASTER) for h in self.homes if h.num_received]
         factor = max_grad_norm / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)

@@ -33,6 +33,11 @@ def apply(model: torch.nn.Module) -> "LayerInputs":
     return made
 
 
+def undo(model: torch.nn.Module) -> None:
+    """Forget where a model's layers leave their inputs; what checkpoints them is put back by whoever set it."""
+    model.__dict__.pop(ATTRIBUTE, None)
+
+
 def layer_inputs_of(model: torch.nn.Module) -> "LayerInputs | None":
     """Where a model's layers leave their inputs; None where they keep them."""
     found: LayerInputs | None = model.__dict__.get(ATTRIBUTE)

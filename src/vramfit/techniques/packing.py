@@ -14,20 +14,15 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import backbone, embeddings
 from vramfit.models.tasks import supported_attention
+from vramfit.tasks import find_task
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import PLACES, attended
 from vramfit.techniques.packed_attention import IMPLEMENTATION, register
-from vramfit.workload import Task
 
 Batch = dict[str, torch.Tensor]
 
-POOLED_TASKS = ("sequence-classification",)
-"""Their heads look at one vector a sequence."""
-PER_TOKEN = 2
-"""Dimensions of a tensor that has a column for each token."""
-IGNORED = -100
-"""The label of a token that no loss counts."""
 
-
-def apply(model: Any, task: Task) -> None:
+def apply(model: Any, task: str) -> None:
     """Let a model take packed batches, in place; padded ones go through sdpa as before.
 
     Raises:
@@ -46,10 +41,11 @@ def apply(model: Any, task: Task) -> None:
     base._takes_packed = True
     base._attention_before = base.config._attn_implementation
     _set_attention(model, IMPLEMENTATION)
-    pool = _pool_each if task in POOLED_TASKS else _pool_each_beside
+    kind = find_task(task)
+    pool = _pool_each if kind.pools_sequences else _pool_each_beside
     base._packing_hooks = [base.register_forward_hook(pool, with_kwargs=True)]
-    if task == "question-answering":
-        base._packing_hooks.append(model.register_forward_hook(_answers_apart, with_kwargs=True))
+    if kind.packed_output_hook is not None:
+        base._packing_hooks.append(model.register_forward_hook(kind.packed_output_hook, with_kwargs=True))
 
 
 def undo(model: Any) -> None:
@@ -119,11 +115,6 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
     return packed
 
 
-def attended(mask: torch.Tensor) -> Any:
-    """An attention mask as an array of the host that says which tokens count."""
-    return (mask.bool() if mask.is_floating_point() else mask).cpu().numpy() != 0
-
-
 def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
     """Whether a tensor of a batch has a column for each of `width` tokens; labels that are fractions are of samples."""
     has_columns = value.dim() >= PER_TOKEN and value.shape[1] == width
@@ -166,7 +157,7 @@ def without_padding(batch: Batch) -> Batch:
     labels = batch.get("labels")
     if labels is not None and is_per_token("labels", labels, width):
         made["labels"] = labels.masked_fill(mask == 0, IGNORED)
-    for name in ("start_positions", "end_positions"):
+    for name in PLACES:
         if name in batch:
             made[name] = batch[name].masked_fill(batch[name] >= mask.sum(1), width)
     return made
@@ -209,19 +200,4 @@ def _pooled(module: Any, output: Any, first: torch.Tensor) -> Any:
     if getattr(output, "pooler_output", None) is not None:
         made = module.pooler(first if hasattr(module, "pooler_activation") else first[:, None])
         output.pooler_output = module.pooler_activation(made) if hasattr(module, "pooler_activation") else made
-    return output
-
-
-def _answers_apart(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Logits of starts and ends as a row for each sequence; places beyond its end cannot be chosen."""
-    longest = kwargs.get("max_length_q")
-    if kwargs.get("cu_seq_lens_q") is None or longest is None:
-        return output
-    ends = kwargs["cu_seq_lens_q"].long()
-    places = torch.arange(longest, device=ends.device)
-    inside = places < ends.diff()[:, None]
-    for name in ("start_logits", "end_logits"):
-        logits = output[name]
-        rows = logits.new_full((len(ends) - 1, longest), torch.finfo(logits.dtype).min)
-        setattr(output, name, rows.masked_scatter(inside, logits[0]))
     return output

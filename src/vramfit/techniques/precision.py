@@ -23,6 +23,11 @@ def needs_scaler(precision: Precision) -> bool:
     return precision == "amp-fp16"
 
 
+def make_scaler(precision: Precision, device_type: str) -> torch.amp.GradScaler | None:
+    """The GradScaler of a step whose gradients are on such a device; None where none is needed."""
+    return torch.amp.GradScaler(device_type) if needs_scaler(precision) else None
+
+
 def apply(model: torch.nn.Module, precision: Precision) -> None:
     """Put the weights into their type, in place."""
     dtype = weight_dtype(precision)

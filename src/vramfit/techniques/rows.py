@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vramfit.techniques.packing import IGNORED, first_position
+from vramfit.tasks.base import IGNORED
+from vramfit.techniques.packing import first_position
 
 ROW_TOKENS, NUM_SIZES = 512, 32
 """Rows have a multiple of so many tokens, or of such a part of the longest: one is filled up by a percent or two."""

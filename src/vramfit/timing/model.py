@@ -8,9 +8,8 @@ backward that the device limits overlap as in a real run. Where the program asks
 from dataclasses import dataclass
 
 from vramfit.records.estimate import COPIES, HOST, HOST_STEP
-from vramfit.records.work import Stretch, Work, WorkItem
-from vramfit.timing.products import product_share
-from vramfit.timing.speed import DeviceSpeed, HostSpeed
+from vramfit.records.stream import Stretch, Work, WorkItem
+from vramfit.timing.speed import DeviceSpeed, HostSpeed, product_share
 
 STEP_BYTES = 44
 """What a step in host memory reads and writes for each weight: fused AdamW 28, the norm and the clipping 12, and the

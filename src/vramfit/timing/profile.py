@@ -10,10 +10,9 @@ from statistics import median
 from vramfit.devices.catalogue import GPU
 from vramfit.records.codec import RecordError, from_json, replace_file, to_json
 from vramfit.records.measurement import Calibration
-from vramfit.records.work import Work
+from vramfit.records.stream import Work
 from vramfit.timing.model import step_seconds
-from vramfit.timing.products import product_share
-from vramfit.timing.speed import DeviceSpeed, HostSpeed, catalogue_speed
+from vramfit.timing.speed import DeviceSpeed, HostSpeed, catalogue_speed, product_share
 
 FOLDER = Path("vramfit") / "calibration"
 HOST_FACTORS = (0.05, 50.0)

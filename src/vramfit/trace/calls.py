@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vramfit.cuda.kernels.registry import KERNELS
+from vramfit.cuda.kernels import KERNELS
 from vramfit.trace.affine import Polynomial, product, split
 from vramfit.trace.template import CallTemplate, SpecTemplate
 from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.step.ranks import Alone
 from vramfit.step.touch import Touch
-from vramfit.trace.alone import AloneOnPaper
 from vramfit.trace.tracer import Tracer
 
 FIRST_BUCKET_BYTES = 2**20
@@ -24,11 +24,12 @@ MAX_IN_FLIGHT = 2
 """Broadcasts of weights that are under way at once (`broadcast_coalesced`)."""
 
 
-class ReplicaOnPaper(AloneOnPaper):
+class ReplicaOnPaper(Alone):
     """A rank of DDP: gradients are views of buckets that stay."""
 
     def __init__(self, tracer: Tracer, model: torch.nn.Module, num_ranks: int) -> None:
-        super().__init__(model)
+        self.size = num_ranks
+        self.learned = [p for p in model.parameters() if p.requires_grad]
         tracer.template.gradient_bytes = sum(p.nbytes for p in self.learned)
         self._tracer = tracer
         self._anchor = self._hold((), torch.float32, "ddp_scalar")
@@ -45,6 +46,9 @@ class ReplicaOnPaper(AloneOnPaper):
         torch._foreach_zero_(list(self._views.values()))
         for index, view in self._views.items():
             self.learned[index].grad = view
+
+    def total(self, loss: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(loss)
 
     def _verify(self, num_ranks: int) -> None:
         """`verify_params_across_processes`: how many parameters each rank has, then their shapes and strides."""

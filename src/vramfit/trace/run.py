@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,35 +18,26 @@ from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
-from vramfit.step.commit import secure_state, take_step
-from vramfit.step.heads import LABELS, HeadLoss, head_loss
 from vramfit.step.inputs import Batch, each_tensor, make_batch, make_packed_batch
-from vramfit.step.outputs import CONTRACT, parameters_of
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import forward_step, train_step
-from vramfit.step.window import accumulate
+from vramfit.step.ranks import Alone
+from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
-from vramfit.trace.places import Places
-from vramfit.trace.ranks import RankOnPaper, rank_on_paper
+from vramfit.trace.ledger import Places
+from vramfit.trace.replica import ReplicaOnPaper
+from vramfit.trace.shard import ShardOnPaper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
-from vramfit.trace.template import Notice, StreamTemplate, Turn
+from vramfit.trace.template import FEWEST_SAMPLES, STEPS, Notice, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.units import counted
 from vramfit.workload import Workload
 
-TRACED_MICRO_BATCHES = 2
-"""The first makes the gradients, the second adds to them; any further one repeats the second."""
-MAX_REPEATED = 16
-"""Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
-STEPS = ("first", "steady")
-INITIAL_SCALE = 65536.0
-"""GradScaler's; its value does not matter here."""
-HOST_STEPS = ("optimizer", "weights")
-"""What is offloaded when the optimizer steps in host memory."""
 RECORDING_STREAM = 8
 """Passes are recorded on a stream of their own."""
 NUM_THREADS = 2
@@ -54,8 +46,6 @@ TOKENS_HINT = (
     "what is predicted takes token ids, as input_ids, and may take attention_mask and labels; what any other module "
     "takes, `vramfit watch` shows while it runs"
 )
-FEWEST_SAMPLES = 2
-"""A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 
 
 @torch.inference_mode(False)  # gradients on, whatever the caller has switched off
@@ -108,7 +98,7 @@ def trace(
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs))
+            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs, workload.task))
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -170,7 +160,7 @@ def _worded(name: str) -> Iterator[None]:
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
     model = build_meta(resolved, attention=workload.attention)
-    apply_techniques(model, workload)
+    apply(model, workload)
     if workload.offload == "weights":
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
@@ -203,9 +193,7 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls)
-    is_short = workload.offload in HOST_STEPS or (workload.num_gpus > 1 and workload.parallel == "fsdp")
-    keeps_copies = not (is_short and workload.trains)
-    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=keeps_copies)
+    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
@@ -238,13 +226,8 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
 
 def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     optimizer = optimizers.make(workload.optimizer, model.parameters())
-    scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
-    assert workload.accumulate is not None
-    for step, num_micro in _steps(workload.accumulate):
-
-        def on_part(part: str, index: int, step: str = step) -> None:
-            session.tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
-
+    scaler = precision.make_scaler(workload.precision, "meta")
+    for step, num_micro in _traced_steps(workload):
         train_step(
             model,
             optimizer,
@@ -252,7 +235,7 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
             autocast=session.autocast,
             scaler=scaler,
             max_grad_norm=workload.max_grad_norm,
-            on_part=on_part,
+            on_part=partial(_begin_part, session.tracer, step),
         )
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
@@ -267,60 +250,68 @@ def _stepper_steps(
     rooms: tuple[int, int],
     loss: HeadLoss,
 ) -> None:
-    """The step of `Stepper`: summed losses, clipped once, committed whole."""
-    several = workload.num_gpus > 1
-    if several:
-        session.tracer.begin("inputs", "load")
-    rank = rank_on_paper(session.tracer, model, workload)
-    optimizer = optimizers.make(workload.optimizer, rank.learned)
-    scaler = torch.amp.GradScaler("meta") if precision.needs_scaler(workload.precision) else None
-    host = _take_to_host(session, model, optimizer) if workload.offload in HOST_STEPS else None
-    held: list[torch.Tensor] = []
+    """The step of the `Stepper`, on the meta device."""
+    tracer, several = session.tracer, workload.num_gpus > 1
+    step = _make_step(session, model, workload)
     totals = loss.counts(inputs)
-    assert workload.accumulate is not None
-    for step, num_micro in _whole_steps(workload) if shards(workload) else _steps(workload.accumulate):
-
-        def on_part(part: str, index: int, step: str = step, num_micro: int = num_micro) -> None:
-            session.tracer.begin(f"{step}.micro{index}", part)
-            rank.before_pass(index, num_micro)
-
+    held: list[torch.Tensor] = []
+    for (name, num_micro), room_bytes in zip(_traced_steps(workload), rooms, strict=True):
+        step.on_part = partial(_begin_part, tracer, name)
         if several:
-            on_part("forward", 0)
-            rank.begin()
-        scale = scaler.scale if scaler is not None else lambda value: value
-        if scaler is not None and host is not None:
-            scale = _by_a_number
-        mean = accumulate(
-            model,
-            [inputs] * num_micro,
-            loss,
-            totals,
-            bring=lambda batch: each_tensor(batch, torch.Tensor.clone),
-            autocast=session.autocast,
-            scale=scale,
-            on_part=on_part,
-        )
-        session.tracer.begin(f"{step}.optimizer", "optimizer")
-        if host is not None:
-            host.write()
-            host.drop()
-        else:
-            _finish(optimizer, rank, scaler, workload.max_grad_norm)
-            if several:
-                session.tracer.begin(f"{step}.optimizer", "optimizer")  # again: from here on there is a room
-            _step_on_device(optimizer, rank, scaler, rooms[STEPS.index(step)], keeps_gradients=bool(held))
-        of_all = torch.empty_like(mean) if several else None
+            step.on_part("forward", 0)
+        mean = step.passes([inputs] * num_micro, loss, totals)
+        tracer.begin(f"{name}.optimizer", "optimizer")
+        step.finish()
+        if several:
+            tracer.begin(f"{name}.optimizer", "optimizer")  # again: from here on there is a room
+        step.commit(partial(int, room_bytes))
+        of_all = step.ranks.total(mean)
         del mean, of_all  # asked for only now: the host runs ahead until here
-        session.tracer.places.clear()
-        if workload.graphs and not held:
-            held = _hold_for_graphs(session, rank)
-    session.tracer.begin("end", "end")  # before the optimizer goes
+        tracer.places.clear()
+        if workload.graphs and not step.keeps_gradients:
+            held = _hold_for_graphs(session, step)
+    tracer.begin("end", "end")  # before the optimizer goes
     del held
-    if not shards(workload):
-        _repeat_first(session.tracer.template)
+    if not workload.shards:
+        _repeat_first(tracer.template)
 
 
-def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
+def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> Step:
+    """The step of one rank, with what DDP or FSDP2 hold around it, and its optimizer, on the device or the host."""
+    tracer, template = session.tracer, session.tracer.template
+    ranks: Alone | ReplicaOnPaper | ShardOnPaper = Alone()
+    learned = [p for p in model.parameters() if p.requires_grad]
+    if workload.num_gpus > 1:
+        tracer.begin("inputs", "load")
+        on_paper = ShardOnPaper if workload.shards else ReplicaOnPaper
+        ranks = on_paper(tracer, model, workload.num_gpus)
+        learned = ranks.learned
+    optimizer = optimizers.make(workload.optimizer, learned)
+    host = None
+    if workload.steps_on_host:  # of it, the device sees the slots that gradients leave by
+        tracer.begin("inputs", "optimizer")
+        host = HostStep(model, optimizer)
+        template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
+        template.streams_step = host.streams
+    scaler = precision.make_scaler(workload.precision, "meta" if host is None else "cpu")
+    step = Step(
+        model,
+        optimizer,
+        ranks=ranks,
+        host=host,
+        scaler=scaler,
+        autocast=session.autocast,
+        max_grad_norm=workload.max_grad_norm,
+    )
+    step.bring = lambda batch: each_tensor(batch, torch.Tensor.clone)
+    return step
+
+
+def _begin_part(tracer: Tracer, step: str, part: str, index: int) -> None:
+    tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
+
+
+def _hold_for_graphs(session: Session, step: Step) -> list[torch.Tensor]:
     """Before passes are recorded, what the first step left in the cache is given back.
 
     Gradients stay in their places from now on, and the stream that passes are recorded on has workspaces.
@@ -333,8 +324,9 @@ def _hold_for_graphs(session: Session, rank: RankOnPaper) -> list[torch.Tensor]:
         with _disable_current_modes():
             made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
         session.tracer.hold(made[-1], "cublas_workspace", cuda_stream=RECORDING_STREAM)
-    for parameter in rank.learned:
+    for parameter in step.parameters:
         parameter.grad = torch.zeros_like(parameter)
+    step.keeps_gradients = True
     return made
 
 
@@ -343,57 +335,14 @@ def recording_workspaces(profile: CudaProfile) -> tuple[int, ...]:
     return (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS
 
 
-def _by_a_number(loss: torch.Tensor) -> torch.Tensor:
-    """Where gradients are unscaled on the host, so is the scale."""
-    return loss * INITIAL_SCALE
+def _traced_steps(workload: Workload) -> list[tuple[str, int]]:
+    """The steps that are traced, and their micro-batches.
 
-
-def _finish(optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, max_grad_norm: float | None) -> None:
-    if scaler is not None:
-        scaler.unscale_(optimizer)
-    rank.clip(max_grad_norm)
-    secure_state(optimizer)
-
-
-def _step_on_device(
-    optimizer: torch.optim.Optimizer, rank: RankOnPaper, scaler: Any, room_bytes: int, *, keeps_gradients: bool
-) -> None:
-    take_step(optimizer, room=lambda: room_bytes, size_of=rank.size_of)
-    if scaler is not None:
-        scaler.update()
-    optimizer.zero_grad(set_to_none=not keeps_gradients)
-
-
-def _take_to_host(session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> HostStep:
-    """The optimizer's home in host memory: of it, the device sees the slots that gradients leave by."""
-    session.tracer.begin("inputs", "optimizer")
-    host = HostStep(model, optimizer)
-    template = session.tracer.template
-    template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
-    template.streams_step = host.streams
-    return host
-
-
-def shards(workload: Workload) -> bool:
-    """Whether each of several GPUs has a part of the model."""
-    return workload.num_gpus > 1 and workload.parallel == "fsdp"
-
-
-def num_traced(workload: Workload) -> int:
-    """Micro-batches of a step that are unlike each other: with shards, the last one scatters the gradients."""
-    return min(workload.accumulate or 1, TRACED_MICRO_BATCHES + shards(workload))
-
-
-def _steps(accumulate: int) -> Iterator[tuple[str, int]]:
-    """The steps that are traced, and their micro-batches: the second of them is traced in the first step only."""
-    for step in STEPS:
-        yield step, min(accumulate, TRACED_MICRO_BATCHES) if step == STEPS[0] else 1
-
-
-def _whole_steps(workload: Workload) -> Iterator[tuple[str, int]]:
-    """With shards, what the first micro-batch of a step leaves behind ends in the last one: all are traced."""
-    for step in STEPS:
-        yield step, num_traced(workload)
+    The second of them is traced in the first step only; with shards, what the first one of a step leaves behind ends in
+    the last one, so that all are traced.
+    """
+    num = num_traced(workload)
+    return [(STEPS[0], num), (STEPS[1], num if workload.shards else 1)]
 
 
 def _repeat_first(template: StreamTemplate) -> None:
@@ -406,45 +355,7 @@ def _repeat_first(template: StreamTemplate) -> None:
 
 def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     for step in STEPS:
-
-        def on_part(part: str, index: int, step: str = step) -> None:
-            session.tracer.begin(f"{step}.micro{index}", part)
-
+        on_part = partial(_begin_part, session.tracer, step)
         forward_step(model, inputs, grad=workload.mode == "forward", autocast=session.autocast, on_part=on_part)
         session.tracer.places.clear()
     session.tracer.begin("end", "end")
-
-
-def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = None) -> list[Turn]:
-    """The segments of a run in order, with the phases they begin.
-
-    Args:
-        num_steady: steps after the first.
-        micro_batch: what a forward pass sees; where it is the workload's own and the batch does not divide, the last
-            micro-batch of a step is smaller.
-    """
-    order: list[Turn] = [("load", "load"), ("inputs", None)]
-    for index in range(1 + num_steady):
-        step = STEPS[min(index, 1)]
-        phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
-        order.append((f"{step}.micro0", phase))
-        if workload.trains:
-            order += _further(step, workload, micro_batch)
-            order.append((f"{step}.optimizer", None))
-            order += [("graphs", None)] * (workload.graphs and index == 0)
-    return order
-
-
-def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
-    """The micro-batches of a step after its first."""
-    num_further = (workload.accumulate or 1) - 1
-    turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
-    if turns and shards(workload):
-        turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
-    if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
-        last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
-        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
-            last += num_further
-        if last < micro_batch:
-            turns[-1] = (turns[-1][0], None, last)
-    return turns

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.kernels.chunks import chunk_cat_bytes, split_copy_bytes
+from vramfit.cuda.kernels.elementwise import chunk_cat_bytes, split_copy_bytes
 from vramfit.models.anatomy import encoder_layers
+from vramfit.step.ranks import Alone
 from vramfit.trace.tracer import Tracer
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
@@ -41,16 +42,18 @@ class _Group:
             self.gathered.pop(0)
 
 
-class ShardOnPaper:
+class ShardOnPaper(Alone):
     """Rank 0 of FSDP2, which has no less than any other.
 
     Passes compute with the whole parameters, which take no memory here; what stands for the gathered ones is held and
     let go when FSDP2 does so.
     """
 
+    is_sharded = True
+
     def __init__(self, tracer: Tracer, model: torch.nn.Module, num_ranks: int) -> None:
         self._tracer = tracer
-        self._num_ranks = num_ranks
+        self.size = self._num_ranks = num_ranks
         self._synchronises = True
         self._queued = False
         self._order: list[_Group] = []
@@ -96,23 +99,23 @@ class ShardOnPaper:
         self._tracer.hold(tensor, operator, path, cuda_stream=cuda_stream)
         return tensor
 
-    def begin(self) -> None:
-        return
-
     def before_pass(self, index: int, num_passes: int) -> None:
         self._synchronises = index == num_passes - 1
 
-    def clip(self, max_grad_norm: float | None) -> None:
+    def clip(self, parameters: Sequence[torch.nn.Parameter], max_grad_norm: float | None) -> None:
         """As `Shards.clip`."""
         if max_grad_norm is None:
             return
-        grads = [p.grad for p in self.learned if p.grad is not None]
+        grads = [p.grad for p in parameters if p.grad is not None]
         torch.nn.utils.get_total_norm(grads)
         torch._foreach_mul_(grads, 1.0)
 
     def size_of(self, parameter: torch.nn.Parameter) -> int:
         """As `DTensor.nbytes`: of the whole parameter."""
         return self._whole_bytes[id(parameter)]
+
+    def total(self, loss: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(loss)
 
     def _gather(self, group: _Group) -> None:
         if group.buffer is None and not group.gathered and group.parameters:

@@ -1,4 +1,5 @@
-"""`StreamTemplate`: a traced run whose sizes are functions of the batch, and `instantiate`, which fixes one."""
+"""`StreamTemplate`: a traced run whose sizes are functions of the batch; `instantiate`, which fixes one; and
+`order_of`, the order in which a run goes through what was traced."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,12 +7,19 @@ from typing import Any
 
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
-from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark
-from vramfit.records.work import Work, WorkSegment
+from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark, Work, WorkSegment
 from vramfit.techniques.pinned import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate
+from vramfit.workload import Workload
 
+STEPS = ("first", "steady")
+TRACED_MICRO_BATCHES = 2
+"""The first makes the gradients, the second adds to them; any further one repeats the second."""
+MAX_REPEATED = 16
+"""Micro-batches after the first that are replayed: they are all alike, and soon change nothing any more."""
+FEWEST_SAMPLES = 2
+"""A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 GRAPH_STREAM = 7
 """Stands for the memory of recorded passes: no other stream's blocks are in it."""
 
@@ -252,3 +260,43 @@ def _fix(value: Any, batch: int) -> Any:
     if isinstance(value, dict):
         return {k: _fix(v, batch) for k, v in value.items()}
     return value
+
+
+def num_traced(workload: Workload) -> int:
+    """Micro-batches of a step that are unlike each other: with shards, the last one scatters the gradients."""
+    return min(workload.accumulate or 1, TRACED_MICRO_BATCHES + workload.shards)
+
+
+def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = None) -> list[Turn]:
+    """The segments of a run in order, with the phases they begin.
+
+    Args:
+        num_steady: steps after the first.
+        micro_batch: what a forward pass sees; where it is the workload's own and the batch does not divide, the last
+            micro-batch of a step is smaller.
+    """
+    order: list[Turn] = [("load", "load"), ("inputs", None)]
+    for index in range(1 + num_steady):
+        step = STEPS[min(index, 1)]
+        phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
+        order.append((f"{step}.micro0", phase))
+        if workload.trains:
+            order += _further(step, workload, micro_batch)
+            order.append((f"{step}.optimizer", None))
+            order += [("graphs", None)] * (workload.graphs and index == 0)
+    return order
+
+
+def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
+    """The micro-batches of a step after its first."""
+    num_further = (workload.accumulate or 1) - 1
+    turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
+    if turns and workload.shards:
+        turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
+    if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
+        last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
+        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
+            last += num_further
+        if last < micro_batch:
+            turns[-1] = (turns[-1][0], None, last)
+    return turns

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vramfit.records.work import Kind, Phase, Stretch, WorkItem
+from vramfit.records.stream import Kind, Phase, Stretch, WorkItem
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate, product, split
 
 PRODUCTS = {

@@ -18,8 +18,9 @@ from vramfit.records.plan import Plan, Reason
 from vramfit.report.plan import estimate_command, split_words, train_command
 from vramfit.report.verdict import Tone, verdict_of
 from vramfit.report.words import KIND_WORDS, group_name, peak_moment
+from vramfit.tasks import find_task
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
-from vramfit.workload import TRAINED_TASKS, Workload
+from vramfit.workload import Workload
 
 NUM_LARGEST = 12
 OK, REFUSED, BROKEN = 200, 422, 500
@@ -290,7 +291,7 @@ def planned(query: PlanQuery, allow_local: bool) -> PlanAnswer:
             "reasons": [ReasonAnswer(**_shared(ReasonAnswer, r), kind_in_words=KIND_WORDS[r.kind]) for r in p.reasons],
             "commands": Commands(
                 plan=f"{command_of('plan', query)} --save plan.json",
-                train=train_command(w, "plan.json") if w.task in TRAINED_TASKS else None,
+                train=train_command(w, "plan.json") if find_task(w.task).is_trained else None,
                 estimate=estimate_command(w),
             ),
         }

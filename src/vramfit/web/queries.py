@@ -9,7 +9,7 @@ from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch
-from vramfit.web.limits import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
+from vramfit.web.guard import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
 
 MOST = {"seq": MAX_SEQ, "num_labels": MAX_LABELS, "lora": MAX_RANK}
 """Largest counts; others are bounded as the batch is."""

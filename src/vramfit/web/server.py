@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 
 from vramfit.errors import VramfitError
-from vramfit.listening.server import Server
-from vramfit.listening.sockets import listen, url_of
+from vramfit.listening.server import Server, listen, url_of
 from vramfit.web.app import create_app
 
 MAX_WORKERS = 4

@@ -12,7 +12,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from vramfit.web.answers import Problem
-from vramfit.web.limits import WALL_FACTOR
+from vramfit.web.guard import WALL_FACTOR
 from vramfit.web.queries import Query
 
 Reply = tuple[int, bytes]

@@ -3,7 +3,7 @@
 import pytest
 
 from vramfit.allocator import AllocatorOptions, CachingAllocator, SimulatedOutOfMemory
-from vramfit.allocator.device import CapacityKind
+from vramfit.allocator.rules import CapacityKind
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from vramfit.checkpoints import inspect_checkpoint
-from vramfit.models.tasks import AUTO_CLASSES
+from vramfit.tasks import find_task
 
 SMALL = {
     "vocab_size": 50,
@@ -62,8 +62,8 @@ def test_missing_and_unexpected_names_are_those_of_transformers(
     family: str, saved: str, wanted: str, tmp_path: Path
 ) -> None:
     config = transformers.AutoConfig.for_model(family, **SMALL | FAMILIES[family])
-    getattr(transformers, AUTO_CLASSES[saved]).from_config(config).save_pretrained(tmp_path)
-    _, theirs = getattr(transformers, AUTO_CLASSES[wanted]).from_pretrained(tmp_path, output_loading_info=True)
+    getattr(transformers, find_task(saved).auto_class).from_config(config).save_pretrained(tmp_path)
+    _, theirs = getattr(transformers, find_task(wanted).auto_class).from_pretrained(tmp_path, output_loading_info=True)
     ours = inspect_checkpoint(tmp_path, task=wanted)
     assert set(ours.missing) == set(theirs["missing_keys"])
     assert len(ours.unexpected) == len(theirs["unexpected_keys"])

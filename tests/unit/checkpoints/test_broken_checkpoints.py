@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.unit.checkpoints.broken import load_script
 
-from vramfit.doctor.model import check_model
+from vramfit.doctor.checkup import check_model
 from vramfit.records.finding import Finding
 
 script = load_script()

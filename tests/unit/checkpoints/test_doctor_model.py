@@ -8,7 +8,7 @@ from tests.unit.checkpoints.broken import load_script
 from typer.testing import CliRunner
 
 from vramfit.cli.main import make_app
-from vramfit.doctor.model import check_model
+from vramfit.doctor.checkup import check_model
 from vramfit.errors import UnknownModel
 
 script = load_script()
@@ -37,7 +37,7 @@ def test_json_is_an_array_of_findings(sound_folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_catalogue_name_without_weights_has_its_configuration_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramfit.doctor.model.cached_snapshot", lambda _: None)
+    monkeypatch.setattr("vramfit.doctor.checkup.cached_snapshot", lambda _: None)
     found = {f.check: f for f in check_model("bert-tiny")}
     assert found["weights.absent"].severity == "info"
     assert "hf download prajjwal1/bert-tiny" in found["weights.absent"].fix
@@ -47,7 +47,7 @@ def test_a_catalogue_name_without_weights_has_its_configuration_checked(monkeypa
 def test_a_catalogue_name_with_weights_in_the_cache_has_them_checked(
     monkeypatch: pytest.MonkeyPatch, sound_folder: Path
 ) -> None:
-    monkeypatch.setattr("vramfit.doctor.model.cached_snapshot", lambda _: sound_folder)
+    monkeypatch.setattr("vramfit.doctor.checkup.cached_snapshot", lambda _: sound_folder)
     assert any(f.check.startswith("weights.shape") for f in check_model("bert-tiny", task="features"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from vramfit.cli.evaluate import say_what_was_cut
 from vramfit.cli.train import Display
-from vramfit.runtime.data.bad_rows import BadRow
+from vramfit.runtime.data.examples import BadRow
 from vramfit.runtime.training.events import Started
 
 

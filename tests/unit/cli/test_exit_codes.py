@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_help_that_lists_exit_codes_lists_that_of_wrong_values(verb: str) -> None:
     told = " ".join((import_module(f"vramfit.cli.{verb.replace('-', '_')}").run.__doc__ or "").split())
-    listed = re.search(r"Leaves with (.*)", told)
+    listed = re.search(r"Exit codes: (.*)", told)
     if verb in ("train", "evaluate", "predict", "estimate", "plan", "measure", "load", "serve"):
         assert listed is not None
     if listed is not None:

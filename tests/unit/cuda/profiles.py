@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from vramfit.cuda.kernels.registry import KERNELS
+from vramfit.cuda.kernels import KERNELS
 from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.devices.catalogue import find_gpu

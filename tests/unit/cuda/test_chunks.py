@@ -2,7 +2,7 @@
 
 from tests.truth.cases import H200
 
-from vramfit.cuda.kernels.chunks import chunk_cat_bytes, split_copy_bytes
+from vramfit.cuda.kernels.elementwise import chunk_cat_bytes, split_copy_bytes
 
 HIDDEN, INNER, VOCABULARY = 768, 3072, 30522
 LAYER = [

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from vramfit.estimator import by_length
-from vramfit.estimator.by_length import WorkByLength
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator import shallow as by_length
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.shallow import WorkByLength
+from vramfit.estimator.traced import TracedWorkload, collection_paused
 from vramfit.planner import varied
 from vramfit.planner.plan import plan
 from vramfit.trace.template import StreamTemplate

@@ -7,8 +7,8 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from vramfit.errors import VramfitError
-from vramfit.estimator.collecting import collection_paused
 from vramfit.estimator.predict import estimate
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.plan import plan
 
 

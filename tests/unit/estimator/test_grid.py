@@ -2,9 +2,9 @@
 
 import pytest
 
-from vramfit.estimator import grid as grid_module
-from vramfit.estimator.grid import fit_grid
+from vramfit.estimator import search as grid_module
 from vramfit.estimator.predict import estimate
+from vramfit.estimator.search import fit_grid
 from vramfit.workload import Workload
 
 

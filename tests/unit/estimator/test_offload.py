@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.estimator.offload import OffloadedWorkload, _most
 from vramfit.estimator.predict import estimate
-from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.resolve import OffloadedWorkload, _most, resolve_workload
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh

@@ -1,7 +1,7 @@
 """The room of a step: what its window had beside what is in use when the step begins."""
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.estimator.rooms import rooms_of, steps_by_room
+from vramfit.estimator.traced import rooms_of, steps_by_room
 from vramfit.records.stream import Origin, Stream
 from vramfit.units import MIB
 from vramfit.workload import Workload

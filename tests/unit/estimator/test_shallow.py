@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from vramfit.estimator.collecting import collection_paused
-from vramfit.estimator.peak import peaks_of_parts
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.shallow import least_peaks, with_few_layers
-from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.traced import TracedWorkload, collection_paused
+from vramfit.estimator.weighing import peaks_of_parts
 
 JOB = {"batch": 4, "accumulate": 2, "seq": 64, "gpu": "a100-40gb", "loop": "stepper", "optimizer": "adamw-fused"}
 IN_HOST_MEMORY = {"offload": "weights", "checkpointing": "full"}

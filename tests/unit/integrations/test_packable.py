@@ -19,8 +19,8 @@ import vramfit
 from vramfit.integrations.trainer import fit_trainer
 from vramfit.integrations.trainer.packable import why_padded
 from vramfit.models.tasks import PACKED_FAMILIES, class_for_task
-from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
+from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import trainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from vramfit.integrations.trainer import piles
+from vramfit.integrations.trainer import rows as piles
 
 WIDTHS = (5, 3, 9, 9, 1)
 

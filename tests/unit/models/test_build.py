@@ -13,8 +13,9 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification, 
 
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import build_meta, find_entry, model_names, resolve, supported_tasks
-from vramfit.models.tasks import AUTO_CLASSES, default_attention
-from vramfit.models.undrawn import undrawn
+from vramfit.models.build import undrawn
+from vramfit.models.tasks import default_attention
+from vramfit.tasks import find_task
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -36,7 +37,7 @@ def test_every_model_builds_for_every_task_as_transformers_itself_would(name: st
         config = AutoConfig.for_model(data.pop("model_type"), **data)
         config._attn_implementation = default_attention(resolved.model_class)
         with torch.device("meta"):
-            expected = getattr(transformers, AUTO_CLASSES[task])._model_mapping[type(config)](config)
+            expected = getattr(transformers, find_task(task).auto_class)._model_mapping[type(config)](config)
         model = build_meta(resolved)
         assert type(model) is type(expected)
         assert tensors(model) == tensors(expected)

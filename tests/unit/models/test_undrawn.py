@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.models.undrawn import DRAWING, undrawn
+from vramfit.models.build import DRAWING, undrawn
 
 
 def test_builds_that_end_in_another_order_leave_no_pile() -> None:

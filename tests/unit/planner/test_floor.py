@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.models.catalogue import all_entries
 from vramfit.planner.bench import Bench
 from vramfit.planner.request import Request

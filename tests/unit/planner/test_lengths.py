@@ -14,9 +14,9 @@ from vramfit.planner.plan import plan
 from vramfit.planner.request import Request
 from vramfit.planner.search import Choice
 from vramfit.planner.space import recipes, trainings
-from vramfit.planner.varied import _padded_batches, fill, group, least_on_lengths, time_on_lengths
-from vramfit.runtime.data.order import BatchOrder
-from vramfit.runtime.splitting import split
+from vramfit.planner.varied import _padded_batches, least_on_lengths, time_on_lengths
+from vramfit.runtime.data.samples import BatchOrder
+from vramfit.step.splitting import packed_rows, padded_passes, split
 
 
 def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_passes_are_those_of_the_stepper() -> None:
         mask = (torch.arange(width)[None] < torch.tensor(counts)[:, None]).long()
         batch = {"input_ids": mask.clone(), "attention_mask": mask}
         made = [tuple(part["input_ids"].shape) for part in split(batch, limit)]
-        assert list(group(counts, limit)) == made
+        assert padded_passes(counts, limit) == made
 
 
 def test_packed_rows_are_those_of_the_stepper() -> None:
@@ -53,7 +53,7 @@ def test_packed_rows_are_those_of_the_stepper() -> None:
         limit = draw.randint(64, 300)
         mask = (torch.arange(max(counts))[None] < torch.tensor(counts)[:, None]).long()
         made = split({"input_ids": mask.clone(), "attention_mask": mask}, limit, packs=True)
-        assert sorted(fill(counts, limit)) == sorted(int(part["attention_mask"].sum()) for part in made)
+        assert sorted(packed_rows(counts, limit)) == sorted(int(part["attention_mask"].sum()) for part in made)
 
 
 def test_a_plan_is_certified_at_the_longest_and_timed_on_all() -> None:

@@ -10,10 +10,10 @@ from transformers import DebertaV2Config, ModernBertConfig
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
 from vramfit.planner.plan import plan
-from vramfit.planner.varied import fill
 from vramfit.records.plan import Plan
+from vramfit.step.splitting import packed_rows
 from vramfit.techniques import packing
-from vramfit.trace.run import order_of
+from vramfit.trace.template import order_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -175,7 +175,7 @@ def test_the_last_row_of_a_step_is_no_fuller_than_is_predicted() -> None:
         batch = draw.randint(2, 24)
         micro_batch = draw.randint(2, batch)
         shortest = draw.choice((1, 40, 60, 64))
-        rows = fill([draw.randint(shortest, seq) for _ in range(batch)], micro_batch * seq)
+        rows = packed_rows([draw.randint(shortest, seq) for _ in range(batch)], micro_batch * seq)
         workload = Workload(
             model="m", batch=batch, micro_batch=micro_batch, seq=seq, attention="packed", loop="stepper"
         )

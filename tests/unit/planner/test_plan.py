@@ -14,7 +14,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.planner.plan import plan
 from vramfit.planner.space import Recipe
 from vramfit.records.plan import Plan
-from vramfit.settings import used_by
+from vramfit.settings import SETTINGS, used_by
 from vramfit.units import MIB
 
 TINY = {"batch": 32, "seq": 128}
@@ -24,7 +24,7 @@ def check(made: Plan) -> None:
     """What every plan promises."""
     w = made.workload
     again = estimate(
-        w.model, **{k: getattr(w, k) for k in w.__slots__ if k not in ("model", "accumulate", "memory")},
+        w.model, **{k: getattr(w, k) for k in SETTINGS if k not in ("model", "accumulate", "memory")},
         memory=made.budget_bytes,
     )  # fmt: skip
     assert again.fits

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from vramfit.estimator.collecting import collection_paused
+from vramfit.estimator.traced import collection_paused
 from vramfit.planner.bench import Bench
 from vramfit.planner.request import Request
 from vramfit.planner.search import Search

@@ -1,4 +1,4 @@
-from vramfit.records.display import Displayed
+from vramfit.records.finding import Displayed
 from vramfit.report.display import DRAWINGS, TEXTS
 
 

@@ -11,7 +11,7 @@ from tests.unit.report.test_plan import sample
 from tests.unit.report.test_watch import RECORD
 
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.records.measurement import Measurement, PhaseMeasurement, compare
 from vramfit.records.plan import Change, Fitting
 from vramfit.records.run import StepCourse

@@ -142,6 +142,7 @@ def test_the_python_of_a_plan_is_python() -> None:
         lines = snippet(replace(sample().workload, micro_batch=None, **changes), "p.json")
         called = [node.func for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
         assert any(isinstance(func, ast.Attribute) and func.attr == "step" for func in called)
+        assert [line for line in lines if "import" in line] == ["import vramfit"]
 
 
 def test_no_figure_of_an_instance_is_cut_at_eighty_columns() -> None:

@@ -13,9 +13,10 @@ from tests.unit.techniques.test_packing import with_pads
 
 from vramfit.runtime import graphs, stepper
 from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotRecord, Recorder
-from vramfit.runtime.splitting import lengths_of, split
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import head_loss
+from vramfit.step.splitting import lengths_of, split
+from vramfit.step.step import Step
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 from vramfit.techniques.rows import ROW_SEQUENCES, fill_up, row_sequences, row_size, row_tokens
 
@@ -441,7 +442,7 @@ def test_a_run_without_graphs_says_nothing_against_them() -> None:
 def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     made, batch = make_stepper(packed_model()), make_batch(TASK)
     with monkeypatch.context() as patched:
-        patched.setattr(stepper, "accumulate", lambda *given, **keywords: 1 / 0)
+        patched.setattr(Step, "passes", lambda *given, **keywords: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made.rehearse(batch)
     made.rehearse(batch)

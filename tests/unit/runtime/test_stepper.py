@@ -12,9 +12,9 @@ from tests.unit.runtime.small_models import LENGTH, flat_gradient, flat_weights,
 from vramfit.errors import WorkloadError
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.splitting import split
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.commit import goes_in_portions, take_step
+from vramfit.step.splitting import split
 
 TASK = "sequence-classification"
 
@@ -51,7 +51,8 @@ def test_gradients_are_left_to_a_loop_that_steps_by_itself() -> None:
     loss.backward()
     right = flat_gradient(model)
     optimizer, scaler = adamw(model, fused=True), torch.amp.GradScaler("cpu", init_scale=8.0)
-    stepper = Stepper(model, optimizer, micro_batch=5, max_grad_norm=1e-3, scaler=scaler)
+    stepper = Stepper(model, optimizer, micro_batch=5, max_grad_norm=1e-3)
+    stepper.scaler = scaler
     before = flat_weights(model)
     found = stepper.gradients(batch)
     assert float(found) == pytest.approx(float(loss.detach()), rel=1e-5)

@@ -15,6 +15,7 @@ from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.serve import engine as engine_module
 from vramfit.serve import loading as loading_module
 from vramfit.serve import protocol
+from vramfit.tasks import find_task
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
 Heads = dict[str, Path]
@@ -204,7 +205,7 @@ def test_questions_are_cut_and_contexts_too_long_are_refused_before_they_are_tok
     cut = ask(engine, asked)
     monkeypatch.setattr(engine_module, "beginning", lambda text, tokenizer, length: text)
     assert ask(engine, asked) == cut
-    monkeypatch.setattr(engine_module, "encode_questions", lambda *given: iter(()))
+    monkeypatch.setattr(type(find_task("question-answering")), "encode_requests", lambda *given: iter(()))
     told = ask(engine, {"question": "where", "context": "." * 500_000}, status=413)
     assert told["error"] == "a context has more than 65,536 tokens"
 
@@ -232,7 +233,7 @@ def test_many_texts_of_one_request_are_not_tokenized_beyond_its_limit(
     heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(heads["features"])
-    monkeypatch.setattr(engine_module, "encode_texts", lambda *given: iter(()))
+    monkeypatch.setattr(type(find_task("features")), "encode_requests", lambda *given: iter(()))
     told = ask(engine, ["a" * 700] * 1_500, status=413)
     assert told["error"] == "the texts have more than the 1,048,576 characters of one request"
 

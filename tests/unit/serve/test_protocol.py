@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.loader.checkpoints import minilm
 from transformers import AutoTokenizer
 
-from vramfit.serve.protocol import FORMS, beginning, has_more, read_body, write_vector
+from vramfit.serve.protocol import beginning, has_more, read_body, write_vector
 from vramfit.serve.request_queue import Refused
+from vramfit.tasks import all_tasks
+
+FORMS = {task.name: task.request_forms for task in all_tasks() if task.is_served}
 
 
 def refused(body: bytes, task: Any = "sequence-classification") -> dict[str, str]:

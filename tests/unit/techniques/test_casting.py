@@ -21,8 +21,7 @@ import vramfit
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import casting, checkpointing, freezing, lora, packing
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques import application, casting, checkpointing, freezing, lora, packing
 from vramfit.techniques.casting import CastLinear, cast_together
 from vramfit.trace.work import work_in_place
 from vramfit.workload import Workload
@@ -180,7 +179,7 @@ def test_adapters_learn_the_same(computed_twice: bool) -> None:
 def test_int8_layers_are_left_alone() -> None:
     workload = Workload(model="m", lora=4, quantize="int8", precision="amp-bf16", casts="together")
     model = make_model("bert", TASK)
-    apply_techniques(model, workload)
+    application.apply(model, workload)
     cast = [name for name, m in model.named_modules() if isinstance(m, CastLinear)]
     assert cast
     assert all("lora_" in name for name in cast)
@@ -611,5 +610,5 @@ def test_a_model_runs_where_there_is_no_autocast() -> None:
 def test_a_workload_without_it_takes_it_off() -> None:
     model = make_model("bert", TASK)
     casting.apply(model)
-    apply_techniques(model, Workload(model="m", precision="amp-bf16"))
+    application.apply(model, Workload(model="m", precision="amp-bf16"))
     assert not casting.is_applied(model)

@@ -16,9 +16,8 @@ import vramfit
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import model_inputs
-from vramfit.techniques import casting, checkpointing, freezing, fusing, lora, packing
-from vramfit.techniques.application import apply_techniques
+from vramfit.tasks.parts.losses import model_inputs
+from vramfit.techniques import application, casting, checkpointing, freezing, fusing, lora, packing
 from vramfit.techniques.fused_layer import FusedLayer
 from vramfit.workload import Workload
 
@@ -356,10 +355,10 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_twice() -> None:
 def test_techniques_fuse_or_cast_together() -> None:
     job = {"model": "bert", "attention": "packed", "precision": "amp-bf16", "loop": "stepper", "casts": "together"}
     model = make_model("bert", TASK)
-    apply_techniques(model, Workload(**job, fused=True))
+    application.apply(model, Workload(**job, fused=True))
     assert fusing.is_applied(model)
     assert not casting.is_applied(model)
-    apply_techniques(model, Workload(**job))
+    application.apply(model, Workload(**job))
     assert not fusing.is_applied(model)
     assert casting.is_applied(model)
 

@@ -13,8 +13,7 @@ import vramfit
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import checkpointing, freezing, layer_inputs, offloading, optimizers
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques import application, checkpointing, freezing, layer_inputs, offloading, optimizers
 from vramfit.techniques.host_step import HostStep
 
 TASK = "sequence-classification"
@@ -194,7 +193,7 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
         **keywords,
     )
     model = BertForSequenceClassification(config).train()
-    apply_techniques(model, predicted.workload)
+    application.apply(model, predicted.workload)
     if offload == "weights":
         offloading.apply(model, 0, "cpu", trains=True)
     optimizer = optimizers.make("adamw-fused", model.parameters())

@@ -14,8 +14,7 @@ from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import freezing, lora, optimizers
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques import application, freezing, lora, optimizers
 from vramfit.workload import Workload
 
 peft = pytest.importorskip("peft", reason='LoRA: pip install "vramfit[train]"')
@@ -100,7 +99,7 @@ def test_a_module_without_a_head_is_predicted() -> None:
 
 def test_the_stepper_moves_adapters_and_head_alone() -> None:
     model = small()
-    apply_techniques(model, Workload(model="m", lora=4, quantize="int8"))
+    application.apply(model, Workload(model="m", lora=4, quantize="int8"))
     before = {name: p.detach().clone() for name, p in model.named_parameters() if type(p) is torch.nn.Parameter}
     stepper = Stepper(model, optimizers.make("adamw", model.parameters(), lr=0.1), micro_batch=1)
     for _ in range(2):  # one half of an adapter starts at zero and hides the other in the first step
@@ -157,7 +156,7 @@ def test_gradients_reach_every_adapter_and_the_head(checkpointing: Any, quantize
     workload = Workload(
         model="m", lora=4, checkpointing=checkpointing, quantize=quantize, precision=precision, dropout=False
     )
-    apply_techniques(model, workload)
+    application.apply(model, workload)
     if checkpointing is not None:
         model.train()  # transformers checkpoints in training mode only; the small model drops nothing that matters
     with torch.no_grad():
@@ -182,7 +181,7 @@ def test_checkpointing_changes_no_gradient() -> None:
                 part.p = 0.0
         model.config.attention_probs_dropout_prob = 0.0
         torch.manual_seed(1)
-        apply_techniques(model, Workload(model="m", lora=4, checkpointing=checkpointing))  # type: ignore[arg-type]
+        application.apply(model, Workload(model="m", lora=4, checkpointing=checkpointing))  # type: ignore[arg-type]
         model.config._attn_implementation = "eager"
         model(input_ids=IDS, labels=torch.tensor([0, 1])).loss.backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
@@ -200,7 +199,7 @@ def test_a_decoder_tied_to_the_word_embedding_stays_tied_and_frozen() -> None:
 
 def test_frozen_embeddings_say_nothing_new() -> None:
     model, plain = small(), small()
-    apply_techniques(model, Workload(model="m", lora=4, freeze="embeddings"))
+    application.apply(model, Workload(model="m", lora=4, freeze="embeddings"))
     lora.apply(plain, 4)
     assert learned(model) == learned(plain)
 
@@ -217,7 +216,7 @@ def test_a_layer_frozen_out_cannot_be_adapted(freeze: Any) -> None:
 
 def test_a_pattern_that_freezes_a_layer_out_is_told_too() -> None:
     with pytest.raises(WorkloadError, match=r"2 of 4 projections .*bert\.encoder\.layer\.0\.attention\.self\.query"):
-        apply_techniques(small(), Workload(model="m", lora=8, freeze="bert.encoder.layer.0.*"))
+        application.apply(small(), Workload(model="m", lora=8, freeze="bert.encoder.layer.0.*"))
 
 
 def test_a_rank_beyond_the_projections_is_an_error() -> None:

@@ -11,10 +11,10 @@ from transformers.utils import ModelOutput
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models.tasks import PACKED_FAMILIES, class_for_task, supported_attention
-from vramfit.runtime.splitting import split
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
+from vramfit.step.splitting import split
+from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing
 
 PACKED = [name for name in FAMILIES if name != "deberta-v2"]

@@ -9,8 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.techniques import quantization
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques import application, quantization
 from vramfit.techniques.frozen_linear import FrozenLinear, dequantized
 from vramfit.workload import Workload
 
@@ -27,7 +26,7 @@ def small(kind: Any = BertForSequenceClassification, config: Any = BertConfig) -
 
 def trained(**keywords: Any) -> Any:
     model = small()
-    apply_techniques(model, Workload(model="m", quantize="int8", dropout=False, **keywords))
+    application.apply(model, Workload(model="m", quantize="int8", dropout=False, **keywords))
     return model
 
 
@@ -103,7 +102,7 @@ def test_layers_that_learn_are_left_in_full() -> None:
 
 def test_a_head_with_a_large_layer_learns_in_full() -> None:
     model = small(RobertaForSequenceClassification, RobertaConfig)
-    apply_techniques(model, Workload(model="m", quantize="int8", freeze="backbone"))
+    application.apply(model, Workload(model="m", quantize="int8", freeze="backbone"))
     assert model.classifier.dense.weight.requires_grad
     assert "classifier.dense" not in quantized(model)
 

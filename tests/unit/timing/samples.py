@@ -3,7 +3,7 @@
 from typing import Any
 
 from vramfit.records.measurement import Calibration, ProductRate
-from vramfit.timing.products import product_share
+from vramfit.timing.speed import product_share
 
 RATES = {"float32": 8e12, "tf32": 50e12, "float16": 100e12, "bfloat16": 110e12}
 

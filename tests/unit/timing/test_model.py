@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.records.work import Stretch, Work, WorkItem, WorkSegment
+from vramfit.records.stream import Stretch, Work, WorkItem, WorkSegment
 from vramfit.timing.model import (
     NORM_BYTES,
     STEP_BYTES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vramfit.timing.products import product_share
+from vramfit.timing.speed import product_share
 
 
 def test_whole_waves_of_whole_tiles_lose_nothing() -> None:

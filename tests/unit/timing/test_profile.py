@@ -9,7 +9,7 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.measurement import Calibration
-from vramfit.records.work import Stretch, Work, WorkItem, WorkSegment
+from vramfit.records.stream import Stretch, Work, WorkItem, WorkSegment
 from vramfit.timing.model import step_seconds
 from vramfit.timing.profile import (
     calibrated_speed,

@@ -8,10 +8,10 @@ from tests.unit.trace.recording import H200, Small
 from transformers import BertConfig
 
 from vramfit.models.resolve import resolve
-from vramfit.records.stream import Stream
-from vramfit.records.work import Work
+from vramfit.records.stream import Stream, Work
 from vramfit.trace import calls
-from vramfit.trace.run import order_of, trace
+from vramfit.trace.run import trace
+from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
 TINY = BertConfig(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tests.unit.trace.recording import Applied, Asked, Small, asked, record
 from torch.nn.modules import module as module_hooks
 
-from vramfit.trace.places import Places
+from vramfit.trace.ledger import Places
 
 
 def step(model: torch.nn.Module) -> list[Asked]:

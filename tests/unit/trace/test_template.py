@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.trace.recording import H200
 
-from vramfit.cuda.kernels.registry import KERNELS
+from vramfit.cuda.kernels import KERNELS
 from vramfit.records.stream import Origin, StreamMark
 from vramfit.trace.template import (
     CallTemplate,

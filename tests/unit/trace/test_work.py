@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from vramfit.estimator.timing import work_of
 from vramfit.models.resolve import resolve
-from vramfit.records.work import Work, WorkItem
+from vramfit.records.stream import Work, WorkItem
 from vramfit.trace.run import trace
 from vramfit.workload import Workload
 

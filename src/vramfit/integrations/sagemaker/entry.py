@@ -1,19 +1,134 @@
 """`main`: a training job from beginning to end: read, train, leave the model, or leave the reason."""
 
+import math
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
-from vramfit.errors import VramfitError
+from vramfit.devices.catalogue import find_instance
+from vramfit.errors import NoPlanFits, RecoveryExhausted, UnknownGPU, VramfitError
 from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
 from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
 from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command
-from vramfit.integrations.sagemaker.metrics import MetricLines
+from vramfit.records.plan import InstanceFit
+from vramfit.report.run import metrics_in_words
+from vramfit.runtime.training import events
 from vramfit.runtime.training.interruption import Interrupted, stop_request
-from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.units import counted, format_bytes
+
+MAX_CHARACTERS = 1024
+"""SageMaker shows no more."""
+
+
+def reason_of(error: BaseException, job: Job | None, request: TrainRequest | None) -> str:
+    """The sentence."""
+    if not isinstance(error, VramfitError):
+        return _one_line(f"unexpected {type(error).__name__}: {error} (a bug in vramfit; the log has the traceback)")
+    hint = error.hint
+    if isinstance(error, NoPlanFits | RecoveryExhausted) and request is not None:
+        fit = _larger_instance(error, job, request)
+        if fit is not None and fit.safe_reserved_bytes is not None:
+            hint = (
+                f"{fit.instance} would do: {format_bytes(fit.safe_reserved_bytes)} of {format_bytes(fit.budget_bytes)} "
+                f"({fit.gpu}, {fit.settings}); or {hint}"
+            )
+    return _one_line(f"{error}; {hint}" if hint else str(error))
+
+
+def _larger_instance(error: VramfitError, job: Job | None, request: TrainRequest) -> InstanceFit | None:
+    """The smallest instance whose GPU is larger than this one's, and on which the job has a plan."""
+    from vramfit.planner.instances import smallest_instance
+
+    best: Any = getattr(error, "best", None)
+    settings = {name: value for name, value in request.settings().items() if name not in ("micro_batch", "host_memory")}
+    if best is not None:
+        settings["seq"] = best.workload.seq
+        if best.workload.num_labels is not None:
+            settings["num_labels"] = best.workload.num_labels
+    try:
+        here = find_instance(job.instance).gpu if job is not None and job.instance else None
+    except UnknownGPU:
+        here = None
+    try:
+        return smallest_instance(
+            request.model, larger_than=here, batch=request.batch or DEFAULT_BATCH, allow=request.allow, **settings
+        )
+    except VramfitError:
+        return None
+
+
+def write_failure(folder: Path, reason: str) -> None:
+    """Leave the sentence where SageMaker looks for it; a folder that cannot be written is only said."""
+    file = folder / "failure"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(reason, encoding="utf-8")
+    except OSError as error:
+        print(f"cannot write {file}: {error.strerror}", flush=True)
+
+
+def _one_line(text: str) -> str:
+    made = " ".join(text.split())
+    return made if len(made) <= MAX_CHARACTERS else f"{made[: MAX_CHARACTERS - 1]}…"
+
+
+EVERY_S = 1.0
+"""Seconds between two lines of figures, at least; the first and the last step always have one."""
+MARK = "[metrics]"
+_NUMBER = r"([-+0-9.eE]+)"
+_TRAINING = ("loss", "lr", "tokens_per_s", "reserved_bytes", "num_recoveries")
+_EVALUATION = ("loss", "accuracy", "f1", "exact_match", "perplexity")
+
+METRIC_DEFINITIONS: list[dict[str, str]] = [
+    *({"Name": f"train:{name}", "Regex": rf"\[metrics\].* {name}={_NUMBER}"} for name in _TRAINING),
+    *({"Name": f"eval:{name}", "Regex": rf"\[metrics\].* eval_{name}={_NUMBER}"} for name in _EVALUATION),
+]
+"""What to give SageMaker as metric definitions; `vramfit sagemaker launch` does."""
+
+
+class MetricLines:
+    """Writes what a run tells, a line each."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file or sys.stdout
+        self._last_s = -math.inf
+
+    def show(self, event: events.Event) -> None:
+        """One event."""
+        if isinstance(event, events.Note):
+            self._say(event.text)
+        elif isinstance(event, events.Started):
+            begin = f"Going on after step {event.step:,}" if event.step else "Training"
+            self._say(f"{begin}: {counted(event.num_steps, 'step')}, {event.settings}.")
+        elif isinstance(event, events.Stepped):
+            now = time.monotonic()
+            if now - self._last_s >= EVERY_S or event.step >= event.num_steps:
+                self._last_s = now
+                self._figures({"step": event.step} | {name: getattr(event, name) for name in _TRAINING})
+        elif isinstance(event, events.Evaluated):
+            numbers: dict[str, float | int | None] = {"step": event.result.step}
+            numbers |= {f"eval_{k}": v for k, v in event.result.metrics.items() if isinstance(v, int | float)}
+            self._figures(numbers)
+            self._say(f"Step {event.result.step:,}: {metrics_in_words(event.result.metrics)}")
+        elif isinstance(event, events.Saved):
+            self._say(f"Saved step {event.step:,}.")
+
+    def _figures(self, numbers: dict[str, float | int | None]) -> None:
+        known = {name: value for name, value in numbers.items() if value is not None}
+        words = [
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in known.items()
+        ]
+        self._say(" ".join([MARK, *words]))
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
+
 
 STOPPED = (130, 143)
 """Exit codes after Ctrl-C and SIGTERM."""
@@ -84,7 +199,7 @@ class _Attempt:
             leave_model(Path(request.output), job)
 
     def _fail(self, error: BaseException) -> str:
-        from vramfit.integrations.sagemaker.failure import reason_of, write_failure
+        from vramfit.integrations.sagemaker.entry import reason_of, write_failure
 
         reason = reason_of(error, self._job, self._request)
         print(f"Error: {reason}", file=sys.stderr, flush=True)

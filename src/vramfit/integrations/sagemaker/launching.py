@@ -8,11 +8,12 @@ from typing import Any
 
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError, WorkloadError
+from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
 from vramfit.integrations.sagemaker.hyperparameters import check_hyperparameters, given_settings
 from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN
-from vramfit.integrations.sagemaker.metrics import METRIC_DEFINITIONS
 from vramfit.records.plan import InstanceFit
 from vramfit.runtime.training.request import TrainRequest
+from vramfit.tasks import DEFAULT
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -43,7 +44,7 @@ class LaunchSettings:
     role: str | None = None
     """ARN of the role that the job runs as."""
     name: str | None = None
-    task: str = "sequence-classification"
+    task: str = DEFAULT
     batch: int = 32
     seq: int = 128
     hyperparameters: Mapping[str, str] = field(default_factory=dict)

@@ -8,13 +8,13 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.heads import bare_model, follows_count, is_overridden, origin_of, task_of
 from vramfit.integrations.trainer.job import effective_batch, frozen_part
-from vramfit.integrations.trainer.rows import Rows, rows_of
-from vramfit.integrations.trainer.sentences import is_across, is_mean, sentence_losses, way_out
+from vramfit.integrations.trainer.rows import Rows, is_across, is_mean, rows_of, sentence_losses, way_out
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples
-from vramfit.step.heads import LABELS
 from vramfit.step.inputs import Batch, each_tensor
+from vramfit.tasks import find_task
+from vramfit.tasks.parts.losses import LABELS
 from vramfit.units import format_bytes
 
 MUCH_PADDING = 0.25
@@ -101,7 +101,7 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
             why=f"the Trainer leaves the division to the head, and {head} ignores num_items_in_batch",
             fix=ONE_LINE,
         )
-    elif divides and task_of(trainer) != "sequence-classification":
+    elif divides and not _counts_samples(task_of(trainer)):
         yield Finding(
             check=name,
             severity="warning",
@@ -111,6 +111,10 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
         )
     else:
         yield Finding(check=name, severity="ok", what=f"The loss is right over {steps} equal accumulation steps")
+
+
+def _counts_samples(task: str | None) -> bool:
+    return task is not None and find_task(task).counts_samples
 
 
 def _sentence_losses(trainer: Any, losses: dict[str, Any]) -> Iterator[Finding]:

@@ -12,14 +12,15 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import failure
-from vramfit.integrations.trainer.piles import put_together_once
-from vramfit.integrations.trainer.settings import leave_steps, prepare_steps, put_techniques
+from vramfit.integrations.trainer.rows import put_together_once
+from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.heads import head_loss
 from vramfit.step.inputs import Batch
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
+from vramfit.techniques.application import undo_to_steps
 
 
 class FittedTrainer:
@@ -44,7 +45,7 @@ class FittedTrainer:
             raise failure.outside_a_step(self, error) from error
         finally:
             self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
-            leave_steps(self.model)
+            undo_to_steps(self.model)
 
     def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; what piles up between its batches is put together once, or explained."""

@@ -6,13 +6,13 @@ from typing import Any, Literal
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.models.tasks import AUTO_CLASSES, task_of_class
+from vramfit.models.tasks import task_of_class
 from vramfit.runtime.state.model_state import untouched
-from vramfit.step.heads import head_loss, model_inputs
 from vramfit.step.inputs import Batch
-from vramfit.step.outputs import loss_of
 from vramfit.step.own_loss import still
-from vramfit.techniques.packing import IGNORED
+from vramfit.tasks import find_task, task_names
+from vramfit.tasks.base import IGNORED
+from vramfit.tasks.parts.losses import head_loss, loss_of, model_inputs
 
 Origin = Literal["head", "smoother", "function", "own"]
 MAX_DIFFERENCE = 1e-3
@@ -37,7 +37,7 @@ def task_of(trainer: Any) -> str | None:
     kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
     for kind in kinds:
         task = task_of_class(kind, model.config, preferred="")
-        if task in AUTO_CLASSES and task != "features":
+        if task in task_names() and find_task(task).has_head:
             return task
     return None
 

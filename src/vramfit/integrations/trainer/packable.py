@@ -11,13 +11,15 @@ import torch
 
 from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden
 from vramfit.models.tasks import supported_attention
-from vramfit.step.heads import LABELS
 from vramfit.step.inputs import Batch
+from vramfit.tasks import find_task
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import LABELS, PLACES
 from vramfit.techniques.casting import CastLinear
 from vramfit.techniques.packed_attention import takes_heads
-from vramfit.techniques.packing import IGNORED, PER_TOKEN, is_per_token, positions_skip
+from vramfit.techniques.packing import is_per_token, positions_skip
 
-UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - {"start_positions", "end_positions"}
+UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - PLACES
 """Inputs whose meaning for a token, or for a sample, is known; any other may count on where a token lies."""
 MOVES = ("_prepare_inputs", "_prepare_input")
 """Methods of a Trainer that bring batches to the device."""
@@ -37,7 +39,7 @@ def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch)
         (origin == "own", f"{type(trainer).__name__} computes a loss of its own, out of padded batches"),
         (origin == "function", "a loss function of the script's own is given padded outputs"),
         (
-            task == "question-answering",
+            find_task(task).reads_padding,
             "the softmax over an answer's places runs over padding too, which would be gone",
         ),
         (
@@ -107,7 +109,7 @@ def why_padded(batch: Batch, model: Any, task: str) -> str | None:
 
 def _is_laid_out(name: str, value: torch.Tensor, ids: torch.Tensor, task: str) -> bool:
     """Whether a tensor has one value a token or one row a sample, whichever its name calls for."""
-    if name == "labels" and task == "sequence-classification":
+    if name == "labels" and find_task(task).counts_samples:
         return not is_per_token(name, value, ids.shape[1])
     if name in LABELS - {"labels"}:
         return value.dim() == 1

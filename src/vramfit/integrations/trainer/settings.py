@@ -7,9 +7,10 @@ from vramfit.integrations.trainer.heads import bare_model
 from vramfit.integrations.trainer.job import Job, is_free
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
-from vramfit.techniques import casting, fusing, packing
+from vramfit.tasks import find_task
+from vramfit.techniques import packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
-from vramfit.techniques.application import apply_techniques
+from vramfit.techniques.application import apply, apply_to_steps, undo_to_steps
 from vramfit.workload import Workload
 
 OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
@@ -82,12 +83,7 @@ def sample_bytes(trainer: Any, task: str, seq: int) -> int:
     """Logits and labels of one sample, as an evaluation keeps them."""
     model = bare_model(trainer)
     classes = int(getattr(model.config, "num_labels", 2))
-    logits = {
-        "sequence-classification": classes,
-        "token-classification": classes * seq,
-        "question-answering": 2 * seq,
-    }.get(task, (vocab_size(model) or 1) * seq)
-    labels = 1 if task == "sequence-classification" else 2 if task == "question-answering" else seq
+    logits, labels = find_task(task).numbers_per_sample(classes, seq, vocab_size(model) or 1)
     return logits * LOGIT_BYTES + labels * LABEL_BYTES
 
 
@@ -165,24 +161,12 @@ def put_techniques(model: Any, workload: Workload, attention: str | None) -> Non
     """
     if attention is not None:
         model.config._attn_implementation = attention
-    apply_techniques(model, workload)
-    leave_steps(model)
+    apply(model, workload)
+    undo_to_steps(model)
 
 
 def prepare_steps(model: Any, workload: Workload) -> None:
-    """Before training: layers are fused, or cast their weights together; attention can be packed, and is inside
-    steps."""
-    if casting.is_for(workload):
-        casting.apply(model)
-    if fusing.is_for(workload):
-        fusing.apply(model)
+    """Before training: layers are fused, or cast their weights together; attention is packed inside steps only."""
+    apply_to_steps(model, workload)
     if workload.attention == "packed":
-        packing.apply(model, workload.task)
         packing.set_aside(model)
-
-
-def leave_steps(model: Any) -> None:
-    """After training: the model is as the script knows it."""
-    casting.undo(model)
-    fusing.undo(model)
-    packing.undo(model)

@@ -103,14 +103,16 @@ def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Steppe
         micro_batch //= share
     else:
         seq = max(seq // share, 1)
-    return Stepper(
+    stepper = Stepper(
         trainer.model,
         optimizer,
         micro_batch=micro_batch,
         seq=seq,
         precision=fit.plan.workload.precision,
+        attention="packed" if packs else "sdpa",
         loss_fn=fit.loss[0] if fit.loss else None,
         count_fn=fit.loss[1] if fit.loss else None,
-        scaler=trainer.accelerator.scaler,
-        packs=packs,
     )
+    if trainer.accelerator.scaler is not None:
+        stepper.scaler = trainer.accelerator.scaler
+    return stepper

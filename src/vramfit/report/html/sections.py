@@ -24,8 +24,8 @@ from vramfit.report.words import (
     run_time,
     target,
 )
+from vramfit.tasks import find_task
 from vramfit.units import GIB, counted, format_bytes
-from vramfit.workload import TRAINED_TASKS
 
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
@@ -159,7 +159,7 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; "
         f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
     )
-    commands = [train_command(plan.workload, "plan.json")] if plan.workload.task in TRAINED_TASKS else []
+    commands = [train_command(plan.workload, "plan.json")] if find_task(plan.workload.task).is_trained else []
     commands.append(estimate_command(plan.workload))
     shown = "".join(tag("pre", text(command)) for command in commands)
     yield section("The plan", table(("Setting", "Class", "Why"), rows, stacked=True), shown, about=about)

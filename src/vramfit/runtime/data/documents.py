@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import DataError, MissingExtra
-from vramfit.runtime.data.lines import Lines, open_lines
 from vramfit.runtime.data.rows import (
-    Row,
+    Lines,
     Table,
     long_fields,
+    open_lines,
     read_conll,
     read_json_lines,
     read_separated,
     read_text,
 )
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.tasks.parts.reading import Row
 
 SEPARATED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -49,7 +50,7 @@ def _table(source: DataSource, lines: Lines) -> Table:
         return read_json_lines(lines, lines)
     if suffix == ".json":
         return _json_file(lines)
-    if suffix == ".conll" or (source.task == "token-classification" and suffix not in (".txt", "")):
+    if suffix == ".conll" or (source.kind.reads_conll and suffix not in (".txt", "")):
         return read_conll(lines, lines, needs_tags=source.needs_labels)
     if suffix == ".txt" or source.path == STANDARD_INPUT:
         return _plain(source, lines)
@@ -69,9 +70,9 @@ def _plain(source: DataSource, lines: Lines) -> Table:
     first = start[-1] if start else ""
     if source.path == STANDARD_INPUT and first.lstrip().startswith("{"):
         return read_json_lines(everything, lines)
-    if source.task == "token-classification" and (source.needs_labels or "\t" in first):
+    if source.kind.reads_conll and (source.needs_labels or "\t" in first):
         return read_conll(everything, lines, needs_tags=source.needs_labels)
-    return read_text(everything, lines, blank_is_a_row=source.task != "masked-lm")
+    return read_text(everything, lines, blank_is_a_row=source.kind.reads_blank_lines)
 
 
 def _json_file(lines: Lines) -> Table:

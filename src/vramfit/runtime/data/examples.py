@@ -1,27 +1,34 @@
-"""Rows looked at one by one for a task: what a sample needs, or what is wrong with the row."""
+"""Columns found and rows looked at one by one for a task: what a sample needs, or what is wrong with the row."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from vramfit.errors import DataError
-from vramfit.runtime.data.bad_rows import BadRow, BadValue, refuse, some_of
-from vramfit.runtime.data.columns import FORMS, Columns, find_columns
+from vramfit.errors import NEAR, DataError, nearest_names
 from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.label_kinds import OTHER_COLUMN, WrongKind, doubts, wrong_kind
-from vramfit.runtime.data.labels import LabelNames, in_order
-from vramfit.runtime.data.lines import NOT_UTF8, as_utf8
-from vramfit.runtime.data.rows import Row
+from vramfit.runtime.data.rows import NOT_UTF8, Table, as_utf8
 from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
-from vramfit.units import counted, shown
+from vramfit.tasks import all_tasks
+from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, in_order, some_of
+from vramfit.units import counted
 
-Reference = dict[str, Any]
-"""What is known of a sample beside its tokens: `row`, the line it begins on; `index`, the rows of data before it; and
-by task the keys that each reader below puts in."""
-WORD = re.compile(r"\w+|[^\w\s]")
-"""Words of a text that no one has split: runs of letters and digits, and each mark by itself."""
+NUM_SHOWN = 5
+"""Bad rows that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used."""
+
+    file: str
+    row: int
+    """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
+    what: str
+    hint: str = ""
+    """What to do about it, where that is not to mend the row."""
+    index: int = 0
+    """Rows of data before it, bad ones counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +49,24 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         DataError: a file that cannot be read, a column that is missing, labels that are not classes, no rows, or bad
             rows that were not to be skipped.
     """
-    labels = LabelNames(label_names)
+    kind, labels = source.kind, LabelNames(label_names)
     good: list[Reference] = []
     bad: list[BadRow] = []
     num_rows = 0
     with open_table(source) as table:
         columns: Columns | None = None
-        read = _READERS[source.task]
         for row in islice(table.rows, source.max_rows):
             index, num_rows = num_rows, num_rows + 1
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))
                 columns = columns or find_columns(source, table, row.fields)
-                good.append({"row": row.number, "index": index} | read(row, columns, labels))
+                good.append({"row": row.number, "index": index} | kind.read_row(row, columns, labels))
             except BadValue as error:
                 bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
-    if columns is not None and source.task == "sequence-classification":
-        wrong = wrong_kind(labels.new, num_rows, labels.known)
-        if wrong is not None:
-            raise _no_classes(source, labels, wrong, has_others=len(table.columns) > len(columns.texts) + 1)
+    if columns is not None:
+        has_others = len(table.columns) > len(columns.texts) + 1
+        kind.check_labels(source.name, labels, num_rows, has_others=has_others)
     if bad and labels.are_given and len(bad) == num_rows == labels.new.total():
         raise _strange_labels(source, labels)
     if bad and not source.skip_bad_rows:
@@ -70,9 +75,8 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         all_bad = "its only row is bad" if num_rows == 1 else f"all {num_rows:,} rows are bad, the first"
         what = f"{all_bad}: {bad[0].what}" if bad else "there are no rows in it"
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
-    names = _label_names(source, labels, good)
-    gathered = source.task == "sequence-classification" and not labels.are_given
-    notes = doubts(names, len(good)) if gathered else labels.notes
+    names = kind.class_names(labels, good)
+    notes = kind.notes(labels, names, len(good))
     if table.guess is not None:
         notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
     return Examples(good, names, tuple(bad), notes)
@@ -83,14 +87,6 @@ def _hint(source: DataSource, problem: str) -> str:
     if not problem.startswith(NOT_UTF8) or source.path == STANDARD_INPUT:
         return ""
     return as_utf8(source.path, "WINDOWS-1252")
-
-
-def _no_classes(source: DataSource, labels: LabelNames, wrong: WrongKind, *, has_others: bool) -> DataError:
-    """The error for labels that are not classes; `has_others`: whether there are other columns to name."""
-    hint = f"give data with the labels that are known: {some_of(labels.known)}" if labels.are_given else wrong.hint
-    return DataError(
-        f"{source.name}: {wrong.what}", file=source.name, hint=f"{hint}; or {OTHER_COLUMN}" if has_others else hint
-    )
 
 
 def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
@@ -113,142 +109,120 @@ def check_classes(source: DataSource, names: Sequence[str]) -> None:
         )
 
 
-def read_example(task: str, row: Row, columns: Columns) -> Reference:
-    """One row by itself, without a label.
+def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
+    """The error for rows that the user did not allow to be skipped."""
+    first = "; ".join(f"row {b.row}: {b.what}" for b in bad[:NUM_SHOWN])
+    more = len(bad) - NUM_SHOWN
+    advice = next((b.hint for b in bad if b.hint), "mend the rows")
+    return DataError(
+        f"{bad[0].file}: {len(bad):,} of {counted(num_rows, 'row')} cannot be used: {first}"
+        + (f"; and {more:,} more" if more > 0 else ""),
+        file=bad[0].file,
+        rows=[b.row for b in bad],
+        hint=advice if len(bad) == num_rows and bad[0].hint else f"{advice}, or leave the rows out: --skip-bad-rows",
+    )
+
+
+def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
+    """The columns of a table that a source means.
+
+    Args:
+        first: the fields of a row, which tell for what task they are where they are not for this one.
 
     Raises:
-        BadValue: it cannot be used; says why.
+        DataError: a column that is not there, with those that are; nothing that looks like the texts or the label;
+            or two columns of the name that is wanted.
     """
-    return {"row": row.number} | _READERS.get(task, _plain)(row, columns, LabelNames(None))
+    found = _find_columns(source, table, first)
+    for name in (*found.texts, *([found.label] if found.label is not None else [])):
+        if table.columns.count(name) > 1:
+            raise DataError(
+                f"{source.name} has {table.columns.count(name)} columns called {name!r}",
+                file=source.name,
+                hint="give each column of the header a name of its own",
+            )
+    return found
 
 
-def _label_names(source: DataSource, labels: LabelNames, references: list[Reference]) -> tuple[str, ...]:
-    """Names of the classes; none for tasks that have no classes."""
-    if source.task == "sequence-classification":
-        return labels.names(r["label"] for r in references if r["label"] is not None)
-    if source.task == "token-classification":
-        return labels.names(tag for r in references for tag in r["tags"] or ())
-    return ()
+def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
+    if table.guess is not None:
+        return Columns((table.guess.text,), table.guess.label if source.needs_labels else None)
+    for name in source.text_columns:
+        if name not in table.columns:
+            labels = (source.label_column, *source.kind.label_columns)
+            raise _missing(source, table, name, [c for c in table.columns if c.lower() not in labels])
+    if source.label_column and source.label_column not in table.columns:
+        others = [c for c in table.columns if c not in source.text_columns]
+        raise _missing(source, table, source.label_column, others)
+    texts = source.text_columns or _guess_texts(source, table, first)
+    if not source.needs_labels or not source.kind.reads_labels:
+        return Columns(texts, None)
+    return Columns(texts, source.label_column or _guess_label(source, table, first, texts))
 
 
-def _text(row: Row, column: str) -> str:
-    value = row.fields.get(column)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if value is not None and not isinstance(value, str):
-        raise BadValue(f"{column} is {shown(value)}, not a text")
-    if value is None or not value.strip():
-        raise BadValue(f"no {column}" if column not in row.fields else f"{column} is empty")
-    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise BadValue(f"{column} has half of a surrogate pair, which is no character")
-    return value
+def _guess_texts(source: DataSource, table: Table, first: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = source.kind
+    known = {name.lower(): name for name in reversed(table.columns)}
+    for names in kind.text_names:
+        if all(name in known for name in names):
+            return tuple(known[name] for name in names)
+    others = [name for name in table.columns if name != source.label_column]
+    if len(others) == 1 and kind.num_texts[0] == 1 and (source.label_column or not source.needs_labels):
+        return (others[0],)
+    raise _unknown(source, table, first, kind.columns_wanted(labels=source.needs_labels), kind.naming_texts)
 
 
-def _label(row: Row, columns: Columns, labels: LabelNames) -> str | None:
-    return None if columns.label is None else labels.name_of(row.fields.get(columns.label))
+def _guess_label(source: DataSource, table: Table, first: Mapping[str, Any], texts: tuple[str, ...]) -> str:
+    known = {name.lower(): name for name in reversed(table.columns) if name not in texts}
+    for name in source.kind.label_columns:
+        if name in known:
+            return known[name]
+    if source.text_columns and len(known) == 1:
+        return next(iter(known.values()))
+    raise _unknown(source, table, first, source.kind.label_wanted, "name it: --label-column NAME")
 
 
-def _classified(row: Row, columns: Columns, labels: LabelNames) -> Reference:
-    """`texts`: one or two; `label`: its name, or None."""
-    return {"texts": tuple(_text(row, c) for c in columns.texts), "label": _label(row, columns, labels)}
+def _missing(source: DataSource, table: Table, name: str, candidates: list[str]) -> DataError:
+    """The error for a column that is not there; of the candidates, the one that was meant is named."""
+    nearest = nearest_names(name, candidates, 1, least=NEAR)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "name one of them"
+    return DataError(
+        f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
+        file=source.name,
+        hint=hint if table.columns else "a header line, then one sample a row",
+    )
 
 
-def _plain(row: Row, columns: Columns, labels: LabelNames) -> Reference:
-    """`texts`: one."""
-    return {"texts": (_text(row, columns.texts[0]),)}
+def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: str, naming: str) -> DataError:
+    """The error for columns whose names say nothing; `naming` is the option that does."""
+    hint, files = naming, source.kind.files
+    if source.needs_labels and files:
+        hint = f"{files}; or {naming}"
+    elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
+        hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"
+    other = _other_task(source, table, first)
+    if other is not None and source.of_model:
+        hint = f"the model does {source.task}, and these are columns for {other}: give data for its task, or {naming}"
+    elif other is not None:
+        hint = f"these are the columns of another task: --task {other}" + (f"; {files}" if files else "")
+    return DataError(
+        f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
+    )
 
 
-def _tagged(row: Row, columns: Columns, labels: LabelNames) -> Reference:
-    """`text`; `spans`: where each word begins and ends in it; `tags`: their names, or None."""
-    value = row.fields.get(columns.texts[0])
-    if isinstance(value, list):
-        text, spans = _joined(value, columns.texts[0])
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            raise BadValue(f"{columns.texts[0]} has half of a surrogate pair, which is no character")
-    else:
-        text = _text(row, columns.texts[0])
-        found = re.finditer(r"\S+", text) if columns.label is not None else WORD.finditer(text)
-        spans = [match.span() for match in found]
-    if columns.label is None:
-        return {"text": text, "spans": spans, "tags": None}
-    tags = row.fields.get(columns.label)
-    tags = tags.split() if isinstance(tags, str) else tags
-    if not isinstance(tags, list):
-        raise BadValue(f"{columns.label} is {'missing' if tags is None else shown(tags)}, not a list of tags")
-    if len(tags) != len(spans):
-        of_the_text = "" if labels.are_given else "; for one label a text: --task sequence-classification"
-        hint = FORMS["token-classification"] + of_the_text if len(tags) == 1 else ""
-        raise BadValue(f"{counted(len(tags), 'tag')} for {counted(len(spans), 'token')}", hint=hint)
-    return {"text": text, "spans": spans, "tags": [labels.name_of(tag) for tag in tags]}
+def _other_task(source: DataSource, table: Table, first: Mapping[str, Any]) -> str | None:
+    """The task that texts and labels of this table are for, where it is not the one asked for."""
+    names = {name.lower() for name in table.columns}
+    lists = {name.lower() for name, value in first.items() if isinstance(value, list)}
+    for task in sorted(all_tasks(), key=lambda task: -task.num_texts[0]):  # those that need most columns first
+        usable = names if task.takes_lists else names - lists
+        texts = any(usable.issuperset(choice) for choice in task.text_names)
+        if task.is_trained and task.name != source.task and texts and usable.intersection(task.label_columns):
+            return task.name
+    return None
 
 
-def _joined(tokens: list[Any], column: str) -> tuple[str, list[tuple[int, int]]]:
-    """Tokens with a space between them, and the place of each."""
-    if not tokens:
-        raise BadValue(f"{column} is empty")
-    strange = next((token for token in tokens if not isinstance(token, str)), None)
-    if strange is not None or None in tokens:
-        raise BadValue(f"{column} has {shown(strange)} in it, which is no text")
-    spans = []
-    begin = 0
-    for token in tokens:
-        spans.append((begin, begin + len(token)))
-        begin += len(token) + 1
-    return " ".join(tokens), spans
-
-
-def _asked(row: Row, columns: Columns, labels: LabelNames) -> Reference:
-    """`id`, `question`, `context`; `answers`: texts, none for a question without an answer, or None; `answer_at`:
-    where the first one begins and ends in the context, or None."""
-    question, context = (_text(row, column) for column in columns.texts)
-    known: Reference = {"id": row.fields.get("id", row.number), "question": question, "context": context}
-    if columns.label is None:
-        return known | {"answers": None, "answer_at": None}
-    answers = _answers(row.fields.get(columns.label), row.fields.get("answer_start"), columns.label)
-    where = _locate(*answers[0], context) if answers else None
-    return known | {"answers": [text for text, _ in answers], "answer_at": where}
-
-
-def _answers(value: Any, start: Any, column: str) -> list[tuple[str, int | None]]:
-    """Texts and places, from any of the forms that answers come in."""
-    if value is None:
-        raise BadValue(f"no {column}")
-    if isinstance(value, dict):
-        texts, starts = value.get("text"), value.get("answer_start")
-        texts = [texts] if isinstance(texts, str) else texts
-        texts = texts if isinstance(texts, list) else [None]
-        starts = starts if isinstance(starts, list) and len(starts) == len(texts) else [starts] * len(texts)
-        pairs = list(zip(texts, starts, strict=True))
-    else:
-        entries = [{"text": value, "answer_start": start}] if isinstance(value, str) else value
-        entries = entries if isinstance(entries, list) else [entries]
-        entries = [e if isinstance(e, dict) else {"text": e} for e in entries]
-        pairs = [(e.get("text"), e.get("answer_start")) for e in entries]
-    if any(not isinstance(text, str) or not text.strip() for text, _ in pairs):
-        raise BadValue(f"{column} has an answer without a text")
-    return [(text, _place(begin)) for text, begin in pairs]
-
-
-def _place(begin: Any) -> int | None:
-    text = str(begin).strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def _locate(answer: str, begin: int | None, context: str) -> tuple[int, int]:
-    """Where an answer is: at its place, or else where it occurs nearest to it."""
-    if begin is None or not context.startswith(answer, begin):
-        wanted = begin or 0
-        before, after = context.rfind(answer, 0, wanted + len(answer)), context.find(answer, wanted)
-        found = [place for place in (before, after) if place >= 0]
-        if not found:
-            raise BadValue(f"the answer {shown(answer)} is not in its context")
-        begin = min(found, key=lambda place: abs(place - wanted))
-    return begin, begin + len(answer)
-
-
-_READERS: dict[str, Callable[[Row, Columns, LabelNames], Reference]] = {
-    "sequence-classification": _classified,
-    "token-classification": _tagged,
-    "question-answering": _asked,
-    "masked-lm": _plain,
-}
+def _shown(columns: tuple[str, ...], most: int = 12) -> str:
+    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in columns[:most]]
+    more = len(columns) - most
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,31 +1,160 @@
-"""Rows of a file, whatever its form: a number, fields by name, or what is wrong with it. Read as a stream."""
+"""Lines of a file or a pipe, and the rows they make: a number, fields by name, or what is wrong. Read as a stream."""
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any
 
-from vramfit.runtime.data.headless import NUM_ROWS, Guess, guess_columns
-from vramfit.runtime.data.lines import Lines
-from vramfit.runtime.data.source import DataSource
+from vramfit.errors import DataError
+from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.tasks import all_tasks
+from vramfit.tasks.parts.reading import Row
+from vramfit.units import format_bytes
 
+MAX_LINE_BYTES = 256 * 2**20
+"""A line this long is no row of a data set; reading on would only fill the memory."""
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+NOT_UTF8 = "not UTF-8"
+"""How the problem of a line begins that cannot be decoded."""
 DELIMITERS = ",;\t|"
 LONGEST_FIELD = 2**30
 TAGS = ("tokens", "tags")
 """Columns of a CoNLL file."""
+NUM_ROWS = 1000
+"""Rows that are looked at where a file may have no header."""
+MAX_LABELS = 100
+"""More different values than this are no labels for certain."""
 
 
-class Row(NamedTuple):
-    """One row as it stands in the file."""
+class Lines:
+    """Iterates over decoded lines, each with its line end; counts them."""
 
-    number: int
-    """The line it begins on, from 1; in a JSON document or a `datasets` folder, which one it is."""
-    fields: dict[str, Any]
-    problem: str = ""
-    """What is wrong with it; the fields are then empty."""
+    def __init__(self, stream: IO[bytes], name: str) -> None:
+        self.name = name
+        self.number = 0
+        """Of the line given last, from 1."""
+        self.broken: dict[int, str] = {}
+        """Line number → what is wrong with it. Such a line is given all the same, with marks in place of the bytes, so
+        that rows of several lines stay in step."""
+        self._stream = stream
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        raw = self._stream.readline(MAX_LINE_BYTES + 1)
+        if not raw:
+            raise StopIteration
+        self.number += 1
+        if self.number == 1:
+            self._check_start(raw)
+        if len(raw) > MAX_LINE_BYTES:
+            raise self._too_long(raw)
+        text = self._decode(raw)
+        self._offset += len(raw)
+        return text.removeprefix("\ufeff") if self.number == 1 else text
+
+    def problem(self, first: int, last: int) -> str:
+        """What is wrong with the lines from first to last; empty when nothing is."""
+        if not self.broken:
+            return ""
+        return next((self.broken[n] for n in range(first, last + 1) if n in self.broken), "")
+
+    def _decode(self, raw: bytes) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = self._offset + error.start
+            self.broken[self.number] = f"{NOT_UTF8}: byte 0x{raw[error.start]:02x} at offset {where:,} of the file"
+            return raw.decode("utf-8", errors="replace")
+
+    def _check_start(self, raw: bytes) -> None:
+        if raw.startswith(UTF16_MARKS):
+            raise self._not_text("it begins as UTF-16 does")
+        if b"\0" in raw[:4096]:
+            raise self._not_text(f"there is a zero byte at offset {raw.index(0)}, in row 1")
+
+    def _too_long(self, raw: bytes) -> DataError:
+        num_bytes = len(raw)
+        while _is_file(self._stream) and raw and not raw.endswith(b"\n"):
+            raw = self._stream.readline(MAX_LINE_BYTES)
+            num_bytes += len(raw)
+        size = f"has {format_bytes(num_bytes)}" if _is_file(self._stream) else "does not end"
+        return DataError(
+            f"{self.name}: line {self.number:,} {size}, and at most {format_bytes(MAX_LINE_BYTES)} are read of a line",
+            file=self.name,
+            rows=[self.number],
+            hint="write one sample a line; a JSON document as JSON lines (.jsonl)",
+        )
+
+    def _not_text(self, why: str) -> DataError:
+        return DataError(
+            f"{self.name} is not UTF-8 text: {why}",
+            file=self.name,
+            rows=[self.number],
+            hint=as_utf8(self.name, "UTF-16"),
+        )
+
+
+def _is_file(stream: IO[bytes]) -> bool:
+    """Whether a stream has an end for certain."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:
+        return False
+
+
+def as_utf8(name: str, encoding: str) -> str:
+    """The hint for a file in another encoding."""
+    path = Path(name)
+    command = shlex.join(["iconv", "-f", encoding, "-t", "UTF-8", name])
+    return f"save it as UTF-8, for example: {command} > {shlex.quote(f'{path.stem}-utf8{path.suffix}')}"
+
+
+@contextmanager
+def open_lines(source: DataSource) -> Iterator[Lines]:
+    """The lines of a source's file, or of standard input.
+
+    Raises:
+        DataError: no such file, or one that cannot be read.
+    """
+    if source.path == STANDARD_INPUT:
+        yield Lines(sys.stdin.buffer, source.name)
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(Path(source.path).open("rb"))
+        except OSError as error:
+            raise DataError(
+                f"cannot read {source.path}: {error.strerror}", file=source.path, hint="name a file that is there"
+            ) from None
+        yield Lines(file, source.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Two columns by position, from 1."""
+
+    text: str
+    label: str
+
+    def note(self, *, needs_labels: bool) -> str:
+        """What is said of it."""
+        if not needs_labels:
+            return f"no header: column {self.text} is read as the text; --text-column names another"
+        return (
+            f"no header: column {self.text} is read as the text, column {self.label} as the label; "
+            "--text-column and --label-column name others"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +200,7 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
     wanted = [*source.text_columns, *([source.label_column] if source.label_column else [])]
     columns = tuple(name.strip() for name in first[1])
     seen, guess = [first], None
-    if not wanted and len(columns) == 2 and source.task == "sequence-classification":
+    if not wanted and len(columns) == 2 and source.kind.guesses_header:
         seen += islice(records, NUM_ROWS)
         guess = guess_columns([values for _, values, _ in seen])
     if guess is not None or (wanted and all(name.isdigit() and name not in columns for name in wanted)):
@@ -80,6 +209,40 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
     if first[2]:
         return Table((), iter([Row(first[0], {}, first[2])]))
     return Table(columns, _named(chain(seen[1:], records), columns))
+
+
+def guess_columns(records: Sequence[Sequence[str]]) -> Guess | None:
+    """Text and label of the first rows of a file, its first line among them; None where that line may be a header.
+
+    A column is of labels where the first line's value comes again below it and there are few others; the text is the
+    other one, where it is not of that kind too.
+
+    >>> guess_columns([["a good film", "1"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
+    Guess(text='1', label='2')
+    >>> guess_columns([["review", "stars"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
+    """
+    rows = [row for row in records if len(row) == 2]
+    if not rows or rows[0] is not records[0] or any(name.strip().lower() in _names_of_columns() for name in rows[0]):
+        return None
+    columns = [[value.strip() for value in column] for column in zip(*rows, strict=True)]
+    labels = [place for place, values in enumerate(columns) if _are_labels(values)]
+    if len(labels) != 1:
+        return None
+    texts = columns[1 - labels[0]]
+    if not any(character.isalpha() for character in "".join(texts)):  # numbers of rows, or other figures
+        return None
+    return Guess(text=str(2 - labels[0]), label=str(labels[0] + 1))
+
+
+def _names_of_columns() -> set[str]:
+    """Names that a header may have: those of texts and labels, of any task."""
+    texts = {name for task in all_tasks() for names in task.text_names for name in names}
+    return texts.union(*(task.label_columns for task in all_tasks()))
+
+
+def _are_labels(values: Sequence[str]) -> bool:
+    different = len(set(values))
+    return values[0] in values[1:] and different <= min(MAX_LABELS, len(values) // 2)
 
 
 def _num_fields(line: str, delimiter: str) -> int:

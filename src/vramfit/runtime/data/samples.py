@@ -1,27 +1,39 @@
-"""`Samples`: a data set, tokenized once and kept compactly on the host; batches are made from it."""
+"""`Samples`: a data set, tokenized once and kept compactly on the host; `BatchOrder`: which of them meet in a batch."""
 
 import hashlib
+import random
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from vramfit.runtime.data.bad_rows import BadRow
-from vramfit.runtime.data.encoding import Encoded, check_room, encode_questions, encode_texts, encode_words, texts_of
-from vramfit.runtime.data.examples import Examples, read_examples
-from vramfit.runtime.data.masking import Masking
-from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.data.token_store import TokenStore
+from vramfit.errors import CheckpointError, VramfitError, WorkloadError
+from vramfit.models.tokenizers import load_tokenizer
+from vramfit.planner.lengths import Lengths
+from vramfit.runtime.data.examples import BadRow, Examples, read_examples
+from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.step.inputs import Batch
-from vramfit.techniques.packing import IGNORED
-from vramfit.techniques.padding import padded_width
-from vramfit.workload import Task
+from vramfit.tasks import find_task
+from vramfit.tasks.base import BatchRows
+from vramfit.tasks.parts.reading import Encoded, Tokenizing, check_room, texts_of
+from vramfit.tasks.parts.results import RunningMetrics
+from vramfit.techniques.padding import WINDOW_BATCHES, padded_width
 
-__all__ = ["BadRow", "Samples", "read_ahead", "read_samples"]
+IDS, NUMBERS, OFFSETS = "i", "d", "q"
+"""Types of arrays: tokens and classes, labels that are numbers, places."""
+MAX_ROWS = 200_000
+"""Rows whose tokens are counted; beyond them, a sample as long as the model allows is expected."""
+WHOLE = 2**20
+"""Tokens of a text at most: it is counted before it is cut. Questions are read in windows as they are trained."""
+LONGEST = 512
+"""Tokens of a sequence where neither the model nor the request says."""
+STRIDE = 128
+"""Tokens that two windows of a long context share, in question answering."""
 PART_ROWS = 256
 """Rows of a part that is read ahead: a tokenizer needs about as long for them as a large GPU."""
 
@@ -33,10 +45,10 @@ class Samples:
         task: what they are for.
         label_names: names of the classes, in the order of their numbers.
         bad_rows: rows that were kept out.
-        encoded: the samples, one after another; for question answering, each window of a long context is one.
+        encoded: the samples, one after another; each window of a long text is one, where the task reads windows.
         max_length: the most tokens a sample may have.
         pad_id: the token that fills up.
-        masking: for masked language modelling: how tokens are hidden.
+        hiding: how tokens are hidden, for a task that learns from those.
         token_types: whether the model takes `token_type_ids`.
         notes: what to know of the labels.
     """
@@ -44,19 +56,19 @@ class Samples:
     def __init__(
         self,
         *,
-        task: Task,
+        task: str,
         label_names: Sequence[str],
         bad_rows: Sequence[BadRow],
         encoded: Iterable[Encoded],
         max_length: int,
         pad_id: int,
-        masking: Masking | None,
+        hiding: Any,
         token_types: bool,
         notes: Sequence[str] = (),
     ) -> None:
-        self.task: Task = task
+        self.task = task
         self.label_names = tuple(label_names)
-        """Names of the classes in the order of their numbers; none for question answering and masked-lm."""
+        """Names of the classes in the order of their numbers; none for a task without classes."""
         self.bad_rows = tuple(bad_rows)
         """Rows that were kept out."""
         self.notes = tuple(notes)
@@ -64,11 +76,12 @@ class Samples:
         self.references: list[dict[str, Any]] = []
         """What metrics and predictions need of each sample: its row, its text, what is true of it."""
         self.num_truncated = 0
-        """Rows longer than the length: cut, or for question answering read in several windows."""
+        """Rows longer than the length: cut, or read in several windows."""
         self.longest_before_truncation = 0
         """Tokens of the longest row."""
-        self._pad_id, self._masking = pad_id, masking
-        self._ids, self._types, self._labels = TokenStore(), TokenStore(), TokenStore()
+        self._kind, self._pad_id, self._hiding = find_task(task), pad_id, hiding
+        self._ids, self._types = TokenStore(), TokenStore()
+        self._labels = TokenStore(NUMBERS if self._kind.learns_numbers else IDS)
         self._gather(encoded, max_length)
         self._has_types = token_types and self._types.any()
         self.lengths = self._ids.lengths()
@@ -79,7 +92,7 @@ class Samples:
         """Changes with anything that a model would see: a resumed run checks it."""
 
     def _widths(self) -> Sequence[int]:
-        if self.task == "question-answering":  # its softmax runs over padding too
+        if self._kind.reads_padding:
             return self.lengths
         widest = max(self.lengths, default=0)
         return [padded_width(length, widest) for length in self.lengths]
@@ -97,7 +110,7 @@ class Samples:
             last = number
 
     def _hash(self) -> str:
-        digest = hashlib.blake2b(repr((self.task, self.label_names, self._masking)).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr((self.task, self.label_names, self._hiding)).encode(), digest_size=16)
         for store in (self._ids, self._types, self._labels):
             store.feed(digest)
         return digest.hexdigest()
@@ -109,35 +122,80 @@ class Samples:
         """A batch on the host, padded on the right to its longest sample, or a little further for a common width.
 
         `token_type_ids` are there only where they say something, that is for pairs of texts: without them a model
-        takes them as zeros. Which tokens are masked depends on the epoch and the sample, not on the batch.
+        takes them as zeros.
         """
         width = max(self.widths[i] for i in indices)
-        lengths = np.array([self.lengths[i] for i in indices])
-        mask = (np.arange(width) < lengths[:, None]).astype(np.int64)  # torch would wake all its threads for so little
-        batch = {"input_ids": self._ids.padded(indices, width, self._pad_id), "attention_mask": torch.from_numpy(mask)}
+        lengths = [self.lengths[i] for i in indices]
+        mask = np.arange(width) < np.array(lengths)[:, None]  # torch would wake all its threads for so little
+        batch = {
+            "input_ids": self._ids.padded(indices, width, self._pad_id),
+            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+        }
         if self._has_types:
             batch["token_type_ids"] = self._types.padded(indices, width, 0)
-        if self._masking is not None:
-            return batch | self._hidden(batch["input_ids"], self._masking, indices, epoch)
-        return batch | self._labelled(indices, width)
+        truth = self._kind.truth
+        are_labelled = truth is not None and self.references[indices[0]].get(truth) is not None
+        rows = BatchRows(indices, lengths, epoch, self._labels, are_labelled)
+        return batch | self._kind.batch_labels(batch, rows, self._hiding)
 
-    def _hidden(self, ids: torch.Tensor, masking: Masking, indices: Sequence[int], epoch: int) -> Batch:
-        labels = torch.full_like(ids, IGNORED)
-        for line, marks, index in zip(ids, labels, indices, strict=True):
-            length = self.lengths[index]
-            line[:length], marks[:length] = masking.hide(line[:length].clone(), epoch, index)
-        return {"input_ids": ids, "labels": labels}
 
-    def _labelled(self, indices: Sequence[int], width: int) -> Batch:
-        if self.task == "token-classification" and self.references[indices[0]]["tags"] is not None:
-            return {"labels": self._labels.padded(indices, width, IGNORED)}
-        rows = [self._labels.row(i) for i in indices]
-        if self.task not in ("sequence-classification", "question-answering") or not len(rows[0]):
-            return {}
-        labels = torch.stack(rows)
-        if self.task == "question-answering":
-            return {"start_positions": labels[:, 0].contiguous(), "end_positions": labels[:, 1].contiguous()}
-        return {"labels": labels[:, 0].contiguous()}
+class TokenStore:
+    """Rows of numbers of any length, end to end in flat arrays.
+
+    Args:
+        kind: `IDS`, whole numbers in 4 bytes each, or `NUMBERS`.
+    """
+
+    def __init__(self, kind: str = IDS) -> None:
+        self._values: Any = array(kind)
+        self._ends = array(OFFSETS, [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def add(self, row: Sequence[float]) -> None:
+        """One more row."""
+        self._values.extend(row)
+        self._ends.append(len(self._values))
+
+    def lengths(self) -> list[int]:
+        """Of every row."""
+        return [end - begin for begin, end in zip(self._ends, self._ends[1:], strict=False)]
+
+    def column(self, indices: Sequence[int], place: int) -> torch.Tensor:
+        """One number of each of some rows: as torch likes its indices, or in fp32."""
+        values = np.array([self._values[self._ends[index] + place] for index in indices])
+        return torch.from_numpy(values.astype(np.int64 if self._values.typecode == IDS else np.float32))
+
+    def padded(self, indices: Sequence[int], width: int, fill: int) -> torch.Tensor:
+        """Some rows under each other, filled up to a width."""
+        out = np.full((len(indices), width), fill, dtype=np.int64)
+        values = np.frombuffer(self._values, dtype=np.int32) if self._values else np.zeros(0, dtype=np.int32)
+        for line, index in zip(out, indices, strict=True):
+            begin, end = self._ends[index], self._ends[index + 1]
+            line[: end - begin] = values[begin:end]
+        return torch.from_numpy(out)
+
+    def any(self) -> bool:
+        """Whether anything in it is not zero."""
+        return any(self._values)
+
+    def feed(self, digest: "hashlib.blake2b") -> None:
+        """Adds the content to a hash."""
+        digest.update(self._ends.tobytes())
+        digest.update(self._values.tobytes())
+
+
+def make_metrics(samples: Samples) -> RunningMetrics:
+    """The metrics of a data set's task.
+
+    Raises:
+        WorkloadError: the samples have no labels.
+    """
+    kind = find_task(samples.task)
+    if kind.truth is not None and samples.references[0].get(kind.truth) is None:
+        raise WorkloadError(["the data has no labels, so there is nothing to measure against"])
+    return kind.metrics(samples.label_names)
 
 
 def read_samples(
@@ -169,8 +227,9 @@ def read_samples(
         WorkloadError: a length without room for text, or a tokenizer that cannot do the task.
     """
     examples = read_examples(source, label_names)
-    reading = _Reading(source, tokenizer, max_length, stride, seed, mask_probability, token_types)
-    return reading.samples(examples)
+    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=stride)
+    hiding = source.kind.hiding(tokenizer, seed, mask_probability) if source.needs_labels else None
+    return _samples(source.task, examples, how, hiding, token_types)
 
 
 def read_ahead(
@@ -184,53 +243,117 @@ def read_ahead(
         DataError, WorkloadError: as `read_samples`; what is wrong with rows is known before the first part is there.
     """
     examples = read_examples(source, label_names)
-    reading = _Reading(source, tokenizer, max_length, 0, 0, 0.0, None)
+    how = Tokenizing(tokenizer=tokenizer, max_length=max_length)
     parts = [
         replace(examples, references=examples.references[begin : begin + PART_ROWS])
         for begin in range(0, len(examples.references), PART_ROWS)
     ]
     with ThreadPoolExecutor(1) as thread:
-        reads = deque([thread.submit(reading.samples, parts[0])])
+        reads = deque([thread.submit(_samples, source.task, parts[0], how)])
         for part in [*parts[1:], None]:
             made = reads.popleft().result()
             if part is not None:
-                reads.append(thread.submit(reading.samples, part))
+                reads.append(thread.submit(_samples, source.task, part, how))
             yield made
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How examples become samples."""
-
-    source: DataSource
-    tokenizer: Any
-    max_length: int
-    stride: int
-    seed: int
-    mask_probability: float
-    token_types: bool | None
-
-    def samples(self, examples: Examples) -> Samples:
-        source, tokenizer = self.source, self.tokenizer
-        learns_masks = source.task == "masked-lm" and source.needs_labels
-        masking = Masking.of(tokenizer, self.seed, self.mask_probability) if learns_masks else None
-        check_room(tokenizer, self.max_length, pair=len(texts_of(examples.references[0])) > 1)
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        return Samples(
-            task=source.task,
-            label_names=examples.label_names,
-            bad_rows=examples.bad_rows,
-            encoded=_encode(source, examples, tokenizer, self.max_length, self.stride),
-            max_length=self.max_length,
-            pad_id=tokenizer.pad_token_id or 0,
-            masking=masking,
-            token_types=takes_types if self.token_types is None else self.token_types,
-            notes=examples.notes,
-        )
+def _samples(
+    task: str, examples: Examples, how: Tokenizing, hiding: Any = None, token_types: bool | None = None
+) -> Samples:
+    tokenizer = how.tokenizer
+    check_room(tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
+    takes_types = "token_type_ids" in tokenizer.model_input_names
+    return Samples(
+        task=task,
+        label_names=examples.label_names,
+        bad_rows=examples.bad_rows,
+        encoded=find_task(task).encode(examples.references, replace(how, label_names=examples.label_names)),
+        max_length=how.max_length,
+        pad_id=tokenizer.pad_token_id or 0,
+        hiding=hiding,
+        token_types=takes_types if token_types is None else token_types,
+        notes=examples.notes,
+    )
 
 
-def _encode(source: DataSource, examples: Examples, tokenizer: Any, max_length: int, stride: int) -> Iterable[Encoded]:
-    if source.task == "question-answering":
-        return encode_questions(examples.references, tokenizer, max_length, stride)
-    encode = encode_words if source.task == "token-classification" else encode_texts
-    return encode(examples.references, tokenizer, max_length, examples.label_names)
+def lengths_of_data(
+    path: str, *, task: str, tokenizer: str, max_length: int, text_columns: tuple[str, ...] = ()
+) -> Lengths:
+    """Tokens of each sample, special ones included; rows that cannot be used are left out.
+
+    Args:
+        path: what `DataSource` takes.
+        task: of the model.
+        tokenizer: a folder with a tokenizer, or a hub id.
+        max_length: of a window, where questions are asked.
+        text_columns: guessed from their names where empty.
+
+    Raises:
+        VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
+    """
+    source = without_labels(path, task, text_columns, MAX_ROWS + 1)
+    try:
+        counter = load_tokenizer(tokenizer)
+    except CheckpointError as error:
+        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
+    limit = max_length if source.kind.reads_windows else WHOLE
+    samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
+    found = tuple(max(n, 1) for n in samples.lengths)
+    is_whole = len(found) <= MAX_ROWS
+    first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
+    return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
+
+
+class BatchOrder:
+    """The effective batches of each epoch.
+
+    Args:
+        lengths: tokens of each sample.
+        batch: samples of an effective batch.
+        seed: of the shuffling.
+        shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
+            known at once, else as the samples come.
+        bucket: let samples of like length meet, which saves padding.
+
+    >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
+    [[2, 0], [1]]
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"a batch of {batch} samples")
+        self._lengths = lengths
+        self._batch = batch
+        self._seed = seed
+        self._shuffle = shuffle
+        self._bucket = bucket
+
+    @property
+    def num_batches(self) -> int:
+        """Effective batches an epoch."""
+        return -(-len(self._lengths) // self._batch)
+
+    def epoch(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, each a list of samples; every sample is in one. The last may be smaller."""
+        order = list(range(len(self._lengths)))
+        if not self._shuffle:
+            return self._cut(self._longest_first(order) if self._bucket else order)
+        draw = random.Random(f"{self._seed}/{epoch}")
+        draw.shuffle(order)
+        if not self._bucket:
+            return self._cut(order)
+        whole = len(order) - len(order) % self._batch
+        window = WINDOW_BATCHES * self._batch
+        batches = []
+        for begin in range(0, whole, window):
+            batches += self._cut(self._longest_first(order[begin : min(begin + window, whole)]))
+        draw.shuffle(batches)
+        return batches + self._cut(order[whole:])
+
+    def _longest_first(self, samples: list[int]) -> list[int]:
+        return sorted(samples, key=lambda i: (-self._lengths[i], i))
+
+    def _cut(self, samples: list[int]) -> list[list[int]]:
+        return [samples[i : i + self._batch] for i in range(0, len(samples), self._batch)]

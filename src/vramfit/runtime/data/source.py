@@ -4,15 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.workload import CHOICES, Task
+from vramfit.tasks import DEFAULT, Task, find_task, task_names, trained_tasks
 
-NUM_TEXT_COLUMNS = {
-    "sequence-classification": (1, 2),
-    "token-classification": (1, 1),
-    "question-answering": (2, 2),
-    "masked-lm": (1, 1),
-}
-"""Tasks that data can be read for, with the fewest and the most columns of text they take."""
 STANDARD_INPUT = "-"
 
 
@@ -20,7 +13,7 @@ STANDARD_INPUT = "-"
 class DataSource:
     """A data set as the user names it.
 
-    >>> DataSource(path="train.csv", task="sequence-classification").name
+    >>> DataSource(path="train.csv").name
     'train.csv'
 
     Raises:
@@ -30,8 +23,8 @@ class DataSource:
     path: str
     """`.csv`, `.tsv`, `.jsonl`, `.json` (SQuAD's form too), `.txt`, `.conll`, a folder that `datasets` saved, or `-`
     for standard input: JSON lines or plain text."""
-    task: Task
-    """`sequence-classification`, `token-classification`, `question-answering` or `masked-lm`."""
+    task: str = DEFAULT
+    """One that is trained."""
     text_columns: tuple[str, ...] = ()
     """One column, or two for pairs of texts; guessed from the names where empty. In a file without a header, positions
     from 1."""
@@ -48,11 +41,11 @@ class DataSource:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.task not in NUM_TEXT_COLUMNS:
-            kind = "has no data set to read" if self.task in CHOICES["task"] else "is no task"
-            problems.append(f"task {self.task!r} {kind}; those that do: {', '.join(NUM_TEXT_COLUMNS)}")
+        if self.task not in trained_tasks():
+            kind = "has no data set to read" if self.task in task_names() else "is no task"
+            problems.append(f"task {self.task!r} {kind}; those that do: {', '.join(trained_tasks())}")
         elif self.text_columns:
-            least, most = NUM_TEXT_COLUMNS[self.task]
+            least, most = self.kind.num_texts
             if not least <= len(self.text_columns) <= most:
                 wanted = f"{least}" if least == most else f"{least} or {most}"
                 problems.append(f"{self.task} reads {wanted} columns of text, not {len(self.text_columns)}")
@@ -62,17 +55,18 @@ class DataSource:
             raise WorkloadError(problems)
 
     @property
+    def kind(self) -> Task:
+        """Its task."""
+        return find_task(self.task)
+
+    @property
     def name(self) -> str:
         """For messages."""
         return "standard input" if self.path == STANDARD_INPUT else self.path
 
 
 def without_labels(path: str, task: str, text_columns: tuple[str, ...] = (), max_rows: int | None = None) -> DataSource:
-    """A data set of which only the lengths are wanted; of a task that none is read for, texts or pairs of them.
-
-    >>> without_labels("train.csv", "multiple-choice").task
-    'sequence-classification'
-    """
-    read_for = task if task in NUM_TEXT_COLUMNS else "sequence-classification"
+    """A data set of which only the lengths are wanted; of a task that none is read for, texts or pairs of them."""
     settings: dict[str, Any] = {"needs_labels": False, "skip_bad_rows": True, "max_rows": max_rows}
+    read_for = task if task in trained_tasks() else DEFAULT
     return DataSource(path=path, task=read_for, text_columns=text_columns, **settings)

@@ -8,8 +8,8 @@ import torch
 
 from vramfit.runtime.distributed.accord import Accord
 from vramfit.runtime.distributed.heartbeat import Heartbeat
-from vramfit.runtime.distributed.ranks import Ranks, Unanimous
 from vramfit.runtime.distributed.world import World, join, launched_world, leave
+from vramfit.step.ranks import Ranks, Unanimous
 from vramfit.workload import Parallel
 
 Made = TypeVar("Made")

@@ -6,29 +6,27 @@ pass never leaves another rank waiting in a collective; what that costs is the o
 backward pass.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from vramfit.runtime.distributed.accord import Accord
+from vramfit.step.ranks import Alone
 from vramfit.step.touch import Touch
-from vramfit.step.window import clip
 
 NUM_PRIMINGS = 2
 """DDP lays its buckets out anew after the first backward pass, by the order in which gradients came."""
 
 
-class Replicas:
-    """A model of which every rank has all.
+class Replicas(Alone):
+    """A model of which every rank has all. Passes talk to nobody, and gradients are the same on all ranks.
 
     Args:
         model: on this rank's device, with its techniques applied; rank 0's weights are sent to all.
         accord: the votes of this world.
     """
 
-    is_sharded = False
+    accord: Accord
 
     def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
         self.accord = accord
@@ -55,19 +53,6 @@ class Replicas:
         for parameter, view in zip(self._learned, self._views, strict=True):
             parameter.grad = view
 
-    def forget(self) -> None:
-        """Nothing is under way between votes."""
-
-    def rest(self) -> None:
-        """Nothing was gathered."""
-
-    def num_passes(self, own: int) -> int:
-        """As many as there are micro-batches: passes talk to nobody."""
-        return own
-
-    def before_pass(self, index: int, num_passes: int) -> None:
-        """Passes talk to nobody."""
-
     def synchronise(self) -> None:
         """Reduce the gradients; parameters that no rank used have none, as with one process."""
         used = self.accord.any([index in self._used for index in range(len(self._learned))])
@@ -76,14 +61,6 @@ class Replicas:
         for parameter, is_used in zip(self._learned, used, strict=True):
             if not is_used:
                 parameter.grad = None
-
-    def unscale(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """All ranks have the same gradients."""
-        scaler.unscale_(optimizer)
-
-    def clip(self, parameters: Sequence[torch.nn.Parameter], max_grad_norm: float | None) -> None:
-        """All ranks have the same gradients."""
-        clip(parameters, max_grad_norm)
 
     def _reduce(self) -> None:
         self._wrapper().backward(self._one)

@@ -16,13 +16,14 @@ from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.distributed.accord import Accord
 from vramfit.step.own_parts import local
+from vramfit.step.ranks import Alone
 
 ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By the names they have from torch 2.13 on, and before."""
 
 
-class Shards:
+class Shards(Alone):
     """A model of which every rank has a part.
 
     Args:
@@ -35,6 +36,7 @@ class Shards:
     """
 
     is_sharded = True
+    accord: Accord
 
     def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
         if any(hasattr(p, "__tensor_flatten__") for p in model.parameters()):
@@ -55,9 +57,6 @@ class Shards:
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_custom_all_gather(_VotedAllGather(accord))  # type: ignore[arg-type]
                 module.set_custom_reduce_scatter(_VotedReduceScatter(accord))  # type: ignore[arg-type]
-
-    def begin(self) -> None:
-        """Gradients are made by the first pass."""
 
     def forget(self) -> None:
         """Every layer is a shard again, and what was gathered or added up is dropped."""
@@ -88,9 +87,6 @@ class Shards:
     def before_pass(self, index: int, num_passes: int) -> None:
         """Gradients are reduced in the last pass only."""
         self._model.set_requires_gradient_sync(index == num_passes - 1)
-
-    def synchronise(self) -> None:
-        """The last pass has done it."""
 
     def unscale(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         """As `GradScaler.unscale_` does it, on every rank's own part; an overflow anywhere is one everywhere."""

@@ -8,14 +8,10 @@ from typing import Any
 import torch
 
 from vramfit.records.run import Status
-from vramfit.runtime.data.metrics import make_metrics
-from vramfit.runtime.data.order import BatchOrder
-from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.data.samples import BatchOrder, Samples, make_metrics
 from vramfit.runtime.distributed.company import Company
-from vramfit.runtime.distributed.shards import share_out
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.splitting import lengths_of
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.divergence import Watch
@@ -39,8 +35,10 @@ from vramfit.runtime.training.state import (
 )
 from vramfit.step.inputs import Batch
 from vramfit.step.own_parts import local
+from vramfit.step.splitting import lengths_of, share_out
+from vramfit.tasks.base import IGNORED
+from vramfit.tasks.parts.losses import attended
 from vramfit.techniques import packing
-from vramfit.techniques.packing import IGNORED, attended
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,12 +9,12 @@ import torch
 from vramfit import __version__
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
-from vramfit.runtime.data.encoding import texts_of
-from vramfit.runtime.data.metrics import make_metrics
+from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data
 from vramfit.settings import CHOSEN, chosen_in_words
+from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 

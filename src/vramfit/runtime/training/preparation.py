@@ -15,26 +15,23 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.records.load_report import LoadReport
+from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.examples import check_classes
-from vramfit.runtime.data.lengths import LONGEST, STRIDE
-from vramfit.runtime.data.samples import Samples, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, SETTINGS
 from vramfit.stages import tell
-from vramfit.techniques import offloading
-from vramfit.techniques.application import apply_techniques
+from vramfit.tasks import find_task
+from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
-HEADS_BY_LABELS = ("sequence-classification", "token-classification")
 KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
@@ -156,7 +153,7 @@ def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, 
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
-    return len(data.train.label_names) or None if request.task in HEADS_BY_LABELS else None
+    return find_task(request.task).num_labels(data.train.label_names)
 
 
 def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
@@ -221,11 +218,7 @@ def load_model(
     model, report = load_request(asked, progress=progress)
     name_labels(model, data.train.label_names)
     torch.manual_seed(request.seed)
-    apply_techniques(model, workload)
-    if workload.offload == "weights":
-        offloading.apply(model, 0, place.device, trains=True)
-    elif on_host:
-        move(model, place.device)
+    prepare(model, workload, place.device if on_host else None, compiles=False)  # the session does, and tells of it
     return model, report
 
 
@@ -235,22 +228,6 @@ def name_labels(model: Any, names: tuple[str, ...]) -> None:
         return
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
-
-
-def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Bring a model to a device tensor by tensor, quantized ones part by part; shared ones stay shared."""
-    moved: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            if id(parameter) not in moved:
-                parts = {part: inner.detach().to(device) for part, inner in inner_tensors(parameter)}
-                moved[id(parameter)] = with_inner_tensors(parameter, parts)
-            module._parameters[name] = moved[id(parameter)]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

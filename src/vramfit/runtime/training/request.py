@@ -12,10 +12,9 @@ from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
-from vramfit.workload import TRAINED_TASKS, Workload
+from vramfit.tasks import all_tasks, trained_tasks
+from vramfit.workload import Workload
 
-SMOOTHED: tuple[str, ...] = ("sequence-classification", "token-classification", "masked-lm")
-"""Tasks whose loss can be smoothed."""
 DEFAULT_BATCH = 32
 
 
@@ -265,9 +264,13 @@ class TrainRequest(_Options):
 
 def _contradictions(r: TrainRequest) -> list[str]:
     is_cuda = str(r.device).split(":")[0] == "cuda"
+    smoothed = [task.name for task in all_tasks() if task.can_smooth]
     smooths = isinstance(r.label_smoothing, int | float) and r.label_smoothing > 0
     rules = [
-        (r.task not in TRAINED_TASKS, f"task {r.task} is not one of {', '.join(TRAINED_TASKS)}, which can be trained"),
+        (
+            r.task not in trained_tasks(),
+            f"task {r.task} is not one of {', '.join(trained_tasks())}, which can be trained",
+        ),
         (
             r.device not in (None, "cpu", "emulated") and not is_cuda,
             f"device {r.device!r} is not one of cuda, cuda:N, cpu, emulated",
@@ -280,8 +283,8 @@ def _contradictions(r: TrainRequest) -> list[str]:
         (r.patience is not None and r.eval_data is None, "patience needs eval_data: nothing says what is better"),
         (r.eval_every is not None and r.eval_data is None, "eval_every needs eval_data"),
         (
-            smooths and r.task not in SMOOTHED,
-            f"label_smoothing is for {', '.join(SMOOTHED)}, not {r.task}",
+            smooths and r.task not in smoothed,
+            f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
         ),
         (bool(r.graphs) and smooths, "graphs and label_smoothing do not go together yet"),
         (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,14 @@ from vramfit.loader.budget import available_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import BatchOrder
 from vramfit.runtime.distributed.company import Company
-from vramfit.runtime.distributed.ranks import Ranks
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
 from vramfit.runtime.training.journal import Journal
 from vramfit.runtime.training.loop import Loop, Parts
-from vramfit.runtime.training.losses import num_labelled, smoothed_loss
 from vramfit.runtime.training.outcome import settings_in_words
 from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
@@ -32,6 +31,8 @@ from vramfit.runtime.training.schedule import Schedule
 from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.runtime.training.weight_decay import make_optimizer
 from vramfit.step.own_parts import full
+from vramfit.step.ranks import Ranks
+from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import compiling
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
@@ -133,22 +134,22 @@ class Session:
         ranks: Ranks | None,
     ) -> Stepper:
         w, smoothing = self._workload, self._request.label_smoothing
-        return Stepper(
+        stepper = Stepper(
             model,
             optimizer,
-            micro_batch=w.micro_batch,
-            seq=w.seq,
-            memory=limit_bytes,
-            max_grad_norm=self._request.max_grad_norm,
+            replace(
+                w,
+                memory=limit_bytes,
+                max_grad_norm=self._request.max_grad_norm,
+                host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
+            ),
             scheduler=schedule,
-            precision=w.precision,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
-            count_fn=num_labelled if smoothing else None,
-            offload=w.offload,
-            host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
-            graphs=w.graphs,
+            count_fn=(lambda batch: num_labelled(batch["labels"])) if smoothing else None,
             ranks=ranks,
         )
+        stepper.task = w.task
+        return stepper
 
     def _loading(self, done_bytes: int, total_bytes: int) -> None:
         self._on_event(events.Loading(done_bytes=done_bytes, total_bytes=total_bytes))

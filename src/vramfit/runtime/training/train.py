@@ -31,6 +31,7 @@ from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saved_plan import saved_plan, suited
 from vramfit.runtime.training.seeding import seed_everything
 from vramfit.runtime.training.session import Session
+from vramfit.tasks import find_task
 from vramfit.units import counted
 from vramfit.workload import Workload
 
@@ -264,7 +265,7 @@ def _say_what_was_read(data: Data, on_event: events.OnEvent) -> None:
             text = f"{rows} of the {name} data {are} left out; the first is row {first.row}: "
             on_event(events.Note(text=text + first.what, warns=True))
         if samples.num_truncated:
-            how = "read in overlapping windows" if samples.task == "question-answering" else "cut"
+            how = find_task(samples.task).long_texts
             are = "is" if samples.num_truncated == 1 else "are"
             rows = counted(samples.num_truncated, "row")
             text = f"{rows} of the {name} data {are} longer than {max(samples.lengths):,} tokens and {how}; "

@@ -14,36 +14,32 @@ from vramfit.loader.origin import find_model, find_origin
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import AUTO_CLASSES, supported_attention, supported_tasks
+from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.data.encoding import texts_of
-from vramfit.runtime.data.lengths import LONGEST, STRIDE
-from vramfit.runtime.data.samples import Samples, read_ahead, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.output_folder import not_a_model
 from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import HEADS_BY_LABELS, gpu_here
+from vramfit.runtime.training.preparation import gpu_here
+from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
+from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques import packing
 from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.units import parse_bytes
-from vramfit.workload import CHOICES, TRAINED_TASKS, Attention, Precision, Task
+from vramfit.workload import CHOICES, Attention, Precision
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
 MAX_PACKED_TOKENS = 65_536
 """Of a packed row: products of so many rows are as fast as they get, and the host makes the next row meanwhile."""
-FINE_TUNED: tuple[Task, ...] = ("sequence-classification", "token-classification", "question-answering")
-"""Tasks of heads whose weights families call by the same names: no file says which of them it holds."""
-NOT_PACKED: tuple[Task, ...] = ("masked-lm",)
-"""Tasks whose outputs are not laid out twice."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
 FINE_TUNE = "fine-tune it first: vramfit train"
-FINE_TUNE_OR_FEATURES = "fine-tune it first (vramfit train), or serve its vectors: --task features"
+FINE_TUNE_OR_VECTORS = f"fine-tune it first (vramfit train), or serve its vectors: --task {encoder_alone().name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +47,7 @@ class TrainedModel:
     """A model's folder, understood; its weights are loaded when the data is known to be good."""
 
     model: str
-    task: Task
+    task: str
     label_names: tuple[str, ...]
     tokenizer: Any
     max_length: int
@@ -62,6 +58,21 @@ class TrainedModel:
     """Whether the configuration names the head of the task."""
     learned_pairs: bool = False
     """Whether the record of its run says that texts came in pairs."""
+
+    @property
+    def kind(self) -> Task:
+        """Its task."""
+        return find_task(self.task)
+
+    @property
+    def tokenizing(self) -> Tokenizing:
+        """How texts become tokens for it."""
+        return Tokenizing(
+            tokenizer=self.tokenizer,
+            max_length=self.max_length,
+            label_names=self.label_names,
+            stride=min(STRIDE, self.max_length // 4),
+        )
 
     def check_head(self) -> None:
         """Look for a head that the configuration does not name, before data is read by labels that mean nothing.
@@ -86,16 +97,16 @@ class TrainedModel:
             self.tokenizer,
             max_length=self.max_length,
             label_names=self.label_names or None,
-            stride=min(STRIDE, self.max_length // 4),
+            stride=self.tokenizing.stride,
         )
 
     def read_ahead(self, source: DataSource) -> Iterator[Samples]:
-        """The samples of a file in parts, each tokenized while the one before it is in use; questions come as one.
+        """The samples of a file in parts, each tokenized while the one before it is in use; windows come as one.
 
         Raises:
             DataError: rows, columns or files that cannot be used.
         """
-        if self.task == "question-answering":
+        if self.kind.reads_windows:
             return iter([self.read(source)])
         return read_ahead(
             replace(source, of_model=True),
@@ -120,7 +131,7 @@ class TrainedModel:
             gpu: the GPU that a batch is to be chosen for, where it is another one.
 
         Raises:
-            WorkloadError: no such attention, or packed for a task whose outputs are as large as the vocabulary.
+            WorkloadError: no such attention, or packed for a task whose outputs are not laid out again.
             UnknownGPU: no such GPU in the catalogue.
         """
         if asked is not None and asked not in CHOICES["attention"]:
@@ -128,13 +139,12 @@ class TrainedModel:
             raise WorkloadError(
                 [f"attention {asked!r} is not one of {', '.join(CHOICES['attention'])} (nearest: {near})"]
             )
-        if asked == "packed" and self.task in NOT_PACKED:
-            raise WorkloadError(
-                [f"attention packed: {self.task} gives a logit for every word of every token; take sdpa"]
-            )
+        why_not = self.kind.why_not_unpacked
+        if asked == "packed" and why_not is not None:
+            raise WorkloadError([f"attention packed: {self.task} {why_not}; take sdpa"])
         if asked is not None:
             return asked
-        pays = "packed" in self.attentions and self.task not in NOT_PACKED
+        pays = "packed" in self.attentions and why_not is None
         pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
         return "packed" if pays and has_packed_kernel(place.device, precision) else None
 
@@ -227,48 +237,48 @@ def open_model(
     task: str | None = None,
     seq: int | None = None,
     trust_remote_code: bool = False,
-    or_features: bool = False,
+    or_vectors: bool = False,
 ) -> TrainedModel:
     """What a model's folder says of itself.
 
     Args:
         task: None takes the head that the configuration names.
         seq: cut sequences at so many tokens; None takes what the model allows.
-        or_features: an encoder without a head is welcome too, as task features.
+        or_vectors: an encoder without a head is welcome too, for its vectors.
 
     Raises:
         UnknownModel, CheckpointError: no model there, no tokenizer, or the head of another task.
         WorkloadError: an encoder without a head, or a task that cannot be evaluated.
     """
-    resolved = _resolve(model, task or "features", trust_remote_code)
+    resolved = _resolve(model, task or encoder_alone().name, trust_remote_code)
     config = resolved.config
     named = _tasks_of(config)
-    found = task or next(iter(named), None) or ("features" if or_features else None)
-    if found not in TRAINED_TASKS and not (or_features and found == "features"):
+    found = task or next(iter(named), None) or (encoder_alone().name if or_vectors else None)
+    kind = None if found is None else find_task(found)
+    if kind is None or not (kind.is_trained or (or_vectors and kind.is_served)):
         raise WorkloadError(
             [f"{model} has {'no head' if found is None else f'task {found}'}: it cannot answer"],
-            hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(TRAINED_TASKS)}",
+            hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(trained_tasks())}",
         )
-    other = next((name for name in named if name in FINE_TUNED), None)
-    if other is not None and found in TRAINED_TASKS and found not in named:
+    other = next((name for name in named if find_task(name).shares_head_names), None)
+    if other is not None and kind.is_trained and kind.name not in named:
         raise CheckpointError(
-            f"{model} has no trained head for {found}: it was saved as {', '.join(config.architectures)}",
+            f"{model} has no trained head for {kind.name}: it was saved as {', '.join(config.architectures)}",
             file=model,
             hint=f"leave --task out: its head is for {other}",
         )
     tokenizer = load_tokenizer(model)
     limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
-    names = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if found in HEADS_BY_LABELS else ()
-    kind: Any = found
+    names = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if kind.has_classes else ()
     return TrainedModel(
         model=model,
-        task=kind,
+        task=kind.name,
         label_names=names,
         tokenizer=tokenizer,
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
-        names_head=found in named,
+        names_head=kind.name in named,
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
     )
 
@@ -308,8 +318,8 @@ def _tasks_of(config: Any) -> tuple[str, ...]:
     architectures = getattr(config, "architectures", None) or ()
     tasks = []
     for task in supported_tasks(config):
-        found = getattr(transformers, AUTO_CLASSES[task])._model_mapping.get(type(config), None)
+        found = getattr(transformers, find_task(task).auto_class)._model_mapping.get(type(config), None)
         classes = found if isinstance(found, tuple | list) else (found,)
-        if task in TRAINED_TASKS and any(c.__name__ in architectures for c in classes if c is not None):
+        if find_task(task).is_trained and any(c.__name__ in architectures for c in classes if c is not None):
             tasks.append(task)
     return tuple(tasks)

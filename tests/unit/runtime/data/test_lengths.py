@@ -9,8 +9,8 @@ import pytest
 from vramfit.errors import VramfitError
 from vramfit.models.hub import NotOnHubError
 from vramfit.planner.lengths import Lengths
-from vramfit.runtime.data import lengths as lengths_module
-from vramfit.runtime.data.lengths import lengths_of_data
+from vramfit.runtime.data import samples as samples_module
+from vramfit.runtime.data.samples import lengths_of_data
 
 JOB: dict[str, Any] = {"task": "sequence-classification", "max_length": 8}
 WORDS = ("a", "few", "words", "of", "text", "to", "count")
@@ -86,7 +86,7 @@ def test_pairs_are_counted_together(tmp_path: Path, tokenizer: str) -> None:
 def test_where_not_all_rows_were_seen_the_longest_is_expected(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths_module, "MAX_ROWS", 4)
+    monkeypatch.setattr(samples_module, "MAX_ROWS", 4)
     file = tmp_path / "train.csv"
     file.write_text("text\n" + "a few words\n" * 9)
     found = count(file, tokenizer=tokenizer)

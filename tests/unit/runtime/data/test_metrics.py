@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.classes import ClassCounts
-from vramfit.runtime.data.metrics import ClassMetrics, RunningMetrics, make_metrics
-from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.data.samples import Samples, make_metrics
+from vramfit.tasks.parts.results import ClassCounts, RunningMetrics
+from vramfit.tasks.sequence_classification import ClassMetrics
 
 QUESTIONS = [
     {"question": "where is anna", "context": "a b c d e f good bad film very berlin a b", "answers": ["very berlin"]},

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from vramfit.runtime.data.predictions import merge_windows, predictions
+from vramfit.tasks import find_task
+from vramfit.tasks.parts.reading import Tokenizing
+
+
+def predictions(
+    output: Any, batch: Any, references: Any, names: Any, task: str, tokenizer: Any = None
+) -> list[dict[str, Any]]:
+    how = Tokenizing(tokenizer=tokenizer, max_length=12, label_names=names)
+    return find_task(task).predictions(output, batch, references, how)
 
 
 def test_a_label_with_its_probability(read: Any, write: Any) -> None:
@@ -57,7 +65,7 @@ def test_windows_of_a_question_become_one_row(read: Any, write: Any) -> None:
     logits = 5.0 * (batch["input_ids"] == berlin).float()
     output = SimpleNamespace(start_logits=logits, end_logits=logits)
     found = predictions(output, batch, samples.references, (), samples.task)
-    first, second = merge_windows(reversed(found))
+    first, second = find_task(samples.task).merged(reversed(found))
     assert (first["id"], first["answer"], first["score"]) == ("x", "berlin", 10.0)
     assert rows[0]["context"][first["start"] : first["end"]] == "berlin"
     assert (second["id"], second["row"], second["index"]) == ("y", 2, 1)

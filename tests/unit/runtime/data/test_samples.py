@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vramfit.runtime.data.samples import read_samples
 from vramfit.runtime.data.source import DataSource
-from vramfit.techniques.packing import IGNORED
+from vramfit.tasks.base import IGNORED
 
 
 def test_samples_are_padded_to_the_longest_of_their_batch(write: Any, read: Any, tokenizer: Any) -> None:

@@ -193,13 +193,14 @@ class _NumbersFail(TorchDispatchMode):
 
 
 def _fail_after_step(stepper: Any) -> None:
-    usual = stepper._commit
+    usual = stepper._step.commit
 
-    def commit() -> None:
-        usual()
+    def commit(room: Any) -> bool:
+        taken: bool = usual(room)
         _NumbersFail().__enter__()
+        return taken
 
-    stepper._commit = commit
+    stepper._step.commit = commit
 
 
 def _fail_in_collective(what: str) -> None:

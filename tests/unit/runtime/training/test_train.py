@@ -159,7 +159,7 @@ def test_a_run_that_was_short_of_memory_says_so(tmp_path: Path, monkeypatch: pyt
 
 def test_what_was_given_back_before_a_run_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 12])
-    monkeypatch.setattr("vramfit.runtime.training.place.find_device", lambda *names: torch.device("cuda", 0))
+    monkeypatch.setattr("vramfit.runtime.training.place.find_device", lambda name, *more: torch.device(name or "cuda"))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(counts)})
     assert Place("cuda").num_retries == 7
     assert Place("cpu").num_retries is None

@@ -1,0 +1,133 @@
+"""`StepSettings`: what a `Stepper` is told, and what it cannot do right, said before anything is begun."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+
+from vramfit.errors import WorkloadError, nearest_names
+from vramfit.records.plan import Plan
+from vramfit.runtime.invariance import across_samples, warn_of_names
+from vramfit.techniques import layer_inputs, offloading
+from vramfit.units import parse_bytes, plain
+from vramfit.workload import CHOICES, HOST_STEPS, Attention, Offload, Precision, Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """The settings of a workload that a step needs; the others change the model, which is prepared before."""
+
+    micro_batch: int = 0
+    """Samples of full length that one forward pass may see; more of shorter ones are allowed as long as their tokens,
+    padding included, are no more."""
+    seq: int | None = None
+    """The full length; None takes that of the first batch."""
+    precision: Precision = "fp32"
+    """fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16."""
+    max_grad_norm: float | None = None
+    """Clip the gradient of the whole batch to this norm."""
+    memory: str | int | None = None
+    """On a GPU, what PyTorch may reserve from now on. Segments made from now on can grow: those of fixed size are soon
+    in pieces when lengths vary."""
+    offload: Offload | None = None
+    """`optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the gradients;
+    `weights` does so too, for a model whose layers wait there."""
+    host_memory: str | int | None = None
+    """What that may take of the host's memory."""
+    graphs: bool = False
+    """Record packed passes as CUDA graphs and replay them, once one has run as it is. For amp-bf16 and bf16, on a GPU
+    of sm_80 or newer; whatever cannot be recorded runs as it is. A change of the model is seen at the next step, but
+    hooks are not called by a replay."""
+    attention: Attention | None = None
+    """`packed` packs batches; None does so where the model takes packed ones."""
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Whether the optimizer lives in host memory."""
+        return self.offload in HOST_STEPS
+
+    @property
+    def host_bytes(self) -> int | None:
+        """`host_memory` as a number."""
+        return None if self.host_memory is None else parse_bytes(self.host_memory, name="host_memory")
+
+    @classmethod
+    def of(cls, plan: Plan | Workload | None, given: dict[str, Any]) -> Self:
+        """Those that are given, and of the others those of a plan.
+
+        Raises:
+            WorkloadError: a keyword that a step does not have.
+        """
+        names = [field.name for field in fields(cls)]
+        problems = [
+            f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, names))})"
+            for name in given
+            if name not in names
+        ]
+        if problems:
+            raise WorkloadError(problems)
+        made: dict[str, Any] = {}
+        if plan is not None:
+            workload = plan.workload if isinstance(plan, Plan) else plan
+            made = {name: getattr(workload, name) for name in names}
+            made["attention"] = "packed" if workload.attention == "packed" else None
+            made["memory"] = plan.budget_bytes if isinstance(plan, Plan) else workload.memory
+        made |= {name: plain(value) for name, value in given.items() if value is not None}
+        return cls(**made)
+
+
+def check(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: StepSettings, loss_fn: Any, count_fn: Any
+) -> None:
+    """Every contradiction at once.
+
+    Raises:
+        WorkloadError: there is one.
+    """
+    micro_batch, precision = settings.micro_batch, settings.precision
+    problems = [*across_samples(model), *_wrong_offload(model, settings.offload)]
+    if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
+        shown = None if micro_batch == 0 else micro_batch
+        problems.append(f"micro_batch {shown!r} is not a whole number from 1, and no plan gives one")
+    if (loss_fn is None) != (count_fn is None):
+        problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
+    trainable = [p for p in CHOICES["precision"] if p != "fp16"]
+    if precision not in trainable:
+        problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
+    if problems:
+        raise WorkloadError(problems)
+    warn_of_names(model, loss_fn)
+
+
+def check_batch(batch: Any) -> None:
+    """Refuse a batch that holds no tensors, before it is split.
+
+    Raises:
+        WorkloadError: what it holds.
+    """
+    if not batch:
+        raise WorkloadError(["the batch is empty"], hint="give a dict of tensors, one row a sample")
+    arrays = [name for name, value in batch.items() if type(value).__module__ == "numpy"]
+    if arrays:
+        problem = f"{', '.join(arrays)} of the batch: numpy arrays, not tensors"
+        raise WorkloadError([problem], hint="make tensors of them with torch.from_numpy")
+
+
+def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
+    """What does not go with where the weights are."""
+    layers = offloading.layer_slots_of(model)
+    if offload not in (None, "optimizer", "weights", "activations"):
+        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
+    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
+        return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
+    if layers is None:
+        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
+    if not layers.trains:
+        return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
+    if offload != "weights":
+        return ["the model's layers wait in host memory: take offload='weights'"]
+    if not getattr(model, "is_gradient_checkpointing", False):
+        return ["offload weights computes every layer again in backward: checkpointing must be full"]
+    return []

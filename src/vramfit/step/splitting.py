@@ -1,0 +1,197 @@
+"""How an effective batch is split: among ranks, and into micro-batches by tokens, longest samples first.
+
+Runs split batches of tensors; the planner asks for the same passes by lengths alone.
+"""
+
+import heapq
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vramfit.step.inputs import Batch
+from vramfit.step.ranks import Ranks
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import PLACES, HeadLoss, attended
+from vramfit.techniques.packing import is_per_token
+from vramfit.techniques.padding import padded_width
+
+
+def split(
+    batch: Batch, max_tokens: int, *, packs: bool = False, evenly: bool = False, num_at_least: int = 1
+) -> list[Batch]:
+    """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
+
+    Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
+    only on the lengths and the limit.
+
+    Args:
+        packs: the sequences will lie end to end, so that only their own tokens count.
+        evenly: rows that lie end to end are to be about as long as each other, not full but for the last.
+        num_at_least: micro-batches wanted, as far as there are samples: the fullest ones are halved.
+    """
+    lengths = lengths_of(batch, packs=packs)
+    if packs:
+        filled = _fill(lengths, max_tokens)
+        filled = _halved(_level(lengths, max_tokens, filled) if evenly else filled, num_at_least)
+        return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
+    if num_at_least <= 1 and len(lengths) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
+        return [batch]  # fits as it is: no copy
+    grouped = _halved(_group(lengths, max_tokens), num_at_least)
+    return [take_rows(batch, rows, lengths[rows[0]]) for rows in grouped]
+
+
+def passes_of(
+    batch: Batch, loss: HeadLoss, max_tokens: int, ranks: Ranks, *, packs: bool, evenly: bool
+) -> tuple[list[Batch], int]:
+    """This rank's micro-batches of an effective batch, and how many of them count; dummy passes come last.
+
+    Args:
+        evenly: see `split`; for a rank that is alone.
+    """
+    if ranks.size == 1:
+        parts = [part for part in split(batch, max_tokens, packs=packs, evenly=evenly) if any(loss.counts(part))]
+        return parts, len(parts)
+    lengths = lengths_of(batch, packs=packs)
+    ranks.accord.agree_on(_fingerprint(batch), "batch")
+    rows = share_out(lengths, ranks.size)[ranks.rank]
+    own = take_rows(batch, rows, width_of(batch)) if rows else None
+    num_passes = ranks.num_passes(0 if own is None else len(split(own, max_tokens, packs=packs)))
+    parts = [] if own is None else split(own, max_tokens, packs=packs, num_at_least=num_passes)
+    dummies = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
+    return [*parts, *dummies], len(parts)
+
+
+def padded_passes(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
+    """(samples, tokens each) of the passes into which `split` cuts samples of these lengths.
+
+    >>> padded_passes([10, 512, 500, 20], 1024)
+    [(2, 512), (2, 24)]
+    """
+    widest = max(lengths, default=0)
+    widths = [padded_width(length, widest) for length in lengths]
+    return [(len(rows), widths[rows[0]]) for rows in _group(widths, max_tokens)]
+
+
+def packed_rows(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Tokens of the rows into which `split` packs samples of these lengths.
+
+    >>> packed_rows([10, 512, 500, 20], 1024)
+    [1022, 20]
+    """
+    return [sum(lengths[i] for i in rows) for rows in _fill(lengths, max_tokens)]
+
+
+def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Samples of every rank, by number, in order; the longest are dealt first, each to whoever has fewest tokens.
+
+    No rank has more tokens than the mean and one longest sample. With fewer samples than ranks, some get none.
+
+    >>> share_out([9, 1, 8, 2, 3, 7], 2)
+    [[0, 1, 3, 4], [2, 5]]
+    """
+    ranks = [(0, 0, rank) for rank in range(num_ranks)]
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for i in _longest_first(lengths):
+        num_tokens, num_samples, rank = heapq.heappop(ranks)
+        shares[rank].append(i)
+        heapq.heappush(ranks, (num_tokens + lengths[i], num_samples + 1, rank))
+    return [sorted(share) for share in shares]
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
+def _group(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Samples of like length together, each as long as the longest of its group."""
+    groups: list[list[int]] = []
+    for i in _longest_first(lengths):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= max_tokens:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _fill(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Each sample, longest first, into the first row that has room for it."""
+    filled: list[list[int]] = []
+    room: list[int] = []
+    for i in _longest_first(lengths):
+        place = next((n for n, left in enumerate(room) if lengths[i] <= left), None)
+        if place is None:
+            filled.append([])
+            room.append(max_tokens)
+            place = len(room) - 1
+        filled[place].append(i)
+        room[place] -= lengths[i]
+    return filled
+
+
+def _level(lengths: Sequence[int], max_tokens: int, filled: list[list[int]]) -> list[list[int]]:
+    """Each sample, longest first, into the shortest of as many rows; as they were where that is too much."""
+    levelled: list[list[int]] = [[] for _ in filled]
+    tokens = [0] * len(filled)
+    for i in _longest_first(lengths):
+        place = min(range(len(tokens)), key=tokens.__getitem__)
+        levelled[place].append(i)
+        tokens[place] += lengths[i]
+    return levelled if max(tokens) <= max_tokens else filled
+
+
+def _halved(groups: list[list[int]], num_at_least: int) -> list[list[int]]:
+    """At least so many groups, as far as there are samples."""
+    while len(groups) < num_at_least and max(map(len, groups)) > 1:
+        fullest = max(range(len(groups)), key=lambda n: len(groups[n]))
+        rows = groups[fullest]
+        groups[fullest : fullest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return groups
+
+
+def take_rows(batch: Batch, rows: list[int], length: int) -> Batch:
+    """Some samples of a batch, cut to a length."""
+    width = width_of(batch)
+    index = torch.tensor(rows, device=next(iter(batch.values())).device)
+    taken = {}
+    for name, value in batch.items():
+        chosen = value.index_select(0, index)
+        cut = length < width and is_per_token(name, chosen, width)
+        taken[name] = chosen[:, :length].contiguous() if cut else chosen
+    return taken
+
+
+def width_of(batch: Batch) -> int:
+    """Tokens a sequence, padding included."""
+    return int(batch["input_ids"].shape[1]) if "input_ids" in batch else 1
+
+
+def lengths_of(batch: Batch, *, packs: bool = False) -> list[int]:
+    """Columns a sample gets: up to the last token that is attended to or has a label, and a few for a common width.
+
+    All of them where nothing is masked, and for question answering, whose softmax runs over padding too unless there
+    is none.
+    """
+    first = next(iter(batch.values()))
+    mask = batch.get("attention_mask")
+    width = width_of(batch)
+    if mask is None or mask.dim() != PER_TOKEN or (not PLACES.isdisjoint(batch) and not packs):
+        return [width] * int(first.shape[0])
+    if packs:
+        return [max(int(n), 1) for n in attended(mask).sum(axis=1)]
+    needed = mask.bool()
+    labels = batch.get("labels")
+    if labels is not None and labels.shape == mask.shape:
+        needed = needed | (labels != IGNORED)
+    positions = torch.arange(1, width + 1, device=mask.device)
+    return [padded_width(max(int(n), 1), width) for n in (needed * positions).amax(dim=1).tolist()]
+
+
+def _fingerprint(batch: Batch) -> int:
+    """A number by which ranks see that they have the same batch."""
+    seen = 0
+    for value in batch.values():
+        content: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        seen = zlib.crc32(content, seen)
+    return seen

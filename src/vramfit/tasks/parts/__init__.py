@@ -1,0 +1,1 @@
+"""What several tasks call: rows read, texts tokenized, losses and metrics as sums."""
