@@ -58,9 +58,7 @@ def stateful_model() -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def run(
-    output: Path, kind: type[Trainer], num_steps: int, *, places: Sequence[int] = ()
-) -> tuple[Any, int, Trainer]:
+def run(output: Path, kind: type[Trainer], num_steps: int, *, places: Sequence[int] = ()) -> tuple[Any, int, Trainer]:
     """State and losses after some steps, and the fewest allocations of one."""
     torch.manual_seed(0)
     settings = {
