@@ -4,12 +4,13 @@ import atexit
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from tests.waiting import LIMIT_S
 
@@ -31,16 +32,32 @@ class Done:
 def vramfit(*arguments: str, stdin: str | None = None, **environment: str) -> Done:
     """Run `vramfit ARGUMENTS`, offline, in a wide terminal.
 
-    The first command of a verb starts an interpreter of its own, so that what happens while everything is imported is
-    seen; those after it fork a process that has imported torch and transformers.
+    The first command of a verb in a test run starts an interpreter of its own, so that what happens while everything is
+    imported is seen; those after it fork a process that has imported torch and transformers.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
     verb = arguments[0] if arguments else ""
-    is_first = verb not in _begun
-    _begun.add(verb)
-    if is_first or verb == LOOKS_AT_IMPORTS or not READ_WHEN_ASKED.issuperset(environment):
+    if verb == LOOKS_AT_IMPORTS or _is_first(verb) or not READ_WHEN_ASKED.issuperset(environment):
         return _start(arguments, stdin, env)
     return _fork(arguments, stdin, env)
+
+
+def _is_first(verb: str) -> bool:
+    """Whether no command of the verb has begun yet, in any of the processes that share a test run."""
+    if verb in _begun:
+        return False
+    _begun.add(verb)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return True
+    folder = Path(gettempdir(), f"vramfit-verbs-{run}")
+    folder.mkdir(exist_ok=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        Path(folder, f"verb-{verb.replace('/', '_')[:99]}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _start(arguments: tuple[str, ...], stdin: str | None, env: dict[str, str]) -> Done:

@@ -1,5 +1,6 @@
 """Host memory in plans: only where nothing fits without it, as much as is needed, and with what it costs."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,11 @@ from vramfit.records.plan import Plan
 from vramfit.units import GIB, MIB
 
 JOB: dict[str, Any] = {"gpu": "h200", "batch": 8, "seq": 64, "max_grad_norm": 1.0}
+
+
+@cache
+def with_state_on_the_host() -> Plan:
+    return plan("bert-base-uncased", memory="750MiB", **JOB)
 
 
 def offload_reason(made: Plan) -> str:
@@ -34,7 +40,7 @@ def test_a_budget_that_is_too_small_for_the_state_leaves_it_on_the_host() -> Non
         plan("bert-base-uncased", memory="750MiB", offload=False, **JOB)
     assert failed.value.host_bytes is not None
     assert "of host memory would do" in str(failed.value.hint)
-    made = plan("bert-base-uncased", memory="750MiB", **JOB)
+    made = with_state_on_the_host()
     check(made)
     assert made.workload.offload == "optimizer"
     assert made.workload.optimizer == "adamw-fused"
@@ -99,7 +105,7 @@ def test_an_older_gpu_waits_in_fp16_autocast_or_fp32() -> None:
 
 
 def test_the_trainer_has_nothing_like_it() -> None:
-    made = plan("bert-base-uncased", memory="750MiB", **JOB)
+    made = with_state_on_the_host()
     with pytest.raises(VramfitError, match="the Trainer has nothing like offload optimizer"):
         made.training_arguments()
 

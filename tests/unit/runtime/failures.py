@@ -1,7 +1,7 @@
 """Five steps of a small model in which memory runs out where it is told to, in several kinds of training."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,8 +77,20 @@ class Trained:
         return float(differences.norm() / norms.norm()), float(differences.max() / norms.max())
 
 
-def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6, num_steps: int = NUM_STEPS) -> Trained:
-    """Steps of twelve samples each, five unless told."""
+def train(
+    kind: Kind,
+    fail_at: Iterable[int] = (),
+    *,
+    micro_batch: int = 6,
+    num_steps: int = NUM_STEPS,
+    places: Sequence[int] = (),
+) -> Trained:
+    """Steps of twelve samples each, five unless told.
+
+    Args:
+        fail_at: allocations of the run that fail.
+        places: for each step, which of its own allocations fails.
+    """
     model = make_model("bert", TASK, num_hidden_layers=1, **kind.changes)
     kind.prepare(model)
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -93,11 +105,13 @@ def train(kind: Kind, fail_at: Iterable[int] = (), *, micro_batch: int = 6, num_
         precision=kind.precision,
         offload=kind.offload,
     )
-    batches = [make_batch(TASK, seed=seed) for seed in range(num_steps)]
+    batches = [make_batch(TASK, seed=seed % NUM_STEPS) for seed in range(num_steps)]
     torch.manual_seed(3)
     losses, last = [], []
     with EmulatedGPU("1GiB", fail_at=fail_at) as gpu:
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            if places:
+                gpu.fail_at = {gpu.num_allocations + places[number]}
             losses.append(stepper.step(batch))
             last.append(gpu.num_allocations)
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
