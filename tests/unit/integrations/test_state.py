@@ -17,7 +17,7 @@ from vramfit.integrations.trainer import fit_trainer
 
 MOVES = "ignore:every forward pass changes:UserWarning"
 STRIDE = 3
-"""Of the allocations of a step, a third fails in each of two Trainers: no layer asks for fewer."""
+"""Every third allocation of a step fails, from the first in one kind of Trainer and from the second in the other."""
 
 
 class Own(Trainer):
