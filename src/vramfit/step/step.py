@@ -178,8 +178,9 @@ class Step:
         """Whether fp16 gradients did; of those without data, as a prediction has them, none did."""
         if self.scaler is None or self._is_host_traced:
             return False
-        found = self.scaler._found_inf_per_device(self.optimizer)
-        return any(float(value) for value in found.values() if not value.is_meta)
+        with self._where_optimizer_is():
+            found = self.scaler._found_inf_per_device(self.optimizer)
+            return any(float(value) for value in found.values() if not value.is_meta)
 
     def _where_optimizer_is(self) -> AbstractContextManager[Any]:
         """What happens in host memory is no business of an emulated GPU; a trace follows the copies to the device."""
