@@ -134,7 +134,8 @@ class Step:
         elif taken:
             take_step(self.optimizer, room=room, size_of=self.ranks.size_of)
         if self.scaler is not None and not self._is_host_traced:
-            self.scaler.update()
+            with self._where_optimizer_is():
+                self.scaler.update()
         self.drop_gradients()
         return taken
 
