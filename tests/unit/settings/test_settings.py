@@ -8,7 +8,8 @@ import pytest
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.settings import KINDS, TECHNIQUES, conflicts, find, used_by
+from vramfit.settings import KINDS, SETTINGS, TECHNIQUES, conflicts, find, used_by
+from vramfit.settings.values import Switch
 from vramfit.workload import CHOICES, Workload
 
 T4, V100, A100, K80 = ((7, 5), "t4"), ((7, 0), "v100"), ((8, 0), "a100"), ((3, 7), "k80")
@@ -133,3 +134,19 @@ def test_a_prediction_tells_what_the_gpu_and_the_model_lack_at_once() -> None:
 def test_the_catalogue_is_read_without_torch() -> None:
     code = "import sys, vramfit.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("keyword", [s.keyword for s in SETTINGS.values() if isinstance(s.value, Switch)])
+@pytest.mark.parametrize("value", ["yes", "no", 1, None])
+def test_a_switch_is_true_or_false(keyword: str, value: object) -> None:
+    with pytest.raises(WorkloadError, match=f"{keyword} .* is not True or False"):
+        Workload(model="m", **{keyword: value})
+
+
+def test_every_setting_says_what_it_is_and_takes_its_default() -> None:
+    for setting in SETTINGS.values():
+        assert setting.help.endswith("."), setting.keyword
+        if setting.keyword != "model":
+            assert setting.value.problems(setting.keyword, setting.default) == [], setting.keyword
+        for technique in setting.techniques:
+            assert technique.does, setting.keyword
