@@ -149,7 +149,7 @@ def check(
 
 
 def check_batch(batch: Any) -> None:
-    """Refuse a batch that holds no tensors, before it is split.
+    """Refuse a batch that holds no tensors, or tensors of different samples, before it is split.
 
     Raises:
         WorkloadError: what it holds.
@@ -160,6 +160,12 @@ def check_batch(batch: Any) -> None:
     if arrays:
         problem = f"{', '.join(arrays)} of the batch: numpy arrays, not tensors"
         raise WorkloadError([problem], hint="make tensors of them with torch.from_numpy")
+    rows = {name: value.shape[0] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise WorkloadError(
+            [f"tensors of the batch differ in their rows: {counts}"], hint="give one row a sample in each of them"
+        )
 
 
 def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:

@@ -232,7 +232,12 @@ def test_whatever_forward_gives_is_watched(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "words"), [({}, "the batch is empty"), ({"x": np.zeros((4, 2))}, "x of the batch: numpy arrays")]
+    ("batch", "words"),
+    [
+        ({}, "the batch is empty"),
+        ({"x": np.zeros((4, 2))}, "x of the batch: numpy arrays"),
+        ({"x": torch.zeros(4, 2), "labels": torch.zeros(3)}, "differ in their rows: x 4, labels 3"),
+    ],
 )
 def test_a_batch_without_tensors_is_refused_in_words(batch: Any, words: str) -> None:
     model = torch.nn.Linear(2, 2)
