@@ -89,6 +89,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         option="text_column",
         **_ANEW,
     ),
+    RunOption("task", Choice(names=trained_tasks()), SETTINGS["task"].default, "What is learned.", "data"),
     RunOption("label_column", Text(), None, "Column of the labels.", "data", **_ANEW),
     RunOption("max_rows", Count(optional=True), None, "Read no more rows.", "data", **_ANEW),
     RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
@@ -161,7 +162,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
 IN_RUN: Mapping[str, Setting] = {name: s for name, s in SETTINGS.items() if s.is_in_run or name == "model"}
 """Settings that `vramfit train` takes; None leaves the choice to the plan."""
 OPTIONS: Mapping[str, Setting] = {**IN_RUN, **{option.keyword: option for option in RUN_OPTIONS}}
-DEFAULTS = {"task": SETTINGS["task"].default, "max_grad_norm": 1.0}
+DEFAULTS = {"max_grad_norm": 1.0}
 """Settings that no plan chooses."""
 
 
@@ -267,10 +268,6 @@ def _contradictions(r: TrainRequest) -> list[str]:
     smoothed = [task.name for task in all_tasks() if task.can_smooth]
     smooths = isinstance(r.label_smoothing, int | float) and r.label_smoothing > 0
     rules = [
-        (
-            r.task not in trained_tasks(),
-            f"task {r.task} is not one of {', '.join(trained_tasks())}, which can be trained",
-        ),
         (
             r.device not in (None, "cpu", "emulated") and not is_cuda,
             f"device {r.device!r} is not one of cuda, cuda:N, cpu, emulated",
