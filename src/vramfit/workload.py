@@ -5,54 +5,29 @@ a precision is a question for `estimator.resolve`. Everything that is wrong is r
 """
 
 from collections.abc import Mapping
-from dataclasses import field, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.settings import SETTINGS
 from vramfit.settings.graphs import OPTIMIZERS as IN_PLACE_OPTIMIZERS
+from vramfit.settings.setting import record_of
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
-
-Precision = str
-Attention = str
-Quantize = str
-Offload = str
-Optimizer = str
-Parallel = str
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     s.keyword: s.value.names for s in SETTINGS.values() if isinstance(s.value, Choice)
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
-HOST_STEPS: tuple[Offload, ...] = ("optimizer", "weights")
+HOST_STEPS = ("optimizer", "weights")
 """What is offloaded when the optimizer steps in host memory."""
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 
-if TYPE_CHECKING:
-
-    class _Settings:
-        """A field for each setting."""
-
-        __dataclass_fields__: ClassVar[dict[str, Any]]
-
-        def __init__(self, **keywords: Any) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _Settings = make_dataclass(
-        "_Settings",
-        [
-            (s.keyword, s.value.annotation, *([] if s.keyword == "model" else [field(default=s.default)]))
-            for s in SETTINGS.values()
-        ],
-        namespace={"__post_init__": lambda self: None, "__module__": __name__},
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )
+_Settings: Any = record_of(
+    [(s.keyword, s.value.annotation, ... if s.keyword == "model" else s.default) for s in SETTINGS.values()], __name__
+)
 
 
-class Workload(_Settings):
+class Workload(_Settings):  # type: ignore[misc]
     """What is to run, on what, and how: a field for each setting.
 
     >>> Workload(model="bert-base-uncased", batch=32, accumulate=4, seq=128).micro_batch

@@ -13,7 +13,6 @@ from vramfit.estimator.predict import estimate
 from vramfit.loader.load import load
 from vramfit.techniques import offloading
 from vramfit.techniques.quantization import inner_tensors, quantize_rows, quantize_weight
-from vramfit.workload import Quantize
 
 pytestmark = pytest.mark.gpu
 
@@ -124,7 +123,7 @@ def test_quantized_on_the_gpu_row_by_row_equals_quantized_on_the_host() -> None:
 
 @pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_brought_one_after_another_are_torchaos_own_result(quantize: Quantize, dtype: torch.dtype) -> None:
+def test_rows_brought_one_after_another_are_torchaos_own_result(quantize: str, dtype: torch.dtype) -> None:
     needs_torchao(quantize)
     torch.manual_seed(0)
     source = torch.randn(4096, 1024)

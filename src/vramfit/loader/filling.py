@@ -12,7 +12,6 @@ import torch
 from vramfit.errors import CheckpointError
 from vramfit.loader.transfer import Transfer
 from vramfit.techniques.quantization import quantize_rows
-from vramfit.workload import Quantize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +117,7 @@ class Filling:
     transfer: Transfer
     host: Transfer
     """For what stays on the host until its turn."""
-    quantize: Quantize | None = None
+    quantize: str | None = None
     quantized: set[int] = field(default_factory=set)
     """Modules whose weight is quantized, by identity."""
     offloaded: set[int] = field(default_factory=set)

@@ -5,9 +5,9 @@ common; `recipes` makes them of what the settings propose, and leaves out what c
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.planner.heuristics import LEAST_STEP, LORA_RANK, MANY_SIZES, PRICES, Price
@@ -24,33 +24,16 @@ from vramfit.settings import (
     used_by,
     usual_precision,
 )
+from vramfit.settings.setting import record_of
 from vramfit.workload import Workload
 
 IN_RECIPE = tuple(name for name in PLANNED if name not in ("micro_batch", "accumulate"))
 OWN_KERNELS = having(own_kernels=True)
 
-if TYPE_CHECKING:
-
-    class _Settings:
-        """A field for each setting that a plan chooses."""
-
-        __dataclass_fields__: ClassVar[dict[str, Any]]
-
-        def __init__(self, **keywords: Any) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _Settings = make_dataclass(
-        "_Settings",
-        [(name, Any, field(default=SETTINGS[name].usual)) for name in IN_RECIPE],
-        namespace={"__module__": __name__},
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )
+_Settings: Any = record_of([(name, Any, SETTINGS[name].usual) for name in IN_RECIPE], __name__)
 
 
-class Recipe(_Settings):
+class Recipe(_Settings):  # type: ignore[misc]
     """All settings that a plan chooses but how the batch is split."""
 
     __slots__ = ()

@@ -22,7 +22,6 @@ from vramfit.step.ranks import Unanimous, Votes
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
 from vramfit.techniques import precision as precisions
-from vramfit.workload import Precision
 
 MAX_SAMPLES = 1024
 """Of one batch, however short they are."""
@@ -71,7 +70,7 @@ class Inference:
         place: Place,
         *,
         max_tokens: int,
-        precision: Precision = "fp32",
+        precision: str = "fp32",
         votes: Votes | None = None,
     ) -> None:
         self._votes: Votes = Unanimous() if votes is None else votes

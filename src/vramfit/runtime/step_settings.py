@@ -10,7 +10,7 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
 from vramfit.techniques import layer_inputs, offloading
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import CHOICES, HOST_STEPS, Attention, Offload, Precision, Workload
+from vramfit.workload import CHOICES, HOST_STEPS, Workload
 
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
@@ -69,14 +69,14 @@ class StepSettings:
     padding included, are no more."""
     seq: int | None = None
     """The full length; None takes that of the first batch."""
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     """fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16."""
     max_grad_norm: float | None = None
     """Clip the gradient of the whole batch to this norm."""
     memory: str | int | None = None
     """On a GPU, what PyTorch may reserve from now on. Segments made from now on can grow: those of fixed size are soon
     in pieces when lengths vary."""
-    offload: Offload | None = None
+    offload: str | None = None
     """`optimizer` takes the optimizer to host memory, with masters of the weights in fp32 and the sum of the gradients;
     `weights` does so too, for a model whose layers wait there."""
     host_memory: str | int | None = None
@@ -85,7 +85,7 @@ class StepSettings:
     """Record packed passes as CUDA graphs and replay them, once one has run as it is. For amp-bf16 and bf16, on a GPU
     of sm_80 or newer; whatever cannot be recorded runs as it is. A change of the model is seen at the next step, but
     hooks are not called by a replay."""
-    attention: Attention | None = None
+    attention: str | None = None
     """`packed` packs batches; None does so where the model takes packed ones."""
 
     @property

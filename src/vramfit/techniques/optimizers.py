@@ -6,10 +6,9 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.techniques import adamw_8bit
-from vramfit.workload import Optimizer
 
 
-def make(name: Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-5) -> torch.optim.Optimizer:
+def make(name: str, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-5) -> torch.optim.Optimizer:
     """The optimizer over the parameters that learn.
 
     Raises:

@@ -2,33 +2,31 @@
 
 import torch
 
-from vramfit.workload import Precision
-
 WEIGHTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 
 
-def weight_dtype(precision: Precision) -> torch.dtype:
+def weight_dtype(precision: str) -> torch.dtype:
     """The type the weights live in."""
     return WEIGHTS.get(precision, torch.float32)
 
 
-def autocast_dtype(precision: Precision) -> torch.dtype | None:
+def autocast_dtype(precision: str) -> torch.dtype | None:
     """The lower precision of autocast; None where there is none."""
     return AUTOCAST.get(precision)
 
 
-def needs_scaler(precision: Precision) -> bool:
+def needs_scaler(precision: str) -> bool:
     """fp16's small range needs the loss scaled; bf16's does not."""
     return precision == "amp-fp16"
 
 
-def make_scaler(precision: Precision, device_type: str) -> torch.amp.GradScaler | None:
+def make_scaler(precision: str, device_type: str) -> torch.amp.GradScaler | None:
     """The GradScaler of a step whose gradients are on such a device; None where none is needed."""
     return torch.amp.GradScaler(device_type) if needs_scaler(precision) else None
 
 
-def apply(model: torch.nn.Module, precision: Precision) -> None:
+def apply(model: torch.nn.Module, precision: str) -> None:
     """Put the weights into their type, in place."""
     dtype = weight_dtype(precision)
     if dtype is not torch.float32:

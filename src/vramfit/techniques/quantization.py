@@ -14,7 +14,6 @@ from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
 from vramfit.quiet import quiet
 from vramfit.techniques.frozen_linear import FrozenLinear
-from vramfit.workload import Precision, Quantize
 
 OLDEST_TORCHAO = (0, 18)
 """The first whose int8 weights are one tensor class with a scale for each group."""
@@ -31,7 +30,7 @@ INT4_CAPABILITY = (8, 0)
 """torch's int4 product (`_weight_int4pack_mm`) is built for sm_80 and newer, in bfloat16."""
 
 
-def check(quantize: Quantize | None, precision: Precision, device: torch.device) -> None:
+def check(quantize: str | None, precision: str, device: torch.device) -> None:
     """Refuse what the device or the precision cannot do, and a missing torchao.
 
     Raises:
@@ -55,7 +54,7 @@ def check(quantize: Quantize | None, precision: Precision, device: torch.device)
         raise WorkloadError(problems, hint="quantize int8 works everywhere, in every precision")
 
 
-def apply(model: torch.nn.Module, quantize: Quantize | None, *, trains: bool = False) -> None:
+def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False) -> None:
     """Quantize linear layers in place, on the meta device or on a real one.
 
     The weights' type must be the one they are to be used in, and what learns must be settled: precision, freezing
@@ -78,7 +77,7 @@ def apply(model: torch.nn.Module, quantize: Quantize | None, *, trains: bool = F
             linear.__class__ = FrozenLinear
 
 
-def quantizable(model: torch.nn.Module, quantize: Quantize, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
+def quantizable(model: torch.nn.Module, quantize: str, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
     """The linear layers to quantize, in the order of the modules.
 
     Left out: what comes after the encoder (the pooler and the head), since a checkpoint often lacks it and what is
@@ -112,7 +111,7 @@ def _encoder_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             return
 
 
-def quantized_model_bytes(model: torch.nn.Module, quantize: Quantize) -> int:
+def quantized_model_bytes(model: torch.nn.Module, quantize: str) -> int:
     """Bytes of all parameters of a model on the meta device, tied ones once, after it has been quantized in place.
 
     Raises:
@@ -123,12 +122,12 @@ def quantized_model_bytes(model: torch.nn.Module, quantize: Quantize) -> int:
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def quantize_linear(linear: torch.nn.Linear, quantize: Quantize) -> None:
+def quantize_linear(linear: torch.nn.Linear, quantize: str) -> None:
     """Quantize one layer's weight in place, where it lies."""
     linear.weight = quantize_weight(linear.weight, quantize)
 
 
-def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
+def quantize_weight(weight: torch.Tensor, quantize: str) -> torch.nn.Parameter:
     """A matrix in fewer bits, on the device it lies on."""
     if weight.device.type != "meta":
         return _quantized(weight, quantize)
@@ -136,7 +135,7 @@ def quantize_weight(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parame
     return with_inner_tensors(layout, {name: torch.empty_like(part) for name, part in inner_tensors(layout)})
 
 
-def _quantized(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
+def _quantized(weight: torch.Tensor, quantize: str) -> torch.nn.Parameter:
     ao = _torchao()
     rows, columns = weight.shape
     holder = torch.nn.Linear(columns, rows, bias=False, device="meta")
@@ -150,7 +149,7 @@ def _quantized(weight: torch.Tensor, quantize: Quantize) -> torch.nn.Parameter:
 
 def quantize_rows(
     source: torch.Tensor,
-    quantize: Quantize,
+    quantize: str,
     dtype: torch.dtype,
     device: torch.device,
     bring: Callable[[torch.Tensor], torch.Tensor],
@@ -214,7 +213,7 @@ def fill_int8(weight: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
 
 
 @cache
-def _layout(rows: int, columns: int, dtype: torch.dtype, quantize: Quantize) -> torch.nn.Parameter:
+def _layout(rows: int, columns: int, dtype: torch.dtype, quantize: str) -> torch.nn.Parameter:
     """What a matrix of this size becomes, without data."""
     made = _quantized(torch.empty(rows, columns, dtype=dtype, device="meta"), quantize)
     # where a GPU is present torchao may make the scales there; a prediction holds no data
@@ -257,7 +256,7 @@ def with_inner_tensors(like: torch.Tensor, parts: dict[str, torch.Tensor]) -> to
     return torch.nn.Parameter(made, requires_grad=False)
 
 
-def _config(ao: Any, quantize: Quantize, columns: int) -> Any:
+def _config(ao: Any, quantize: str, columns: int) -> Any:
     if quantize == "int8":
         size = next((group for group in INT8_GROUPS if columns % group == 0), None)
         granularity = ao.PerRow() if size is None else ao.PerGroup(size)

@@ -10,7 +10,6 @@ from vramfit.runtime.distributed.accord import Accord
 from vramfit.runtime.distributed.heartbeat import Heartbeat
 from vramfit.runtime.distributed.world import World, join, launched_world, leave
 from vramfit.step.ranks import Ranks, Unanimous
-from vramfit.workload import Parallel
 
 Made = TypeVar("Made")
 
@@ -65,7 +64,7 @@ class Company:
         """What every process has, by rank."""
         return self.accord.gather(value) if isinstance(self.accord, Accord) else [value]
 
-    def share(self, model: torch.nn.Module, parallel: Parallel | None) -> Ranks | None:
+    def share(self, model: torch.nn.Module, parallel: str | None) -> Ranks | None:
         """Share a model that every process has loaded; None for one process."""
         if not isinstance(self.accord, Accord):
             return None

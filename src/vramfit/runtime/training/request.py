@@ -5,12 +5,13 @@ SageMaker's hyperparameters are read by the same descriptions.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting
+from vramfit.settings.setting import record_of
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.workload import Workload
@@ -167,43 +168,20 @@ DEFAULTS = {"max_grad_norm": 1.0}
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    made: list[Any] = [(name, str) for name in ("model", "data", "output")]
+    needed = ("model", "data", "output")
+    made: list[tuple[str, Any, Any]] = [(name, str, ...) for name in needed]
     for name, option in OPTIONS.items():
-        if name in ("model", "data", "output"):
-            continue
         default = option.default if isinstance(option, RunOption) else DEFAULTS.get(name)
-        made.append(
-            (
-                name,
-                option.value.annotation | None if default is None else option.value.annotation,
-                field(default=default),
-            )
-        )
+        kind = option.value.annotation
+        if name not in needed:
+            made.append((name, kind | None if default is None else kind, default))
     return made
 
 
-if TYPE_CHECKING:
-
-    class _Options:
-        """A field for each option."""
-
-        __dataclass_fields__: ClassVar[dict[str, Any]]
-
-        def __init__(self, **keywords: Any) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _Options = make_dataclass(
-        "_Options",
-        _fields(),
-        namespace={"__post_init__": lambda self: None, "__module__": __name__},
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )
+_Options: Any = record_of(_fields(), __name__)
 
 
-class TrainRequest(_Options):
+class TrainRequest(_Options):  # type: ignore[misc]
     """One fine-tuning run, described: a field for each option."""
 
     __slots__ = ()

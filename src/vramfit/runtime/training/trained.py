@@ -30,7 +30,7 @@ from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques import packing
 from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.units import parse_bytes
-from vramfit.workload import CHOICES, Attention, Precision
+from vramfit.workload import CHOICES
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
@@ -122,9 +122,7 @@ class TrainedModel:
         single = "the model learned from pairs of texts, and rows here have one; name both: --text-column FIRST,SECOND"
         return (single, *samples.notes)
 
-    def attention(
-        self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None
-    ) -> Attention | None:
+    def attention(self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None) -> str | None:
         """What attention to take: packed where its kernel is, unless something else was asked for; None: the model's.
 
         Args:
@@ -156,8 +154,8 @@ class TrainedModel:
         memory: str | int | None = None,
         gpu: str | None = None,
         batch: int | None = None,
-        precision: Precision = "fp32",
-        attention: Attention | None = None,
+        precision: str = "fp32",
+        attention: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Inference:
         """The model on its device, with a batch that fits beside it.
@@ -201,8 +199,8 @@ class TrainedModel:
         longest: int,
         budget_bytes: int | None,
         gpu: str | None,
-        precision: Precision,
-        attention: Attention | None,
+        precision: str,
+        attention: str | None,
     ) -> int:
         """Samples of full length that fit, as predicted."""
         if not place.has_budget:
