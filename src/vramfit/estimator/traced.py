@@ -15,8 +15,8 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import trace
-from vramfit.trace.template import StreamTemplate, Turn, num_traced, order_of
+from vramfit.trace.run import passes_are_alike, trace
+from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
 
 
@@ -144,8 +144,18 @@ class TracedWorkload:
             num_nodes=1,
         )
 
-    def trace(self, batch: int | None) -> StreamTemplate:
-        """A trace of its own: for every micro-batch from 2 on, or for the one given."""
+    def work_by_length(self, seq: int, micro_batch: int) -> StreamTemplate:
+        """A template with the work of a step whose passes have another length; what it asks of memory is left out where
+        the passes alone were traced."""
+        shorter = replace(self, workload=replace(self.workload, seq=seq))
+        if seq == self.workload.seq or micro_batch < FEWEST_SAMPLES or not passes_are_alike(self.workload):
+            return shorter.template(micro_batch)
+        whole = self.template(micro_batch)
+        passes = shorter.trace(None, passes_only=True)
+        return replace(whole, segments={}, origins=[], work={**whole.work, **passes.work})
+
+    def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:
+        """A trace of its own: for every micro-batch from 2 on, or for the one given; of whole steps, or of passes."""
         return trace(
             self.resolved,
             self.workload,
@@ -154,4 +164,5 @@ class TracedWorkload:
             num_resident=self.num_resident,
             num_sequences=self.num_sequences,
             rooms=self.rooms,
+            passes_only=passes_only,
         )

@@ -6,7 +6,7 @@ from typing import Any
 from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.shallow import WorkByLength, least_peaks
+from vramfit.estimator.shallow import least_peaks
 from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
@@ -23,6 +23,7 @@ from vramfit.settings import SETTINGS
 from vramfit.tasks import find_task
 from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
+from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
 
 PROBED_PASSES = 2
@@ -248,14 +249,9 @@ def time_of(job: Job, template: Any, workload: Workload, micro_batch: int) -> Ti
 
 
 @once
-def work_by_length(job: Job, recipe: Recipe) -> WorkByLength:
-    """What passes of a recipe do where they are shorter."""
-    return WorkByLength(traced_passes(job, recipe, PROBED_PASSES), ANY_BATCH)
-
-
-def knows_work_by_length(job: Job, recipe: Recipe) -> bool:
-    """Whether shorter passes of a recipe have been looked at."""
-    return ("work_by_length", recipe) in job.answers
+def work_by_length(job: Job, recipe: Recipe, seq: int) -> StreamTemplate:
+    """What passes of a recipe do at another length."""
+    return traced_passes(job, recipe, PROBED_PASSES).work_by_length(seq, ANY_BATCH)
 
 
 # Evaluation

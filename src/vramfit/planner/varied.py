@@ -12,7 +12,6 @@ from vramfit.planner.job import SEED, Job, drawn_batches, once
 from vramfit.planner.predictions import (
     PROBED_PASSES,
     Choice,
-    knows_work_by_length,
     peek,
     time_of,
     timed_batch,
@@ -63,7 +62,7 @@ class PassTimes:
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
         workload = replace(traced_passes(self._job, self._recipe, PROBED_PASSES).workload, seq=seq)
-        template = work_by_length(self._job, self._recipe).template(seq)
+        template = work_by_length(self._job, self._recipe, seq)
         one, several = (
             time_of(self._job, template, self._passes(workload, n, num), num).step.seconds
             for n in (1, 1 + TIMED_PASSES)
@@ -107,7 +106,7 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
         return 0.0
     times, full = PassTimes(job, choice.recipe), job.base.seq
     plain = replace(choice.recipe, checkpointing=None)
-    is_known = choice.recipe.checkpointing is not None and knows_work_by_length(job, plain)
+    is_known = choice.recipe.checkpointing is not None and ("work_by_length", plain, full) in job.answers
     shorter = PassTimes(job, plain) if is_known else None
     found = []
     for batch in padded_batches(job):

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import sys
 from typing import Any
 
 import torch
 
 from vramfit.models.anatomy import encoder_layers
 from vramfit.settings import TRITON_CAPABILITY
+from vramfit.techniques import packed_attention
 
 CPU_COMPILERS = ("g++", "clang++", "c++")
 
@@ -27,6 +29,7 @@ def apply(model: torch.nn.Module, *, backend: Any = "inductor") -> None:
     """
     import torch._dynamo
 
+    packed_attention.tell_compiler()
     if backend == "inductor" and next(model.parameters()).is_cuda:
         from torch._inductor.async_compile import AsyncCompile
 
@@ -68,6 +71,8 @@ def why_no_triton(device: torch.device) -> str | None:
 
 def has_failed(error: BaseException) -> bool:
     """Whether an error says that compiling failed, and not what was compiled."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled
+        return False
     from torch._dynamo.exc import TorchDynamoException
 
     return isinstance(error, TorchDynamoException)

@@ -1,5 +1,6 @@
 """Attention over sequences that lie end to end in one row, as transformers' attention interface calls it."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -103,12 +104,10 @@ def is_new_enough(device: torch.device) -> bool:
     return bool(_is_new_enough(device.index))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_new_enough(index: int | None) -> bool:
     return torch.cuda.get_device_capability(index) >= FLASH_CAPABILITY
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _one_by_one(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -125,6 +124,17 @@ def _one_by_one(
         F.scaled_dot_product_attention(q, k, v, _near(q, window), dropout_p=dropout, scale=scaling) for q, k, v in parts
     ]
     return torch.cat(made, dim=2).transpose(1, 2)
+
+
+@cache
+def tell_compiler() -> None:
+    """Have `torch.compile` take the answer about the GPU as it is, and leave the loop over sequences alone.
+
+    Before anything is compiled, and not when this module is imported: it imports the compiler.
+    """
+    global _is_new_enough, _one_by_one
+    _is_new_enough = torch.compiler.assume_constant_result(_is_new_enough)  # type: ignore[no-untyped-call]
+    _one_by_one = torch.compiler.disable(_one_by_one)  # type: ignore[no-untyped-call]
 
 
 def _near(query: torch.Tensor, window: int) -> torch.Tensor | None:

@@ -127,7 +127,8 @@ class Calls:
         name = func._schema.name.partition("::")[2]
         given = (*args, *kwargs.values())
         if any(isinstance(value, list) for value in given):  # long lists: a key costs more than the answer
-            return work_in_place(name, given, written, self._probe)
+            listed = work_in_place(name, given, written, self._probe)
+            return self._in_place.setdefault(listed.figures, listed)
         key = self.key(func, args, kwargs)
         work = self._in_place.get(key)
         if work is None:

@@ -6,10 +6,23 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.records.stream import Origin, Phase
 from vramfit.trace.affine import Polynomial
-from vramfit.trace.template import CallTemplate, Entry, Launch, Notice, Part, Release, Request, StreamTemplate
+from vramfit.trace.template import (
+    CallTemplate,
+    Did,
+    Entry,
+    Launch,
+    Notice,
+    Part,
+    Release,
+    Request,
+    StreamTemplate,
+    Waited,
+)
+from vramfit.trace.unrolling import Unrolling
 from vramfit.trace.work import StretchTemplate, WorkTemplate
 
 
@@ -55,7 +68,8 @@ class Places:
     def forward(self) -> str:
         """The module running now; remembered for the autograd node that has just been made."""
         name = self._stack[-1]
-        self._by_sequence[torch.autograd._get_sequence_nr()] = name  # type: ignore[attr-defined]
+        # the node's own operator comes first: later ones that need no gradient find the same number
+        self._by_sequence.setdefault(torch.autograd._get_sequence_nr(), name)  # type: ignore[attr-defined]
         return name
 
     def backward(self) -> str:
@@ -73,25 +87,63 @@ TIMED = ("steady.", "first.micro1")
 """Segments whose work is written down: a first step is not timed, but its second micro-batch stands for all later."""
 
 
+PASS = ".micro"
+"""In the names of segments that are passes through the model."""
+
+
+def stretches_of(entries: list[Entry]) -> list[StretchTemplate]:
+    """The work that stands between entries."""
+    stretches: list[StretchTemplate] = []
+    for entry in entries:
+        if type(entry) is Did:
+            stretches[-1].count(entry.work, entry.phase, entry.num_calls)
+        elif type(entry) is Part:
+            stretches.append(StretchTemplate())
+        elif type(entry) is Waited:
+            stretches[-1].waits = True
+            stretches.append(StretchTemplate())
+    return stretches
+
+
 class Ledger:
     """Writes a `StreamTemplate`; a storage's end is noticed when its last reference goes."""
 
-    def __init__(self, template: StreamTemplate) -> None:
+    def __init__(self, template: StreamTemplate, unrolling: Unrolling | None = None) -> None:
         self.template = template
+        self._unrolling = unrolling
+        self._segment = ""
         self._entries: list[Entry] = []
         self._live: dict[int, tuple[int, Any]] = {}
         self._on_host: dict[int, Any] = {}
+        self.for_good: set[int] = set()
         self._origins: dict[Origin, int] = {}
         self._next_id = 1
         self._stretches: list[StretchTemplate] | None = None
 
     def begin(self, segment: str, part: str) -> None:
         """What follows belongs to this segment of the stream and this part of the run."""
+        if segment != self._segment:
+            self._end_segment()
+            self._segment = segment
         self._entries = self.template.segments.setdefault(segment, [])
         self._entries.append(Part(part))
         self._stretches = self.template.work.setdefault(segment, []) if segment.startswith(TIMED) else None
         if self._stretches is not None:
             self._stretches.append(StretchTemplate())
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether what is written is a pass through few layers, which becomes one through all of them at its end."""
+        return self._unrolling is not None and PASS in self._segment
+
+    def _end_segment(self) -> None:
+        if not self._is_short:
+            return
+        assert self._unrolling is not None
+        entries = self._unrolling.unroll(self._entries, self)
+        if self._stretches is not None:
+            self._stretches[:] = stretches_of(entries)
+        self._entries[:] = [entry for entry in entries if type(entry) not in (Did, Waited)]
 
     @property
     def counts_work(self) -> bool:
@@ -100,12 +152,20 @@ class Ledger:
 
     def work(self, work: WorkTemplate, phase: Phase, num_calls: int = 1) -> None:
         """An operator runs."""
-        if self._stretches is not None:
+        if self._stretches is None:
+            return
+        if self._is_short:
+            self._entries.append(Did(work, phase, num_calls))
+        else:
             self._stretches[-1].count(work, phase, num_calls)
 
     def wait(self) -> None:
         """The program waits for the device before it goes on."""
-        if self._stretches is not None:
+        if self._stretches is None:
+            return
+        if self._is_short:
+            self._entries.append(Waited())
+        else:
             self._stretches[-1].waits = True
             self._stretches.append(StretchTemplate())
 
@@ -124,9 +184,42 @@ class Ledger:
 
     def follow(self, tensor: torch.Tensor) -> int:
         """Give the tensor's storage a number and watch for its end."""
-        id_, self._next_id = self._next_id, self._next_id + 1
+        id_ = self.new_id()
         self._watch(tensor.untyped_storage(), id_)
         return id_
+
+    def new_id(self) -> int:
+        """A number for a block."""
+        id_, self._next_id = self._next_id, self._next_id + 1
+        return id_
+
+    def id_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor's block; None where it has none."""
+        held = self._live.get(tensor.untyped_storage()._cdata)
+        return None if held is None else held[0]
+
+    def living(self) -> set[int]:
+        """The numbers of all blocks that are there."""
+        return {id_ for id_, _ in self._live.values()}
+
+    def renumber(self, numbers: dict[int, int]) -> None:
+        """Blocks that are there go on under other numbers."""
+        for id_, watched in list(self._live.values()):
+            if id_ in numbers:
+                self._watch(watched(), numbers[id_])
+
+    def twins(self, tensors: list[torch.Tensor], id_: int) -> list[torch.Tensor]:
+        """Tensors like others that share a block, in one that has been requested under this number."""
+        with _disable_current_modes():
+            num_elements = tensors[0].untyped_storage().nbytes() // tensors[0].element_size()
+            base = torch.empty(num_elements, dtype=tensors[0].dtype, device="meta")
+            made = [base.as_strided(t.shape, t.stride(), t.storage_offset()) for t in tensors]
+        self._watch(base.untyped_storage(), id_)
+        return made
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """The end of a tensor's block has been written down."""
+        self._live.pop(tensor.untyped_storage()._cdata, None)
 
     def keep_on_host(self, tensor: torch.Tensor) -> None:
         """The storage lives in host memory in a real run."""
@@ -149,16 +242,16 @@ class Ledger:
 
     def request(self, tensor: torch.Tensor, size: Polynomial, origin: Origin, cuda_stream: int = 0) -> None:
         """A storage comes to be."""
-        self._entries.append(Request(self.follow(tensor), size, self._index(origin), cuda_stream))
+        self._entries.append(Request(self.follow(tensor), size, self.index(origin), cuda_stream))
 
     def request_for_good(self, size: int, origin: Origin) -> None:
         """A block that is never given back."""
-        self._entries.append(Request(self._next_id, (size,), self._index(origin)))
-        self._next_id += 1
+        self.for_good.add(id_ := self.new_id())
+        self._entries.append(Request(id_, (size,), self.index(origin)))
 
     def launch(self, call: CallTemplate, outputs: tuple[int, ...], origin: Origin) -> None:
         """A kernel with requests of its own runs."""
-        self._entries.append(Launch(call, outputs, self._index(origin)))
+        self._entries.append(Launch(call, outputs, self.index(origin)))
 
     def _watch(self, storage: torch.UntypedStorage, id_: int) -> None:
         key = storage._cdata
@@ -170,7 +263,8 @@ class Ledger:
             del self._live[key]
             self._entries.append(Release(id_))
 
-    def _index(self, origin: Origin) -> int:
+    def index(self, origin: Origin) -> int:
+        """The number of an origin."""
         index = self._origins.get(origin)
         if index is None:
             index = self._origins[origin] = len(self.template.origins)

@@ -34,6 +34,7 @@ from vramfit.trace.shard import ShardOnPaper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import FEWEST_SAMPLES, STEPS, Notice, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
+from vramfit.trace.unrolling import Unlike, Unrolling, find_zones
 from vramfit.units import counted
 from vramfit.workload import Workload
 
@@ -57,6 +58,7 @@ def trace(
     num_resident: int = 0,
     num_sequences: int | None = None,
     rooms: tuple[int, int] = (0, 0),
+    passes_only: bool = False,
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
@@ -65,17 +67,38 @@ def trace(
         num_resident: layers that stay on the device where weights are offloaded.
         num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
         rooms: bytes that the first and any later step find beside what is in use, which decides its portions.
+        passes_only: trace the passes of a step alone, for the work they do.
 
     Raises:
         TraceError: the model's forward depends on data.
         WorkloadError: a technique that the model does not have.
     """
+    conditions = _Conditions(batch, num_resident, num_sequences, rooms, passes_only)
+    try:
+        return _trace(resolved, workload, profile, conditions, unrolls=True)
+    except Unlike:
+        return _trace(resolved, workload, profile, conditions, unrolls=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """See `trace`."""
+
+    batch: int | None
+    num_resident: int
+    num_sequences: int | None
+    rooms: tuple[int, int]
+    passes_only: bool
+
+
+def _trace(
+    resolved: ResolvedModel, workload: Workload, profile: CudaProfile, conditions: _Conditions, *, unrolls: bool
+) -> StreamTemplate:
     tell("building the model without weights")
-    model = prepare(resolved, workload, num_resident)
+    model = prepare(resolved, workload, conditions.num_resident)
     num_layers = num_layer_applications(model)
     tell(f"tracing {counted(num_layers, 'layer')}" if num_layers else "tracing the model")
-    if workload.lengths is not None:
-        batch = len(workload.lengths)
+    batch = conditions.batch if workload.lengths is None else len(workload.lengths)
     with _worded(resolved.name):
         loss, with_labels = _own_loss(model, workload, profile) if is_own(model) else (None, workload.trains)
     with (
@@ -84,20 +107,25 @@ def trace(
             model,
             workload,
             profile,
+            unrolling=_unrolling(model, resolved, workload) if unrolls else None,
             probe=PROBE_BATCH if batch is None else None,
-            likeness=_likeness(resolved, workload, profile, num_resident),
+            likeness=_likeness(resolved, workload, profile, conditions.num_resident),
             shares_calls=resolved.module is None and workload.quantize is None,
         ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
         with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
-            inputs = _inputs(model, workload, batch or PROBE_BATCH, num_sequences, with_labels)
+            inputs = _inputs(model, workload, batch or PROBE_BATCH, conditions.num_sequences, with_labels)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs, workload.task))
+            loss = loss or head_loss(model, inputs, workload.task)
+            if conditions.passes_only:
+                _stepper_passes(session, model, workload, inputs, loss)
+            else:
+                _stepper_steps(session, model, workload, inputs, conditions.rooms, loss)
     waiting = layer_inputs.layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
@@ -112,6 +140,15 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
     job = replace(workload, **batch, **beside, graphs=False)
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
+
+
+def _unrolling(model: torch.nn.Module, resolved: ResolvedModel, workload: Workload) -> Unrolling | None:
+    """None where every layer is traced: modules of the user's may do anything, and what several GPUs, host memory or a
+    compiler do to layers is not the same for all of them."""
+    if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None or workload.compile:
+        return None
+    zones = find_zones(model)
+    return Unrolling(model, zones) if zones else None
 
 
 def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) -> tuple[HeadLoss | None, bool]:
@@ -146,7 +183,7 @@ def _worded(name: str) -> Iterator[None]:
     """Whatever a model's own code raises on meta tensors, as one line."""
     try:
         yield
-    except VramfitError:
+    except (VramfitError, Unlike):
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:300]
@@ -182,6 +219,7 @@ def tracing(
     probe: int | None,
     likeness: Hashable = None,
     shares_calls: bool = False,
+    unrolling: Unrolling | None = None,
 ) -> Iterator[Session]:
     """Load a model and open a session on it; any loop may run inside.
 
@@ -191,7 +229,9 @@ def tracing(
     """
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
-    tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls)
+    tracer = Tracer(
+        template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls, unrolling=unrolling
+    )
     autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
@@ -202,6 +242,8 @@ def tracing(
         stack.enter_context(Dialect(profile, autocast))
         if workload.compile:
             stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer, likeness))
+        if unrolling is not None:
+            stack.enter_context(unrolling.shortened(model))
         yield Session(tracer, lambda: context("cuda"))
 
 
@@ -273,6 +315,23 @@ def _stepper_steps(
     del held
     if not workload.shards:
         _repeat_first(tracer.template)
+
+
+def passes_are_alike(workload: Workload) -> bool:
+    """Whether the passes of a first step do what those of any other do, so that they can be traced alone."""
+    return workload.loop == "stepper" and workload.num_gpus == 1 and workload.offload is None
+
+
+def _stepper_passes(
+    session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch, loss: HeadLoss
+) -> None:
+    """The passes of a step: one that makes gradients, and one that adds to them."""
+    step = _make_step(session, model, workload)
+    if step.scaler is not None:  # made in a first pass, and found there by any other
+        step.scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
+    step.on_part = partial(_begin_part, session.tracer, STEPS[1])
+    step.passes([inputs] * num_traced(workload), loss, loss.counts(inputs))
+    session.tracer.begin("end", "end")
 
 
 def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> Step:

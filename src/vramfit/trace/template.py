@@ -7,10 +7,10 @@ from typing import Any
 
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
-from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark, Work, WorkSegment
+from vramfit.records.stream import MarkKind, Origin, Phase, Stream, StreamMark, Work, WorkSegment
 from vramfit.techniques.gradient_slots import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
-from vramfit.trace.work import StretchTemplate
+from vramfit.trace.work import StretchTemplate, WorkTemplate
 from vramfit.workload import Workload
 
 STEPS = ("first", "steady")
@@ -108,8 +108,22 @@ class Part:
     name: str
 
 
+@dataclass(slots=True)
+class Did:
+    """Work that was done between two requests; only while a pass is being unrolled."""
+
+    work: WorkTemplate
+    phase: Phase
+    num_calls: int
+
+
+@dataclass(slots=True)
+class Waited:
+    """The program waited for the device; only while a pass is being unrolled."""
+
+
 # entries are made by the ten thousand, and a frozen one takes three times as long to make; nothing writes to them
-Entry = Request | Release | Launch | Notice | Part
+Entry = Request | Release | Launch | Notice | Part | Did | Waited
 Turn = tuple[str, str | None] | tuple[str, str | None, int]
 """A segment's turn in a run: its name, the phase that begins there or None, and samples where they are other ones."""
 

@@ -19,6 +19,7 @@ from vramfit.records.stream import Origin, Phase
 from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
 from vramfit.trace.ledger import Ledger, Places
 from vramfit.trace.template import StreamTemplate
+from vramfit.trace.unrolling import Unrolling
 from vramfit.trace.work import FUSED, WorkTemplate, view_work
 
 
@@ -90,7 +91,13 @@ class Tracer(TorchDispatchMode):
     """Writes a `StreamTemplate` while a step runs on meta tensors."""
 
     def __init__(
-        self, template: StreamTemplate, places: Places, *, mask_has_padding: bool, shares_calls: bool = False
+        self,
+        template: StreamTemplate,
+        places: Places,
+        *,
+        mask_has_padding: bool,
+        shares_calls: bool = False,
+        unrolling: Unrolling | None = None,
     ) -> None:
         super().__init__()
         self.template = template
@@ -98,7 +105,7 @@ class Tracer(TorchDispatchMode):
         self.part = "load"
         self._mask_has_padding = mask_has_padding
         self._accumulation = Accumulation.calibrated()
-        self._ledger = Ledger(template)
+        self._ledger = Ledger(template, unrolling)
         self._calls = Calls(template.probe, shared=shares_calls)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()

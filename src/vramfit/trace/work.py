@@ -66,6 +66,11 @@ class WorkTemplate:
     product: tuple[Affine, ...] | None = None
     num_tensors: int = 1
 
+    @property
+    def figures(self) -> tuple[Any, ...]:
+        """Equal for calls that do the same."""
+        return tuple(getattr(self, name) for name in WorkTemplate.__slots__)
+
     def at(self, batch: int, phase: Phase, num_calls: int) -> WorkItem:
         """So many of these calls at a real batch."""
         count, m, n, k = (at(d, batch) for d in self.product) if self.product else (0, 0, 0, 0)
