@@ -171,7 +171,7 @@ def test_blobs_that_are_a_link_stay_in_their_repository_but_for_the_users_own_ca
     blobs.unlink()
     inside.rename(outside := tmp_path / "elsewhere")
     blobs.symlink_to(outside)
-    with pytest.raises(CheckpointError, match="is a link that leaves the folder, to .*elsewhere"):
+    with pytest.raises(CheckpointError, match=r"is a link that leaves the folder, to .*elsewhere"):
         find_checkpoint(snapshot)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(snapshot.parents[2]))
     assert find_checkpoint(snapshot).paths[0].name == "model.safetensors"
