@@ -61,7 +61,7 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
     if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
         raise WorkloadError(["offload activations is for training; a load offers offload weights"])
-    name = model if isinstance(model, str) else "" if model is None else str(model)[:200]
+    name = model if isinstance(model, str) else str(model)[:200]
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
     seed = plain(options["seed"])
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:

@@ -506,3 +506,9 @@ def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
 def test_a_keyword_that_is_no_loads_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(WorkloadError, match=f"unknown keyword '{name}'.*{nearest}"):
         vramfit.load("bert-tiny", device="cpu", random_weights=True, **{name: "x"})
+
+
+@pytest.mark.parametrize("model", [None, 5])
+def test_what_is_no_model_is_named_by_its_type(model: object) -> None:
+    with pytest.raises(WorkloadError, match=f"not {type(model).__name__}"):
+        load(model, device="cpu")
