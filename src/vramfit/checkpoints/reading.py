@@ -7,10 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramfit.checkpoints.files import CheckpointFiles, Kind
+from vramfit.checkpoints.files import DOWNLOAD_AGAIN, SAVE_AGAIN, CheckpointFiles, Kind, bad_file, one_line, shown
 from vramfit.checkpoints.pickle_file import load_state_dict, read_bin
 from vramfit.checkpoints.safetensors_file import FLOATS, TORCH_DTYPES, TensorEntry, read_header
-from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, one_line, shown
 from vramfit.records.finding import Finding
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def check_values(entries: Sequence[TensorEntry], kind: Kind) -> list[Finding]:
                     findings += _judge(entry, scan_tensor(tensor_of(entry.name)))
                 if len(findings) >= MAX_LISTED:
                     return findings
-    return findings or [Finding(check="scan", severity="ok", what="every number is finite, no weight is all zero")]
+    return findings or [Finding.ok("scan", "every number is finite, no weight is all zero")]
 
 
 def scan_tensor(tensor: "torch.Tensor") -> Scanned:
@@ -129,23 +128,21 @@ def _judge(entry: TensorEntry, scanned: Scanned) -> list[Finding]:
     for count, word in ((scanned.num_nan, "NaN"), (scanned.num_infinite, "infinite")):
         if count:
             return [
-                Finding(
-                    check="scan.not_finite",
-                    severity="error",
-                    what=f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
-                    why="every output will be NaN; the training run that saved it had diverged",
-                    fix="take an earlier checkpoint, or download the file again",
+                Finding.error(
+                    "scan.not_finite",
+                    f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
+                    "every output will be NaN; the training run that saved it had diverged",
+                    "take an earlier checkpoint, or download the file again",
                     fatal=True,
                 )
             ]
     if scanned.all_zero and _should_not_be_zero(entry):
         return [
-            Finding(
-                check="scan.all_zero",
-                severity="warning",
-                what=f"{where}: all {entry.num_elements:,} numbers are 0",
-                why="no training leaves a weight like that; the file may have been cut and filled up",
-                fix="compare the file's sha256 with the one on its page",
+            Finding.warning(
+                "scan.all_zero",
+                f"{where}: all {entry.num_elements:,} numbers are 0",
+                "no training leaves a weight like that; the file may have been cut and filled up",
+                "compare the file's sha256 with the one on its page",
             )
         ]
     return []

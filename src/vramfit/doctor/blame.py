@@ -111,56 +111,50 @@ def _also(m: OutOfMemoryMessage) -> Iterator[Finding]:
         yield _fragmentation(m)
     context = (m.process_bytes or 0) - (m.reserved_bytes or 0)
     if m.process_bytes is not None and context > LARGEST_CONTEXT_BYTES:
-        yield Finding(
-            check="explain.outside-pytorch",
-            severity="warning",
-            what=f"this process holds {format_bytes(context)} outside PyTorch's allocator",
-            why="CUDA itself takes 0.3 to 0.7 GiB; the rest is another framework's (TensorFlow, JAX, CuPy), NCCL's "
+        yield Finding.warning(
+            "explain.outside-pytorch",
+            f"this process holds {format_bytes(context)} outside PyTorch's allocator",
+            "CUDA itself takes 0.3 to 0.7 GiB; the rest is another framework's (TensorFlow, JAX, CuPy), NCCL's "
             "buffers, or kernels that allocate by themselves",
-            fix="import and use one framework in a process; limit the other one's share",
+            "import and use one framework in a process; limit the other one's share",
         )
     if m.total_bytes is not None and (m.allocated_bytes or 0) > m.total_bytes:
-        yield Finding(
-            check="explain.shared-memory",
-            severity="warning",
-            what=f"{format_bytes(m.allocated_bytes or 0)} are allocated on a GPU of {format_bytes(m.total_bytes)}: "
+        yield Finding.warning(
+            "explain.shared-memory",
+            f"{format_bytes(m.allocated_bytes or 0)} are allocated on a GPU of {format_bytes(m.total_bytes)}: "
             "the driver had moved tensors to host memory",
-            why="Windows' driver does so when the GPU is full; every step then waits for the bus",
-            fix='NVIDIA control panel → "CUDA - Sysmem Fallback Policy" → "Prefer No Sysmem Fallback"',
+            "Windows' driver does so when the GPU is full; every step then waits for the bus",
+            'NVIDIA control panel → "CUDA - Sysmem Fallback Policy" → "Prefer No Sysmem Fallback"',
         )
     if m.private_pool_bytes:
-        yield Finding(
-            check="explain.private-pools",
-            severity="info",
-            what=f"{format_bytes(m.private_pool_bytes)} lie in private pools of CUDA graphs",
-            why="nothing else can use them while the graphs live",
-            fix='torch.compile(mode="default") makes no graphs',
+        yield Finding.info(
+            "explain.private-pools",
+            f"{format_bytes(m.private_pool_bytes)} lie in private pools of CUDA graphs",
+            "nothing else can use them while the graphs live",
+            'torch.compile(mode="default") makes no graphs',
         )
     if m.total_bytes is None or (m.allocated_bytes or 0) >= LARGE_SHARE * m.total_bytes:
         yield _job(m, to_blame=False)
 
 
 def _one_request(m: OutOfMemoryMessage) -> Finding:
-    return Finding(
-        check="explain.one-request",
-        severity="error",
-        what=f"a single tensor of {format_bytes(m.requested_bytes or 0)} is larger than the whole GPU "
+    return Finding.error(
+        "explain.one-request",
+        f"a single tensor of {format_bytes(m.requested_bytes or 0)} is larger than the whole GPU "
         f"({format_bytes(m.total_bytes or 0)})",
-        why="no setting of the allocator and no free memory helps: such a size is most often a wrong shape, "
+        "no setting of the allocator and no free memory helps: such a size is most often a wrong shape, "
         "attention scores over very long inputs, or a whole data set in one batch",
-        fix="look at the shapes in the last line of your own code in the traceback; cut the input, or work in pieces",
+        "look at the shapes in the last line of your own code in the traceback; cut the input, or work in pieces",
     )
 
 
 def _limit(m: OutOfMemoryMessage) -> Finding:
     room = f", although {format_bytes(m.free_bytes)} of the GPU were free" if m.free_bytes else ""
-    return Finding(
-        check="explain.limit",
-        severity="error",
-        what=f"this process may reserve {format_bytes(m.allowed_bytes or 0)} and no more{room}",
-        why="torch.cuda.set_per_process_memory_fraction, or a framework that calls it, has set a limit",
-        fix="raise the fraction, or plan for the limit: `vramfit plan MODEL --memory "
-        f"{(m.allowed_bytes or 0) // MIB}MiB`",
+    return Finding.error(
+        "explain.limit",
+        f"this process may reserve {format_bytes(m.allowed_bytes or 0)} and no more{room}",
+        "torch.cuda.set_per_process_memory_fraction, or a framework that calls it, has set a limit",
+        f"raise the fraction, or plan for the limit: `vramfit plan MODEL --memory {(m.allowed_bytes or 0) // MIB}MiB`",
     )
 
 
@@ -197,16 +191,14 @@ def _fragmentation(m: OutOfMemoryMessage) -> Finding:
 
 
 def _refused(m: OutOfMemoryMessage) -> Finding:
-    return Finding(
-        check="explain.refused",
-        severity="error",
-        what=f"{format_bytes(m.free_bytes or 0)} were free when the message was written, and "
+    return Finding.error(
+        "explain.refused",
+        f"{format_bytes(m.free_bytes or 0)} were free when the message was written, and "
         f"{format_bytes(m.requested_bytes or 0)} were refused",
-        why="the free figure is read after the failure: another process may have given memory back in between, a "
+        "the free figure is read after the failure: another process may have given memory back in between, a "
         "memory fraction may be set (older messages do not show it), or host memory or its page file was full, which "
         "Windows' driver needs as much of",
-        fix="watch the GPU while it runs (`vramfit watch PID`), look for set_per_process_memory_fraction, free host "
-        "memory",
+        "watch the GPU while it runs (`vramfit watch PID`), look for set_per_process_memory_fraction, free host memory",
     )
 
 
@@ -245,7 +237,7 @@ def _without_figures(m: OutOfMemoryMessage) -> Blame:
         headline = "PyTorch's allocator ran out of memory; the message has no figures, or they were cut off."
         what = "figures are missing"
         why, fix = "without figures it cannot be said by whose fault", "give the whole line of the error"
-    finding = Finding(check=f"explain.{m.kind}", severity="error", what=what, why=why, fix=fix)
+    finding = Finding.error(f"explain.{m.kind}", what, why, fix)
     return "unknown", headline, (), (finding,)
 
 
@@ -261,12 +253,11 @@ def _mps(m: OutOfMemoryMessage) -> Blame:
         Holding(name="allocated", num_bytes=m.allocated_bytes or 0, who="tensors of this process"),
         Holding(name="other", num_bytes=other, who="Metal's own buffers in this process"),
     )
-    finding = Finding(
-        check="explain.mps",
-        severity="error",
-        what="the limit that PyTorch keeps to on this machine was reached",
-        why="MPS shares the machine's memory; its limit is a share of what macOS recommends for the GPU",
-        fix="a smaller batch; torch.mps.empty_cache(); PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 lifts the limit, at the "
+    finding = Finding.error(
+        "explain.mps",
+        "the limit that PyTorch keeps to on this machine was reached",
+        "MPS shares the machine's memory; its limit is a share of what macOS recommends for the GPU",
+        "a smaller batch; torch.mps.empty_cache(); PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 lifts the limit, at the "
         "risk of the whole system. vramfit predicts NVIDIA GPUs only",
     )
     return "job" if m.requested_bytes is not None else "unknown", headline, holdings if other > 0 else (), (finding,)
@@ -293,5 +284,5 @@ def _host(m: OutOfMemoryMessage) -> Blame:
             "time; or a machine with more RAM"
         )
     what = "nothing about the GPU has to change: the host needs less, or more RAM"
-    finding = Finding(check="explain.host", severity="error", what=what, why=why, fix=fix)
+    finding = Finding.error("explain.host", what, why, fix)
     return "host", headline, (), (finding,)

@@ -51,12 +51,11 @@ def check_model(
 
 def finding_of(error: CheckpointError) -> Finding:
     """What a damaged checkpoint has to say, as the finding it is."""
-    return Finding(
-        check="checkpoint.damaged",
-        severity="error",
-        what=str(error),
-        why="nothing can be loaded from it" + (f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""),
-        fix=error.hint or "",
+    return Finding.error(
+        "checkpoint.damaged",
+        str(error),
+        "nothing can be loaded from it" + (f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""),
+        error.hint or "",
         fatal=True,
     )
 
@@ -69,12 +68,11 @@ def _cached(resolved: ResolvedModel) -> Path | None:
 def _no_weights(resolved: ResolvedModel) -> Finding:
     entry = find_entry(resolved.name)
     hub_id = entry.hub_id if entry is not None else resolved.name
-    return Finding(
-        check="weights.absent",
-        severity="info",
-        what=f"no weights of {resolved.name} on this machine: only the configuration was checked",
-        why="predicting and planning need none",
-        fix=f"hf download {hub_id}, then run this again",
+    return Finding.info(
+        "weights.absent",
+        f"no weights of {resolved.name} on this machine: only the configuration was checked",
+        "predicting and planning need none",
+        f"hf download {hub_id}, then run this again",
     )
 
 
@@ -131,24 +129,13 @@ def check_python(env: Environment) -> list[Finding]:
     """The interpreter."""
     found = ".".join(map(str, env.python))
     if env.python[:2] < OLDEST_PYTHON:
-        return [
-            Finding(
-                check="python.version",
-                severity="error",
-                what=f"Python {found} is older than 3.11",
-                fix="use Python 3.11 or newer",
-            )
-        ]
-    return [Finding(check="python.version", severity="ok", what=f"Python {found} on {env.system}")]
+        return [Finding.error("python.version", f"Python {found} is older than 3.11", fix="use Python 3.11 or newer")]
+    return [Finding.ok("python.version", f"Python {found} on {env.system}")]
 
 
 def check_packages(env: Environment) -> list[Finding]:
     """Every requirement of vramfit itself, and of transformers, against what is installed."""
-    findings = [
-        Finding(check=f"package.{name}", severity="ok", what=f"{name} {env.packages[name]}")
-        for name in SHOWN
-        if name in env.packages
-    ]
+    findings = [Finding.ok(f"package.{name}", f"{name} {env.packages[name]}") for name in SHOWN if name in env.packages]
     for owner, texts in env.requirements.items():
         for text in texts:
             requirement = Requirement(text)
@@ -166,12 +153,11 @@ def _check_requirement(env: Environment, owner: str, requirement: Requirement) -
     wanted = f"{requirement.name}{requirement.specifier}"
     what = f"{requirement.name} {found}" if found else f"{requirement.name} is not installed"
     return [
-        Finding(
-            check=f"package.{requirement.name}",
-            severity="error",
-            what=f"{what}; {owner} needs {wanted}",
-            why="imports fail, or models load differently than they should",
-            fix=f'pip install "{wanted}"',
+        Finding.error(
+            f"package.{requirement.name}",
+            f"{what}; {owner} needs {wanted}",
+            "imports fail, or models load differently than they should",
+            f'pip install "{wanted}"',
         )
     ]
 
@@ -189,12 +175,11 @@ def check_extras(env: Environment) -> list[Finding]:
             else:
                 missing.setdefault(extra, [])
     return [
-        Finding(check=f"extra.{extra}", severity="ok", what=f"extra {extra} is installed")
+        Finding.ok(f"extra.{extra}", f"extra {extra} is installed")
         if not names
-        else Finding(
-            check=f"extra.{extra}",
-            severity="info",
-            what=f"extra {extra} is not installed (lacks {', '.join(names)})",
+        else Finding.info(
+            f"extra.{extra}",
+            f"extra {extra} is not installed (lacks {', '.join(names)})",
             fix=f'pip install "vramfit[{extra}]"',
         )
         for extra, names in sorted(missing.items())
@@ -214,18 +199,16 @@ def check_gpu(env: Environment) -> list[Finding]:
     """Which GPUs are here and how much of them is free."""
     if not env.gpus:
         return [
-            Finding(
-                check="gpu.present",
-                severity="info",
-                what="no NVIDIA GPU here (no driver answers)",
-                why="predicting and planning need none; --device cpu and --device emulated train without",
+            Finding.info(
+                "gpu.present",
+                "no NVIDIA GPU here (no driver answers)",
+                "predicting and planning need none; --device cpu and --device emulated train without",
             )
         ]
     return [
-        Finding(
-            check="gpu.present",
-            severity="ok",
-            what=f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
+        Finding.ok(
+            "gpu.present",
+            f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
             f"{format_bytes(gpu.total_bytes)}, driver {gpu.driver_version}"
             + ("" if gpu.catalogue_gpu else ", not in the catalogue"),
         )
@@ -245,12 +228,11 @@ def check_others(env: Environment) -> list[Finding]:
                 for p in others[:5]
             )
             findings.append(
-                Finding(
-                    check="gpu.shared",
-                    severity="warning",
-                    what=f"GPU {gpu.index} is also used by {names}",
-                    why="what they hold is not available, and they may take more at any moment",
-                    fix=f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
+                Finding.warning(
+                    "gpu.shared",
+                    f"GPU {gpu.index} is also used by {names}",
+                    "what they hold is not available, and they may take more at any moment",
+                    f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
                 )
             )
     return findings
@@ -260,10 +242,9 @@ def check_torch(env: Environment) -> list[Finding]:
     """Whether torch is there, and whether its build can use the GPUs."""
     if env.torch is None:
         return [
-            Finding(
-                check="torch.installed",
-                severity="error",
-                what=env.torch_problem or "torch is not installed",
+            Finding.error(
+                "torch.installed",
+                env.torch_problem or "torch is not installed",
                 fix="pip install --force-reinstall torch" if env.torch_problem else "pip install torch",
                 fatal=True,
             )
@@ -271,15 +252,14 @@ def check_torch(env: Environment) -> list[Finding]:
     build = f"torch {env.torch.version}, " + (f"CUDA {env.torch.cuda}" if env.torch.cuda else "built without CUDA")
     if env.gpus and env.torch.cuda is None:
         return [
-            Finding(
-                check="torch.build",
-                severity="error",
-                what=f"{build}, but this machine has {env.gpus[0].name}",
-                why="the GPU cannot be used",
-                fix=f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
+            Finding.error(
+                "torch.build",
+                f"{build}, but this machine has {env.gpus[0].name}",
+                "the GPU cannot be used",
+                f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
             )
         ]
-    findings = [Finding(check="torch.build", severity="ok", what=build)]
+    findings = [Finding.ok("torch.build", build)]
     for gpu in env.gpus:
         findings += _check_driver(env.torch, gpu) + _check_capability(env.torch, gpu)
     return findings
@@ -294,13 +274,12 @@ def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
     needed = MINIMUM_DRIVER.get(built[0])
     newer = f"upgrade the driver to {needed} or newer" if needed else "upgrade the driver"
     return [
-        Finding(
-            check="torch.driver",
-            severity="error",
-            what=f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
+        Finding.error(
+            "torch.driver",
+            f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
             f"runs CUDA {gpu.cuda_version} at most",
-            why="torch.cuda.is_available() is False: everything would run on the CPU",
-            fix=f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
+            "torch.cuda.is_available() is False: everything would run on the CPU",
+            f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
             f"install a build for CUDA {_usable_cuda(gpu)}",
         )
     ]
@@ -315,13 +294,12 @@ def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
     oldest = min(_capabilities(torch.architectures, "sm"), default=(0, 0))
     older = (major, minor) < oldest
     return [
-        Finding(
-            check="torch.capability",
-            severity="error",
-            what=f"torch {torch.version} has no code for {gpu.name} (sm_{major}{minor}); "
+        Finding.error(
+            "torch.capability",
+            f"torch {torch.version} has no code for {gpu.name} (sm_{major}{minor}); "
             f"it was built for {' '.join(torch.architectures)}",
-            why="the first kernel would fail with 'no kernel image is available'",
-            fix="change torch: "
+            "the first kernel would fail with 'no kernel image is available'",
+            "change torch: "
             + (
                 "install an older release that still supports this GPU, or use a newer GPU"
                 if older
@@ -365,12 +343,11 @@ def check_variables(env: Environment) -> list[Finding]:
     both = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= set(env.variables)
     if both and len({env.variables["PYTORCH_ALLOC_CONF"], env.variables["PYTORCH_CUDA_ALLOC_CONF"]}) == 2:
         findings.append(
-            Finding(
-                check="variable.PYTORCH_ALLOC_CONF",
-                severity="warning",
-                what="PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
-                why="newer torch releases read the first, older ones only the second",
-                fix="keep one, or set both alike",
+            Finding.warning(
+                "variable.PYTORCH_ALLOC_CONF",
+                "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
+                "newer torch releases read the first, older ones only the second",
+                "keep one, or set both alike",
             )
         )
     return findings

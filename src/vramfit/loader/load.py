@@ -85,7 +85,7 @@ def load_request(
     """`load` for a request that has been checked; `scan` also looks for NaN and infinite weights."""
     import torch
 
-    from vramfit.checkpoints.untrusted import ran_out
+    from vramfit.checkpoints.files import ran_out
     from vramfit.loader.making import Gauge, make_model
     from vramfit.loader.origin import find_model, find_origin
     from vramfit.techniques import quantization

@@ -8,11 +8,10 @@ from typing import Protocol
 
 import torch
 
-from vramfit.checkpoints.files import Kind
+from vramfit.checkpoints.files import Kind, ran_out
 from vramfit.checkpoints.inspection import Inspection
 from vramfit.checkpoints.reading import opened
 from vramfit.checkpoints.safetensors_file import TensorEntry
-from vramfit.checkpoints.untrusted import ran_out
 from vramfit.errors import CheckpointError
 
 STAGE_BYTES = 16 * 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vramfit.checkpoints import find_checkpoint, read_entries
-from vramfit.checkpoints.untrusted import is_plain_name, read_json_object
+from vramfit.checkpoints.files import is_plain_name, read_json_object
 from vramfit.errors import CheckpointError
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"

@@ -224,7 +224,7 @@ def test_without_a_gpu_nothing_is_said_of_one(folder: Path) -> None:
 def test_the_version_that_wrote_the_configuration_is_judged(
     folder: Path, version: object, severity: str | None
 ) -> None:
-    from vramfit.checkpoints.config_checks import check_version
+    from vramfit.checkpoints.checks import check_version
 
     assert [f.severity for f in check_version(version, "5.22.2")] == ([severity] if severity else [])
 
