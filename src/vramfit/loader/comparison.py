@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
-from vramfit.loader.load import Progress, load_request
-from vramfit.loader.request import LoadRequest
+from vramfit.loader.load import LoadRequest, Progress, load_request
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.tasks import find_task

@@ -1,17 +1,159 @@
-"""A model on the meta device gets its weights, one tensor at a time, each where it is to lie.
+"""Tensors on their way from files into a model: read when needed, one at a time, in their final type on arrival.
 
 What no checkpoint holds, a new head and buffers that are computed, is initialised first, the same for the same seed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 
+from vramfit.checkpoints.files import Kind, one_line, ran_out
+from vramfit.checkpoints.inspection import Inspection
+from vramfit.checkpoints.reading import opened
+from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.errors import CheckpointError
-from vramfit.loader.transfer import Transfer
 from vramfit.techniques.quantization import quantize_rows
+
+STAGE_BYTES = 16 * 2**20
+"""Each of two pinned buffers: while one is on its way, the other is filled."""
+STAGED_FROM_BYTES = 2**20
+"""Smaller tensors are copied at once: the driver has a buffer of its own for them."""
+
+
+class CheckpointTensors(Mapping[str, torch.Tensor]):
+    """Model name → tensor on the host, in the type it was saved in; open within a `with`. None gives none."""
+
+    def __init__(self, inspection: Inspection | None) -> None:
+        self._entries: dict[str, TensorEntry] = {}
+        if inspection is not None:
+            entries = {entry.name: entry for entry in inspection.entries}
+            self._entries = {target: entries[name] for name, target in inspection.targets.items()}
+        self._kind: Kind = "safetensors" if inspection is None else inspection.files.kind
+        self._opened: dict[Path, Callable[[str], torch.Tensor]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "CheckpointTensors":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.clear()
+        self._stack.close()  # what has been read stays: a view keeps its mapping
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A view of the file.
+
+        Raises:
+            CheckpointError: the file has changed since it was inspected.
+        """
+        entry = self._entries[name]
+        try:
+            tensor = self._read(entry)
+        except Exception as error:  # safetensors and pickle raise errors of their own
+            if ran_out(error):
+                raise
+            raise _changed(entry, f"cannot be read: {one_line(error)}") from None
+        if tuple(tensor.shape) != entry.shape:
+            raise _changed(entry, f"has shape {tuple(tensor.shape)} now, {entry.shape} when it was inspected")
+        return tensor
+
+    def num_bytes(self, name: str) -> int:
+        """What a tensor takes in its file."""
+        return self._entries[name].num_bytes
+
+    def _read(self, entry: TensorEntry) -> torch.Tensor:
+        tensor_of = self._opened.get(entry.file)
+        if tensor_of is None:
+            tensor_of = self._stack.enter_context(opened(entry.file, self._kind))
+            self._opened[entry.file] = tensor_of
+        return tensor_of(entry.name).detach()
+
+
+def _changed(entry: TensorEntry, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{entry.file.name}: tensor {entry.name!r} {what}",
+        file=str(entry.file),
+        tensor=entry.name,
+        hint="something else may be writing the file; copy it again and retry",
+    )
+
+
+class Transfer(Protocol):
+    """Brings host tensors to a device."""
+
+    device: torch.device
+
+    def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor on the device, in `dtype`."""
+
+    def finish(self) -> None:
+        """Wait until everything has arrived."""
+
+
+def make_transfer(device: torch.device) -> Transfer:
+    """The way to a device."""
+    return ToCuda(device) if device.type == "cuda" else ToHost(device)
+
+
+class ToHost:
+    """Stays on the host: a tensor already in its type stays a view of its file, and is read when it is used."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return source.to(self.device, dtype)
+
+    def finish(self) -> None:
+        pass
+
+
+class ToCuda:
+    """Through two pinned buffers, converted on the host: fewer bytes travel, and the device holds only the result."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._sent = [torch.cuda.Event() for _ in self._stages]  # type: ignore[no-untyped-call]
+        self._next = 0
+
+    def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        target = torch.empty(source.shape, dtype=dtype, device=self.device)
+        if target.numel() * target.element_size() < STAGED_FROM_BYTES:
+            target.copy_(source)
+            return target
+        from_, to = source.contiguous().view(-1), target.view(-1)
+        step = STAGE_BYTES // dtype.itemsize
+        for begin in range(0, to.numel(), step):
+            self._send(from_[begin : begin + step], to[begin : begin + step])
+        return target
+
+    def _send(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        stage, sent = self._stages[self._next], self._sent[self._next]
+        self._next = 1 - self._next
+        sent.synchronize()
+        piece = stage.view(target.dtype)[: target.numel()]
+        piece.copy_(source)
+        target.copy_(piece, non_blocking=True)
+        sent.record(torch.cuda.current_stream(self.device))
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +175,11 @@ class Slot:
     def is_computed(self) -> bool:
         """A buffer that is never saved: the model works it out."""
         return self.name in self.module._non_persistent_buffers_set
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it comes in the type of the weights: computed buffers keep their own, as transformers leaves them."""
+        return self.tensor.is_floating_point() and not self.is_computed
 
     def put(self, tensor: torch.Tensor) -> None:
         """Put another tensor in its place, without a copy."""
@@ -113,7 +260,7 @@ class Filling:
     tensors: Mapping[str, torch.Tensor]
     """Model name → tensor on the host."""
     dtype: torch.dtype
-    """The type of the weights; computed buffers keep their own, as transformers leaves them."""
+    """The type of the weights."""
     transfer: Transfer
     host: Transfer
     """For what stays on the host until its turn."""
@@ -166,8 +313,7 @@ class Filling:
     def _convert(self, slot: Slot, on_host: torch.Tensor) -> torch.Tensor:
         stays = id(slot.module) in self.offloaded and slot.is_parameter
         transfer = self.host if stays else self.transfer
-        casts = slot.tensor.is_floating_point() and not slot.is_computed
-        dtype = self.dtype if casts else slot.tensor.dtype
+        dtype = self.dtype if slot.is_cast else slot.tensor.dtype
         if not slot.is_parameter:
             return transfer.bring(on_host, dtype)
         if self.quantize is not None and id(slot.module) in self.quantized and slot.name == "weight":
