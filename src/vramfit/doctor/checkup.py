@@ -1,7 +1,7 @@
 """The checkup: every check of the environment, one function each, in the order a person would ask."""
 
 import re
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from packaging.requirements import Requirement
 
 from vramfit.checkpoints import cached_snapshot, inspect_checkpoint, inspect_config
 from vramfit.devices.probe import PresentGPU, probe
-from vramfit.doctor.environment import Environment, TorchBuild, gather
+from vramfit.doctor.environment import MEANING, Environment, TorchBuild, gather
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, find_entry, resolve
-from vramfit.records.finding import Finding, Severity
+from vramfit.records.finding import Finding
 from vramfit.tasks import DEFAULT
 from vramfit.units import format_bytes
 
@@ -86,104 +86,54 @@ SHOWN = ("transformers", "tokenizers", "safetensors", "huggingface-hub")
 MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver branch that runs each CUDA major version (CUDA compatibility guide, minor-version table)."""
 
-MEANING: dict[str, tuple[Severity, str, str]] = {
-    "CUBLAS_WORKSPACE_CONFIG": (
-        "info",
-        "changes the workspace cuBLAS keeps on each thread (32 MiB on Hopper, 8.1 MiB elsewhere)",
-        "unset it unless you need deterministic products",
-    ),
-    "CUDA_DEVICE_MAX_CONNECTIONS": ("info", "changes how many streams run side by side, not memory", ""),
-    "CUDA_LAUNCH_BLOCKING": (
-        "warning",
-        "makes every kernel wait for the one before: training is much slower",
-        "unset it when you are not debugging",
-    ),
-    "CUDA_MODULE_LOADING": (
-        "info",
-        "EAGER loads all kernels at start: hundreds of MiB more context",
-        "unset it",
-    ),
-    "CUDA_VISIBLE_DEVICES": ("info", "hides GPUs or renumbers them", ""),
-    "HF_HUB_OFFLINE": ("info", "models are found in the catalogue, in folders and in the cache only", ""),
-    "NVIDIA_TF32_OVERRIDE": (
-        "warning",
-        "overrides the precision of products that a program asked for",
-        "unset it",
-    ),
-    "PYTORCH_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
-    "PYTORCH_CUDA_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
-        "error",
-        "turns the caching allocator off: predictions do not hold, and every allocation waits",
-        "unset it",
-    ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
-        "warning",
-        "turns TF32 on for fp32 products",
-        "unset it, or say precision tf32",
-    ),
-}
 
-
-def check_python(env: Environment) -> list[Finding]:
+def check_python(env: Environment) -> Iterator[Finding]:
     """The interpreter."""
     found = ".".join(map(str, env.python))
     if env.python[:2] < OLDEST_PYTHON:
-        return [Finding.error("python.version", f"Python {found} is older than 3.11", fix="use Python 3.11 or newer")]
-    return [Finding.ok("python.version", f"Python {found} on {env.system}")]
+        yield Finding.error("python.version", f"Python {found} is older than 3.11", fix="use Python 3.11 or newer")
+    else:
+        yield Finding.ok("python.version", f"Python {found} on {env.system}")
 
 
-def check_packages(env: Environment) -> list[Finding]:
+def check_packages(env: Environment) -> Iterator[Finding]:
     """Every requirement of vramfit itself, and of transformers, against what is installed."""
-    findings = [Finding.ok(f"package.{name}", f"{name} {env.packages[name]}") for name in SHOWN if name in env.packages]
+    for name in SHOWN:
+        if name in env.packages:
+            yield Finding.ok(f"package.{name}", f"{name} {env.packages[name]}")
     for owner, texts in env.requirements.items():
-        for text in texts:
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                findings += _check_requirement(env, owner, requirement)
-    return findings
+        for requirement in map(Requirement, texts):
+            plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            told = requirement.name == "torch" and env.torch is None  # by check_torch
+            if plain and not told and not _is_met(env, requirement):
+                found = env.packages.get(requirement.name)
+                wanted = f"{requirement.name}{requirement.specifier}"
+                yield Finding.error(
+                    f"package.{requirement.name}",
+                    f"{requirement.name} {found or 'is not installed'}; {owner} needs {wanted}",
+                    "imports fail, or models load differently than they should",
+                    f'pip install "{wanted}"',
+                )
 
 
-def _check_requirement(env: Environment, owner: str, requirement: Requirement) -> list[Finding]:
-    if requirement.name == "torch" and env.torch is None:
-        return []  # check_torch has said so
-    found = env.packages.get(requirement.name)
-    if found is not None and requirement.specifier.contains(found, prereleases=True):
-        return []
-    wanted = f"{requirement.name}{requirement.specifier}"
-    what = f"{requirement.name} {found}" if found else f"{requirement.name} is not installed"
-    return [
-        Finding.error(
-            f"package.{requirement.name}",
-            f"{what}; {owner} needs {wanted}",
-            "imports fail, or models load differently than they should",
-            f'pip install "{wanted}"',
-        )
-    ]
-
-
-def check_extras(env: Environment) -> list[Finding]:
+def check_extras(env: Environment) -> Iterator[Finding]:
     """Optional features: which are ready, and the command for those that are not."""
-    missing: dict[str, list[str]] = defaultdict(list)
-    for text in env.requirements.get("vramfit", ()):
-        requirement = Requirement(text)
+    missing: dict[str, list[str]] = {}
+    for requirement in map(Requirement, env.requirements.get("vramfit", ())):
         extra = _extra(requirement)
         if extra and extra != "test" and requirement.name != "vramfit":
-            found = env.packages.get(requirement.name)
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
-                missing[extra].append(requirement.name)
-            else:
-                missing.setdefault(extra, [])
-    return [
-        Finding.ok(f"extra.{extra}", f"extra {extra} is installed")
-        if not names
-        else Finding.info(
-            f"extra.{extra}",
-            f"extra {extra} is not installed (lacks {', '.join(names)})",
-            fix=f'pip install "vramfit[{extra}]"',
-        )
-        for extra, names in sorted(missing.items())
-    ]
+            missing.setdefault(extra, []).extend([] if _is_met(env, requirement) else [requirement.name])
+    for extra, names in sorted(missing.items()):
+        if names:
+            what = f"extra {extra} is not installed (lacks {', '.join(names)})"
+            yield Finding.info(f"extra.{extra}", what, fix=f'pip install "vramfit[{extra}]"')
+        else:
+            yield Finding.ok(f"extra.{extra}", f"extra {extra} is installed")
+
+
+def _is_met(env: Environment, requirement: Requirement) -> bool:
+    found = env.packages.get(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
 
 
 def _extra(requirement: Requirement) -> str | None:
@@ -195,30 +145,18 @@ def _extra(requirement: Requirement) -> str | None:
     return text.split("extra ==", 1)[1].strip().strip("\"'") if "extra ==" in text else None
 
 
-def check_gpu(env: Environment) -> list[Finding]:
-    """Which GPUs are here and how much of them is free."""
+def check_gpu(env: Environment) -> Iterator[Finding]:
+    """Which GPUs are here, how much of them is free, and who else holds memory of them."""
     if not env.gpus:
-        return [
-            Finding.info(
-                "gpu.present",
-                "no NVIDIA GPU here (no driver answers)",
-                "predicting and planning need none; --device cpu and --device emulated train without",
-            )
-        ]
-    return [
-        Finding.ok(
+        why = "predicting and planning need none; --device cpu and --device emulated train without"
+        yield Finding.info("gpu.present", "no NVIDIA GPU here (no driver answers)", why)
+    for gpu in env.gpus:
+        yield Finding.ok(
             "gpu.present",
             f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
             f"{format_bytes(gpu.total_bytes)}, driver {gpu.driver_version}"
             + ("" if gpu.catalogue_gpu else ", not in the catalogue"),
         )
-        for gpu in env.gpus
-    ]
-
-
-def check_others(env: Environment) -> list[Finding]:
-    """Who else holds memory of the GPUs."""
-    findings = []
     for gpu in env.gpus:
         others = [p for p in gpu.processes if p.pid != env.process_id]
         if others:
@@ -227,86 +165,68 @@ def check_others(env: Environment) -> list[Finding]:
                 + (f", {format_bytes(p.used_bytes)})" if p.used_bytes is not None else ")")
                 for p in others[:5]
             )
-            findings.append(
-                Finding.warning(
-                    "gpu.shared",
-                    f"GPU {gpu.index} is also used by {names}",
-                    "what they hold is not available, and they may take more at any moment",
-                    f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
-                )
+            yield Finding.warning(
+                "gpu.shared",
+                f"GPU {gpu.index} is also used by {names}",
+                "what they hold is not available, and they may take more at any moment",
+                f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
             )
-    return findings
 
 
-def check_torch(env: Environment) -> list[Finding]:
+def check_torch(env: Environment) -> Iterator[Finding]:
     """Whether torch is there, and whether its build can use the GPUs."""
     if env.torch is None:
-        return [
-            Finding.error(
-                "torch.installed",
-                env.torch_problem or "torch is not installed",
-                fix="pip install --force-reinstall torch" if env.torch_problem else "pip install torch",
-                fatal=True,
-            )
-        ]
+        what = env.torch_problem or "torch is not installed"
+        fix = "pip install --force-reinstall torch" if env.torch_problem else "pip install torch"
+        yield Finding.error("torch.installed", what, fix=fix, fatal=True)
+        return
     build = f"torch {env.torch.version}, " + (f"CUDA {env.torch.cuda}" if env.torch.cuda else "built without CUDA")
     if env.gpus and env.torch.cuda is None:
-        return [
-            Finding.error(
-                "torch.build",
-                f"{build}, but this machine has {env.gpus[0].name}",
-                "the GPU cannot be used",
-                f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
-            )
-        ]
-    findings = [Finding.ok("torch.build", build)]
+        yield Finding.error(
+            "torch.build",
+            f"{build}, but this machine has {env.gpus[0].name}",
+            "the GPU cannot be used",
+            f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
+        )
+        return
+    yield Finding.ok("torch.build", build)
     for gpu in env.gpus:
-        findings += _check_driver(env.torch, gpu) + _check_capability(env.torch, gpu)
-    return findings
+        yield from _check_driver(env.torch, gpu)
+        yield from _check_capability(env.torch, gpu)
 
 
-def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> Iterator[Finding]:
     """The driver must run the CUDA that torch was built with; newer drivers run older CUDA."""
     assert torch.cuda is not None
-    built, runs = _pair(torch.cuda), _pair(gpu.cuda_version)
-    if runs is None or built is None or built[0] <= runs[0]:
-        return []
-    needed = MINIMUM_DRIVER.get(built[0])
+    built, runs = (re.match(r"(\d+)\.\d+", text or "") for text in (torch.cuda, gpu.cuda_version))
+    if runs is None or built is None or int(built[1]) <= int(runs[1]):
+        return
+    needed = MINIMUM_DRIVER.get(int(built[1]))
     newer = f"upgrade the driver to {needed} or newer" if needed else "upgrade the driver"
-    return [
-        Finding.error(
-            "torch.driver",
-            f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
-            f"runs CUDA {gpu.cuda_version} at most",
-            "torch.cuda.is_available() is False: everything would run on the CPU",
-            f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
-            f"install a build for CUDA {_usable_cuda(gpu)}",
-        )
-    ]
+    yield Finding.error(
+        "torch.driver",
+        f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
+        f"runs CUDA {gpu.cuda_version} at most",
+        "torch.cuda.is_available() is False: everything would run on the CPU",
+        f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
+        f"install a build for CUDA {_usable_cuda(gpu)}",
+    )
 
 
-def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> Iterator[Finding]:
     """torch must hold code for this GPU: native of the same major version, or portable and not newer."""
     capability = gpu.compute_capability
     if not torch.architectures or capability is None or runs_on(torch.architectures, capability):
-        return []
-    major, minor = capability
-    oldest = min(_capabilities(torch.architectures, "sm"), default=(0, 0))
-    older = (major, minor) < oldest
-    return [
-        Finding.error(
-            "torch.capability",
-            f"torch {torch.version} has no code for {gpu.name} (sm_{major}{minor}); "
-            f"it was built for {' '.join(torch.architectures)}",
-            "the first kernel would fail with 'no kernel image is available'",
-            "change torch: "
-            + (
-                "install an older release that still supports this GPU, or use a newer GPU"
-                if older
-                else "install a newer release, built for this GPU"
-            ),
-        )
-    ]
+        return
+    is_older = capability < min(_capabilities(torch.architectures, "sm"), default=(0, 0))
+    older = "install an older release that still supports this GPU, or use a newer GPU"
+    yield Finding.error(
+        "torch.capability",
+        f"torch {torch.version} has no code for {gpu.name} (sm_{capability[0]}{capability[1]}); "
+        f"it was built for {' '.join(torch.architectures)}",
+        "the first kernel would fail with 'no kernel image is available'",
+        f"change torch: {older if is_older else 'install a newer release, built for this GPU'}",
+    )
 
 
 def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
@@ -322,38 +242,27 @@ def _capabilities(architectures: tuple[str, ...], kind: str) -> list[tuple[int, 
     return [(int(m[1]), int(m[2])) for m in found if m]
 
 
-def _pair(text: str | None) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def _usable_cuda(gpu: PresentGPU) -> str:
     """The major version of the CUDA builds that the driver runs: within it, minor versions do not matter."""
     return (gpu.cuda_version or "12").partition(".")[0]
 
 
-def check_variables(env: Environment) -> list[Finding]:
+def check_variables(env: Environment) -> Iterator[Finding]:
     """One finding for each variable that is set."""
-    findings = []
     for name, value in env.variables.items():
         severity, why, fix = MEANING[name]
-        findings.append(
-            Finding(check=f"variable.{name}", severity=severity, what=f"{name}={value[:120]}", why=why, fix=fix)
+        yield Finding(check=f"variable.{name}", severity=severity, what=f"{name}={value[:120]}", why=why, fix=fix)
+    confs = [env.variables.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    if None not in confs and confs[0] != confs[1]:
+        yield Finding.warning(
+            "variable.PYTORCH_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
+            "newer torch releases read the first, older ones only the second",
+            "keep one, or set both alike",
         )
-    both = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= set(env.variables)
-    if both and len({env.variables["PYTORCH_ALLOC_CONF"], env.variables["PYTORCH_CUDA_ALLOC_CONF"]}) == 2:
-        findings.append(
-            Finding.warning(
-                "variable.PYTORCH_ALLOC_CONF",
-                "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
-                "newer torch releases read the first, older ones only the second",
-                "keep one, or set both alike",
-            )
-        )
-    return findings
 
 
-CHECKS = (check_python, check_torch, check_packages, check_gpu, check_others, check_variables, check_extras)
+CHECKS = (check_python, check_torch, check_packages, check_gpu, check_variables, check_extras)
 
 
 def check_environment(env: Environment | None = None) -> list[Finding]:
