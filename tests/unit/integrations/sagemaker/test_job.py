@@ -11,9 +11,8 @@ import pytest
 from tests.unit.integrations.sagemaker.job_folders import write_job
 
 from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
-from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
-from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
-from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.entry import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.job import Job, make_request, output_folder, read_arguments, read_job
 from vramfit.runtime.training.events import Terminated
 from vramfit.units import GIB
 
