@@ -26,7 +26,7 @@ def check_config(config: Any, data: Mapping[str, Any]) -> list[Finding]:
 
 def _architectures(config: Any, data: Mapping[str, Any]) -> Iterator[Finding]:
     """The class that the configuration was saved from must be of its own family."""
-    named = data.get("architectures")
+    named: Any = data.get("architectures")
     families = _families() if isinstance(named, list) and named else {}
     model_type = getattr(config, "model_type", "")
     for name in named if families else ():
@@ -104,7 +104,7 @@ def _label_names(data: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _special_ids(config: Any) -> Iterator[Finding]:
     """Ids of special tokens must be rows of the word embedding."""
-    rows = getattr(config, "vocab_size", None)
+    rows: Any = getattr(config, "vocab_size", None)
     for name in SPECIAL_IDS if isinstance(rows, int) else ():
         value = getattr(config, name, None)
         if type(value) is int and not 0 <= value < rows and value != -1:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from vramfit.checkpoints import cached_snapshot, inspect_checkpoint, inspect_config
+from vramfit.checkpoints.files import cached_snapshot
+from vramfit.checkpoints.inspection import inspect_checkpoint, inspect_config
 from vramfit.devices.probe import PresentGPU, probe
 from vramfit.doctor.environment import MEANING, Environment, TorchBuild, gather
 from vramfit.errors import CheckpointError

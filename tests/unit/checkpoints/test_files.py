@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vramfit.checkpoints import find_checkpoint, read_entries
-from vramfit.checkpoints.files import is_plain_name, read_json_object
+from vramfit.checkpoints.files import find_checkpoint, is_plain_name, read_json_object
+from vramfit.checkpoints.reading import read_entries
 from vramfit.errors import CheckpointError
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.counting import num_bytes_read
 from tests.unit.checkpoints.broken import load_script
 
-from vramfit.checkpoints import Inspection, inspect_checkpoint, inspect_config, inspection
+from vramfit.checkpoints import inspection
+from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint, inspect_config
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import resolve
 from vramfit.records.finding import Finding

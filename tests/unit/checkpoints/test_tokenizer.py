@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.checkpoints import inspect_checkpoint
+from vramfit.checkpoints.inspection import inspect_checkpoint
 from vramfit.checkpoints.tokenizer import read_vocabulary
 from vramfit.records.finding import Finding
 

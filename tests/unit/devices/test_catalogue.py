@@ -261,7 +261,8 @@ def test_the_k80_has_the_11_17_gib_that_its_users_see() -> None:
 
 def test_reading_the_catalogue_does_not_import_torch() -> None:
     code = (
-        "import sys; from vramfit.devices import all_gpus, find_gpu, probe; find_gpu('t4'); probe();"
+        "import sys; from vramfit.devices.catalogue import find_gpu; from vramfit.devices.probe import probe;"
+        "find_gpu('t4'); probe();"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

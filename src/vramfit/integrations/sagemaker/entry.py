@@ -25,7 +25,7 @@ from vramfit.records.plan import InstanceFit
 from vramfit.report.run import metrics_in_words
 from vramfit.runtime.training import events
 from vramfit.runtime.training.events import Interrupted, Terminated, stop_request
-from vramfit.runtime.training.request import DEFAULT_BATCH, OPTIONS, RunOption, TrainRequest
+from vramfit.runtime.training.request import DEFAULT_BATCH, OPTIONS, TrainRequest
 from vramfit.settings.values import Switch
 from vramfit.units import counted, format_bytes
 
@@ -175,8 +175,9 @@ def train_arguments(request: TrainRequest) -> list[str]:
             made += [name, "0"]
         elif field.name == "data" or value is None or value == field.default or value == ():
             continue
-        elif isinstance(option, RunOption) and isinstance(option.value, Switch):
-            made.append(name)
+        elif isinstance(option.value, Switch):
+            is_there = option.default is not True if value else option.default is True or option.is_planned
+            made += [name if value else f"--no-{name[2:]}"] if is_there else []
         else:
             made += [name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
     return made
