@@ -1,7 +1,7 @@
 """`inspect_checkpoint`: what a checkpoint holds and what is wrong with it, from headers and configuration only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from vramfit.checkpoints.key_checks import (
     fresh_names,
     refuse_absurd_depth,
 )
-from vramfit.checkpoints.matching import ShapeMismatch, Subject, match
+from vramfit.checkpoints.matching import Matching, Subject, match
 from vramfit.checkpoints.reading import check_values, read_entries
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.checkpoints.tokenizer import check_tokenizer
@@ -39,8 +39,8 @@ CHECKS = (check_missing, check_shapes, check_unexpected, check_names, check_dtyp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
-    """Everything known of a checkpoint before it is loaded."""
+class Inspection(Matching):
+    """Everything known of a checkpoint before it is loaded: what is in it, where that goes, and what is wrong."""
 
     name: str
     """What the model was asked for by."""
@@ -50,22 +50,18 @@ class Inspection:
     """What there is to say, gravest first."""
     entries: tuple[TensorEntry, ...]
     """Every tensor of the checkpoint."""
-    num_bytes: int
-    """Bytes of all tensors, in the dtypes they are saved in."""
-    targets: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name → model name, for every tensor that the model takes with the right shape."""
-    missing: tuple[str, ...] = ()
-    """Model names that the checkpoint lacks, as transformers counts them (tied ones are there if one is)."""
-    unexpected: tuple[str, ...] = ()
-    """Checkpoint names that the model has no place for."""
     fresh: tuple[str, ...] = ()
-    """Model names to be initialised: a new head, a pooler; never a part of the encoder."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name → model name, for the targets whose name changes."""
-    mismatched: tuple[ShapeMismatch, ...] = ()
-    """Tensors of another shape than the model's; those also in `fresh` are replaced, the others are fatal."""
-    converted: tuple[str, ...] = ()
-    """Checkpoint names that transformers splits or joins on the way in; they are in no `targets`."""
+    """Model names to be initialised: a new head, a pooler, what has another size; never a part of the encoder."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, in the dtypes they are saved in."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Checkpoint name → model name, for the targets whose name changes."""
+        return {old: new for old, new in self.targets.items() if old != new}
 
     @property
     def fatal(self) -> bool:
@@ -128,18 +124,12 @@ def inspect_checkpoint(
     if scan:
         findings += check_values(entries, files.kind)
     return Inspection(
+        **{part.name: getattr(matching, part.name) for part in fields(matching)},
         name=resolved.name,
         files=files,
         findings=_by_gravity(findings),
         entries=entries,
-        num_bytes=sum(entry.num_bytes for entry in entries),
-        targets=matching.targets,
-        missing=matching.missing,
-        unexpected=matching.unexpected,
         fresh=fresh_names(subject),
-        renamed={old: new for old, new in matching.targets.items() if old != new},
-        mismatched=matching.mismatched,
-        converted=matching.converted,
     )
 
 

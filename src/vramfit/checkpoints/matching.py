@@ -41,7 +41,7 @@ class Matching:
     targets: Mapping[str, str]
     """Checkpoint name → model name, for tensors that fit."""
     missing: tuple[str, ...]
-    """Model names that nothing is there for."""
+    """Model names that nothing is there for, as transformers counts them (tied ones are there if one is)."""
     unexpected: tuple[str, ...]
     """Checkpoint names that have no place."""
     mismatched: tuple[ShapeMismatch, ...]

@@ -5,10 +5,11 @@ What no checkpoint holds, a new head and buffers that are computed, is initialis
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,7 +18,9 @@ from vramfit.checkpoints.inspection import Inspection
 from vramfit.checkpoints.reading import opened
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.errors import CheckpointError
-from vramfit.techniques.quantization import quantize_rows
+from vramfit.models.anatomy import encoder_layers
+from vramfit.techniques import precision, quantization
+from vramfit.workload import Workload
 
 STAGE_BYTES = 16 * 2**20
 """Each of two pinned buffers: while one is on its way, the other is filled."""
@@ -93,23 +96,6 @@ def _changed(entry: TensorEntry, what: str) -> CheckpointError:
     )
 
 
-class Transfer(Protocol):
-    """Brings host tensors to a device."""
-
-    device: torch.device
-
-    def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor on the device, in `dtype`."""
-
-    def finish(self) -> None:
-        """Wait until everything has arrived."""
-
-
-def make_transfer(device: torch.device) -> Transfer:
-    """The way to a device."""
-    return ToCuda(device) if device.type == "cuda" else ToHost(device)
-
-
 class ToHost:
     """Stays on the host: a tensor already in its type stays a view of its file, and is read when it is used."""
 
@@ -117,17 +103,18 @@ class ToHost:
         self.device = device
 
     def bring(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor on the device, in `dtype`."""
         return source.to(self.device, dtype)
 
     def finish(self) -> None:
-        pass
+        """Wait until everything has arrived."""
 
 
-class ToCuda:
+class ToCuda(ToHost):
     """Through two pinned buffers, converted on the host: fewer bytes travel, and the device holds only the result."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        super().__init__(device)
         self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._stages]  # type: ignore[no-untyped-call]
         self._next = 0
@@ -253,27 +240,38 @@ def _on_host(slot: Slot) -> torch.Tensor:
     return empty
 
 
-@dataclass(slots=True)
 class Filling:
-    """How a model is filled."""
+    """How a model is filled: from where, in which types, and which of its layers stay on the host.
 
-    tensors: Mapping[str, torch.Tensor]
-    """Model name → tensor on the host."""
-    dtype: torch.dtype
-    """The type of the weights."""
-    transfer: Transfer
-    host: Transfer
-    """For what stays on the host until its turn."""
-    quantize: str | None = None
-    quantized: set[int] = field(default_factory=set)
-    """Modules whose weight is quantized, by identity."""
-    offloaded: set[int] = field(default_factory=set)
-    """Modules whose weights stay on the host, by identity."""
-    on_tensor: Callable[[str], None] = lambda name: None
-    """Called with the name of each checkpoint tensor that has been taken."""
+    Args:
+        model: on the meta device, or initialised in part.
+        tensors: model name → tensor on the host.
+        num_resident: layers that stay on the device.
+    """
 
-    def fill(self, model: torch.nn.Module) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        workload: Workload,
+        tensors: Mapping[str, torch.Tensor],
+        device: torch.device,
+        num_resident: int,
+    ) -> None:
+        self._tensors, self._quantize = tensors, workload.quantize
+        self._dtype = precision.weight_dtype(workload.precision)
+        self.transfer = ToCuda(device) if device.type == "cuda" else ToHost(device)
+        self._host = ToHost(torch.device("cpu"))
+        linears = [] if workload.quantize is None else quantization.quantizable(model, workload.quantize)
+        self.quantized = {id(linear) for linear in linears}
+        """Modules whose weight is quantized, by identity."""
+        waiting = encoder_layers(model)[num_resident:]
+        self._offloaded = {id(module) for layer in waiting for module in layer.modules()}
+
+    def fill(self, model: torch.nn.Module, on_tensor: Callable[[str], None]) -> None:
         """Put every tensor in its place; shared ones come once.
+
+        Args:
+            on_tensor: called with the name of each checkpoint tensor that has been taken.
 
         Raises:
             CheckpointError: a tensor that is neither in the checkpoint nor initialised.
@@ -286,40 +284,32 @@ class Filling:
         for slot in slots:
             found = placed.get(id(slot.tensor))
             if found is None or self._differs(slot.path, found[1]):
-                source = slot.path if found is not None else self._source(names[id(slot.tensor)])
+                there = [name for name in names[id(slot.tensor)] if name in self._tensors]
+                source = slot.path if found is not None else next(iter(there), None)
                 found = (self._bring(slot, source), source)
+                if source is not None:
+                    on_tensor(source)
                 placed.setdefault(id(slot.tensor), found)
             slot.put(found[0])
 
-    def _source(self, names: list[str]) -> str | None:
-        """The name under which a shared tensor is in the checkpoint; None where it is not."""
-        return next((name for name in names if name in self.tensors), None)
-
     def _differs(self, path: str, source: str | None) -> bool:
         """Whether the checkpoint has another tensor of its own for a place that the model shares with another."""
-        if source is None or path == source or path not in self.tensors:
+        if source is None or path == source or path not in self._tensors:
             return False
-        return not torch.equal(self.tensors[path], self.tensors[source])
+        return not torch.equal(self._tensors[path], self._tensors[source])
 
     def _bring(self, slot: Slot, source: str | None) -> torch.Tensor:
         if source is None and slot.tensor.device.type == "meta":
             raise CheckpointError(f"{slot.path} is neither in the checkpoint nor initialised", tensor=slot.path)
-        on_host = slot.tensor.detach() if source is None else self.tensors[source]
-        made = self._convert(slot, on_host)
-        if source is not None:
-            self.on_tensor(source)
-        return made
-
-    def _convert(self, slot: Slot, on_host: torch.Tensor) -> torch.Tensor:
-        stays = id(slot.module) in self.offloaded and slot.is_parameter
-        transfer = self.host if stays else self.transfer
-        dtype = self.dtype if slot.is_cast else slot.tensor.dtype
+        on_host = slot.tensor.detach() if source is None else self._tensors[source]
+        stays = id(slot.module) in self._offloaded and slot.is_parameter
+        transfer = self._host if stays else self.transfer
+        dtype = self._dtype if slot.is_cast else slot.tensor.dtype
         if not slot.is_parameter:
             return transfer.bring(on_host, dtype)
-        if self.quantize is not None and id(slot.module) in self.quantized and slot.name == "weight":
-            return quantize_rows(
-                on_host, self.quantize, dtype, transfer.device, lambda rows: transfer.bring(rows, dtype)
-            )
+        if self._quantize is not None and id(slot.module) in self.quantized and slot.name == "weight":
+            rows_of = partial(transfer.bring, dtype=dtype)
+            return quantization.quantize_rows(on_host, self._quantize, dtype, transfer.device, rows_of)
         return torch.nn.Parameter(transfer.bring(on_host, dtype), requires_grad=slot.tensor.requires_grad)
 
 

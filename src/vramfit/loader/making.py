@@ -10,14 +10,14 @@ import torch
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.loader.budget import check_host, resident_layers
-from vramfit.loader.filling import CheckpointTensors, Filling, ToHost, empty, initialise, make_transfer
+from vramfit.loader.filling import CheckpointTensors, Filling, empty, initialise
 from vramfit.loader.load import LoadRequest, Progress
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.finding import LoadReport
-from vramfit.techniques import offloading, precision, quantization
+from vramfit.techniques import offloading, precision
 
 CONFIGURATION = ("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
@@ -116,9 +116,8 @@ def make_model(
     try:
         with CheckpointTensors(inspection) as tensors:
             initialise(model, set(fresh), request.seed)
-            filling = _filling(model, request, tensors, device, num_resident)
-            filling.on_tensor = _count(tensors, progress or _nobody, gauge.sample)
-            filling.fill(model)
+            filling = Filling(model, w, tensors, device, num_resident)
+            filling.fill(model, _count(tensors, progress, gauge.sample))
             offloading.apply(model, num_resident, device)
             filling.transfer.finish()
             if filling.quantized and device.type == "cuda":
@@ -131,6 +130,7 @@ def make_model(
     model.config.name_or_path = str(origin.resolved.folder or origin.resolved.name)  # as `from_pretrained` leaves it
     model.config.dtype = precision.weight_dtype(w.precision)
     gauge.sample()
+    final_bytes, peak_bytes = gauge.device_bytes
     return model, LoadReport(
         model=origin.resolved.name,
         model_class=type(model).__name__,
@@ -143,8 +143,8 @@ def make_model(
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         time_s=0.0,
-        final_device_bytes=gauge.device_bytes,
-        peak_device_bytes=gauge.peak_device_bytes,
+        final_device_bytes=final_bytes,
+        peak_device_bytes=peak_bytes,
         largest_tensor_bytes=max(offloading.device_bytes([p]) for p in model.parameters()),
         host_anonymous_bytes=gauge.host_anonymous_bytes,
         num_layers=len(encoder_layers(model)),
@@ -156,38 +156,17 @@ def make_model(
     )
 
 
-def _nobody(num_bytes_done: int, num_bytes: int) -> None:
-    """Progress that nobody follows."""
-
-
-def _filling(
-    model: torch.nn.Module, request: LoadRequest, tensors: CheckpointTensors, device: torch.device, num_resident: int
-) -> Filling:
-    """How the model is filled."""
-    w = request.workload
-    linears = [] if w.quantize is None else quantization.quantizable(model, w.quantize)
-    waiting = encoder_layers(model)[num_resident:]
-    return Filling(
-        tensors=tensors,
-        dtype=precision.weight_dtype(w.precision),
-        transfer=make_transfer(device),
-        host=ToHost(torch.device("cpu")),
-        quantize=w.quantize,
-        quantized={id(linear) for linear in linears},
-        offloaded={id(module) for layer in waiting for module in layer.modules()},
-    )
-
-
-def _count(tensors: CheckpointTensors, progress: Progress, sample: Callable[[], None]) -> Callable[[str], None]:
+def _count(tensors: CheckpointTensors, progress: Progress | None, sample: Callable[[], None]) -> Callable[[str], None]:
     """What to call after each tensor."""
     total, done = sum(map(tensors.num_bytes, tensors)), 0
-    progress(0, total)
+    tell_progress = progress or (lambda num_bytes_done, num_bytes: None)
+    tell_progress(0, total)
 
     def count(name: str) -> None:
         nonlocal done
         num_bytes = tensors.num_bytes(name)
         done += num_bytes
-        progress(done, total)
+        tell_progress(done, total)
         if num_bytes >= SAMPLED_FROM_BYTES:
             sample()
 
@@ -198,41 +177,30 @@ class Gauge:
     """Reads memory from its making on; `sample` where the host's use may be highest."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         self._device = device if device.type == "cuda" else None
         self._allocated_before = 0
         if self._device is not None:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._allocated_before = torch.cuda.memory_allocated(self._device)
         self._anonymous_before = anonymous_bytes()
-        self._anonymous_peak = self._anonymous_before
+        self._anonymous_peak = self._anonymous_before or 0
 
     def sample(self) -> None:
         """Look at the host's memory now."""
-        now = anonymous_bytes()
-        if now is not None and self._anonymous_peak is not None:
-            self._anonymous_peak = max(self._anonymous_peak, now)
+        self._anonymous_peak = max(self._anonymous_peak, anonymous_bytes() or 0)
 
     @property
-    def peak_device_bytes(self) -> int | None:
-        """The most that was allocated on the GPU beyond what was there before."""
+    def device_bytes(self) -> tuple[int | None, int | None]:
+        """What is allocated on the GPU beyond what was there before, now and at the most; None elsewhere."""
         if self._device is None:
-            return None
-        return torch.cuda.max_memory_allocated(self._device) - self._allocated_before
-
-    @property
-    def device_bytes(self) -> int | None:
-        """What is allocated on the GPU now beyond what was there before."""
-        if self._device is None:
-            return None
-        return torch.cuda.memory_allocated(self._device) - self._allocated_before
+            return None, None
+        now, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+        return now - self._allocated_before, peak - self._allocated_before
 
     @property
     def host_anonymous_bytes(self) -> int | None:
         """The most that the process's own memory had grown, where it was sampled."""
-        if self._anonymous_peak is None or self._anonymous_before is None:
-            return None
-        return self._anonymous_peak - self._anonymous_before
+        return None if self._anonymous_before is None else self._anonymous_peak - self._anonymous_before
 
 
 def anonymous_bytes() -> int | None:
