@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vramfit.checkpoints.files import DOWNLOAD_AGAIN, SAVE_AGAIN, CheckpointFiles, Kind, bad_file, one_line, shown
 from vramfit.checkpoints.pickle_file import load_state_dict, read_bin
@@ -80,8 +79,7 @@ def opened(path: Path, kind: Kind) -> "Iterator[Callable[[str], torch.Tensor]]":
         yield file.get_tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scanned:
+class Scanned(NamedTuple):
     """What was seen in one tensor."""
 
     num_nan: int
@@ -123,29 +121,24 @@ def scan_tensor(tensor: "torch.Tensor") -> Scanned:
     return Scanned(num_nan=num_nan, num_infinite=num_infinite, all_zero=all_zero)
 
 
-def _judge(entry: TensorEntry, scanned: Scanned) -> list[Finding]:
+def _judge(entry: TensorEntry, scanned: Scanned) -> Iterator[Finding]:
     where = f"tensor {shown(entry.name)} in {entry.file.name}"
-    for count, word in ((scanned.num_nan, "NaN"), (scanned.num_infinite, "infinite")):
-        if count:
-            return [
-                Finding.error(
-                    "scan.not_finite",
-                    f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
-                    "every output will be NaN; the training run that saved it had diverged",
-                    "take an earlier checkpoint, or download the file again",
-                    fatal=True,
-                )
-            ]
-    if scanned.all_zero and _should_not_be_zero(entry):
-        return [
-            Finding.warning(
-                "scan.all_zero",
-                f"{where}: all {entry.num_elements:,} numbers are 0",
-                "no training leaves a weight like that; the file may have been cut and filled up",
-                "compare the file's sha256 with the one on its page",
-            )
-        ]
-    return []
+    if scanned.num_nan or scanned.num_infinite:
+        count, word = (scanned.num_nan, "NaN") if scanned.num_nan else (scanned.num_infinite, "infinite")
+        yield Finding.error(
+            "scan.not_finite",
+            f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
+            "every output will be NaN; the training run that saved it had diverged",
+            "take an earlier checkpoint, or download the file again",
+            fatal=True,
+        )
+    elif scanned.all_zero and _should_not_be_zero(entry):
+        yield Finding.warning(
+            "scan.all_zero",
+            f"{where}: all {entry.num_elements:,} numbers are 0",
+            "no training leaves a weight like that; the file may have been cut and filled up",
+            "compare the file's sha256 with the one on its page",
+        )
 
 
 def _should_not_be_zero(entry: TensorEntry) -> bool:

@@ -89,16 +89,6 @@ class GPU:
         """BF16 arithmetic in hardware."""
         return self.compute_capability >= (8, 0)
 
-    @property
-    def supports_tf32(self) -> bool:
-        """TF32 tensor cores."""
-        return self.compute_capability >= (8, 0)
-
-    @property
-    def supports_fp8(self) -> bool:
-        """FP8 tensor cores."""
-        return self.compute_capability >= (8, 9)
-
     def source_of(self, figure: str) -> str | None:
         """Where a figure comes from; None for one that is not known."""
         for figures, source in self.sources.items():

@@ -38,48 +38,30 @@ def check_model(
     Raises:
         UnknownModel, WorkloadError: nothing goes by that name, or it has no head for the task.
     """
-    free_bytes = gpu_free_bytes if gpu_free_bytes is not None else _free_bytes()
+    gpus = probe() if gpu_free_bytes is None else ()
+    free_bytes = gpus[0].free_bytes if gpus else gpu_free_bytes
     try:
         resolved = resolve(model, task=task, num_labels=num_labels)
-        folder = resolved.folder or _cached(resolved)
+        folder = resolved.folder or cached_snapshot(_hub_id(resolved))
         if folder is None:
-            return [*inspect_config(resolved, gpu_free_bytes=free_bytes), _no_weights(resolved)]
+            no_weights = Finding.info(
+                "weights.absent",
+                f"no weights of {resolved.name} on this machine: only the configuration was checked",
+                "predicting and planning need none",
+                f"hf download {_hub_id(resolved)}, then run this again",
+            )
+            return [*inspect_config(resolved, gpu_free_bytes=free_bytes), no_weights]
         found = replace(resolved, folder=folder)
         return list(inspect_checkpoint(found, scan=scan, gpu_free_bytes=free_bytes, num_labels=num_labels).findings)
     except CheckpointError as error:
-        return [finding_of(error)]
+        why = "nothing can be loaded from it"
+        why += f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""
+        return [Finding.error("checkpoint.damaged", str(error), why, error.hint or "", fatal=True)]
 
 
-def finding_of(error: CheckpointError) -> Finding:
-    """What a damaged checkpoint has to say, as the finding it is."""
-    return Finding.error(
-        "checkpoint.damaged",
-        str(error),
-        "nothing can be loaded from it" + (f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""),
-        error.hint or "",
-        fatal=True,
-    )
-
-
-def _cached(resolved: ResolvedModel) -> Path | None:
+def _hub_id(resolved: ResolvedModel) -> str:
     entry = find_entry(resolved.name)
-    return cached_snapshot(entry.hub_id if entry is not None else resolved.name)
-
-
-def _no_weights(resolved: ResolvedModel) -> Finding:
-    entry = find_entry(resolved.name)
-    hub_id = entry.hub_id if entry is not None else resolved.name
-    return Finding.info(
-        "weights.absent",
-        f"no weights of {resolved.name} on this machine: only the configuration was checked",
-        "predicting and planning need none",
-        f"hf download {hub_id}, then run this again",
-    )
-
-
-def _free_bytes() -> int | None:
-    gpus = probe()
-    return gpus[0].free_bytes if gpus else None
+    return entry.hub_id if entry is not None else resolved.name
 
 
 OLDEST_PYTHON = (3, 11)

@@ -243,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: `--name value`; None takes the command line's.
     """
-    attempt = _Attempt(list(sys.argv[1:] if arguments is None else arguments))
-    code, reason = attempt.run()
+    code, reason = _run(list(sys.argv[1:] if arguments is None else arguments))
     sys.stdout.flush()
     if _TOOLKIT not in sys.modules:
         sys.exit(code)
@@ -255,49 +254,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise sys.modules[f"{_TOOLKIT.partition('.')[0]}.errors"].ClientError(reason)
 
 
-class _Attempt:
-    """One run of a job, and what is known of it when it fails."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self._job: Job | None = None
-        self._request: TrainRequest | None = None
-
-    def run(self) -> tuple[int, str]:
-        """Exit code and, where it is not 0, the reason."""
-        try:
-            self._run()
-        except Interrupted as stopped:
-            print(f"{stopped}.", flush=True)
-            return stopped.exit_code, str(stopped)
-        except VramfitError as error:
-            return error.exit_code, self._fail(error)
-        except Exception as error:
-            traceback.print_exc()
-            return 1, self._fail(error)
+def _run(arguments: list[str]) -> tuple[int, str]:
+    """Exit code and, where it is not 0, the reason, which is left where SageMaker looks for it."""
+    job, request = None, None
+    try:
+        job = read_job(read_arguments(arguments) if arguments else None)
+        request = make_request(job)
+        _train(job, request)
         return 0, ""
-
-    def _run(self) -> None:
-        self._job = read_job(read_arguments(self._arguments) if self._arguments else None)
-        job, request = self._job, make_request(self._job)
-        self._request = request
-        _make_folder(job.checkpoint_dir)
-        with stop_request(resumes=True) as stop:
-            from vramfit.runtime.training.train import train
-
-            stop.check()
-        if needs_torchrun(job, request):
-            run_command(torchrun_command(job, request))
-        else:
-            train(request, on_event=MetricLines().show)
-        if job.current_host == job.hosts[0] and os.environ.get("RANK", "0") == "0":
-            leave_model(Path(request.output), job)
-
-    def _fail(self, error: BaseException) -> str:
-        reason = reason_of(error, self._job, self._request)
+    except Interrupted as stopped:
+        print(f"{stopped}.", flush=True)
+        return stopped.exit_code, str(stopped)
+    except Exception as error:
+        if not isinstance(error, VramfitError):
+            traceback.print_exc()
+        reason = reason_of(error, job, request)
         print(f"Error: {reason}", file=sys.stderr, flush=True)
         write_failure(output_folder(), reason)
-        return reason
+        return getattr(error, "exit_code", 1), reason
+
+
+def _train(job: Job, request: TrainRequest) -> None:
+    _make_folder(job.checkpoint_dir)
+    with stop_request(resumes=True) as stop:
+        from vramfit.runtime.training.train import train
+
+        stop.check()
+    if needs_torchrun(job, request):
+        run_command(torchrun_command(job, request))
+    else:
+        train(request, on_event=MetricLines().show)
+    if job.current_host == job.hosts[0] and os.environ.get("RANK", "0") == "0":
+        leave_model(Path(request.output), job)
 
 
 def leave_model(output: Path, job: Job) -> None:
