@@ -163,7 +163,7 @@ _FOREIGN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
 )
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
-"""Saved beside a model by the Trainer; never weights."""
+"""Files that the Trainer saves next to a model; they hold no weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,7 @@ class Inspection(Matching):
     files: CheckpointFiles
     """The weight files."""
     findings: tuple[Finding, ...]
-    """What there is to say, gravest first."""
+    """All findings, most severe first."""
     entries: tuple[TensorEntry, ...]
     """Every tensor of the checkpoint."""
     fresh: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def inspect_checkpoint(
         **{part.name: getattr(matching, part.name) for part in fields(matching)},
         name=resolved.name,
         files=files,
-        findings=_by_gravity(findings),
+        findings=_by_severity(findings),
         entries=entries,
         fresh=fresh_names(subject),
     )
@@ -143,26 +143,26 @@ def inspect_config(resolved: ResolvedModel, *, gpu_free_bytes: int | None = None
     meta = _build(resolved, early)
     num_parameters = _num_parameters(meta)
     good = f"the configuration of {resolved.name} gives a {type(meta).__name__} of {num_parameters:,} parameters"
-    return _by_gravity([*early, *check_fit(num_parameters, gpu_free_bytes), Finding.ok("config", good)])
+    return _by_severity([*early, *check_fit(num_parameters, gpu_free_bytes), Finding.ok("config", good)])
 
 
 def _num_parameters(model: "nn.Module") -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _by_gravity(findings: list[Finding]) -> tuple[Finding, ...]:
+def _by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (not f.fatal, -SEVERITIES.index(f.severity))))
 
 
 def _config_data(resolved: ResolvedModel) -> Mapping[str, Any]:
-    """The configuration as its file has it; where there is no file, as transformers tells it."""
+    """The content of `config.json`; without a file, the configuration as transformers writes it."""
     if resolved.folder is not None and (resolved.folder / "config.json").is_file():
         return read_config_file(resolved.folder / "config.json")
     return resolved.config.to_dict() if resolved.config is not None else {}
 
 
 def _build(resolved: ResolvedModel, early: list[Finding]) -> "nn.Module":
-    """The model on the meta device; where it cannot be built, what the checks already know explains it best."""
+    """The model on the meta device; where it cannot be built, a fatal finding of its configuration is the error."""
     try:
         return build_meta(resolved)
     except CheckpointError as error:

@@ -1,6 +1,6 @@
-"""Names on one side only: what the checkpoint lacks, and what it has beyond the model.
+"""Tensors that the checkpoint lacks, and tensors that the model has no place for.
 
-A new head is expected and named, and one that is dropped too; a part of the encoder is fatal.
+A missing or unused head is reported and expected; a missing part of the encoder is fatal.
 """
 
 import re
@@ -188,7 +188,7 @@ _DROPPED = {
 
 
 def check_family(subject: Subject) -> Iterator[Finding]:
-    """Whether the checkpoint is of another architecture than its configuration: then nothing else is worth saying."""
+    """Whether the checkpoint is of another architecture than its configuration: then no other check runs."""
     matching = subject.matching
     encoder = [name for name in subject.state if name not in subject.head]
     lost = [name for name in matching.missing if name not in subject.head]
@@ -252,7 +252,7 @@ def _saved_prefix(subject: Subject) -> str:
 
 
 def _head_kind(name: str, saved_prefix: str) -> str | None:
-    """What head a tensor belongs to; beside a prefixed encoder everything else is one."""
+    """Which kind of head a tensor belongs to; where the encoder has a prefix, names without it are of a head."""
     for pattern, kind in _HEADS:
         if re.search(pattern, name):
             return kind

@@ -125,7 +125,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def _special_tokens(folder: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Roles of tokens, and added tokens with their ids, from the small files beside the vocabulary."""
+    """Roles of tokens, and added tokens with their ids, from the configuration files of the tokenizer."""
     special: dict[str, str] = {}
     added: dict[str, int] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):

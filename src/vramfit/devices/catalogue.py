@@ -1,4 +1,4 @@
-"""The GPU catalogue and the cloud instances, read from the JSON files beside this module, and their look-up.
+"""The GPU catalogue and the cloud instances, read from the JSON files in this folder, and their look-up.
 
 Drivers differ in how much memory they leave to CUDA, and newer ones leave less: `total_memory_bytes` is
 the lowest figure seen on Linux (Windows shows up to 3 % more). Every figure has its source in the file.

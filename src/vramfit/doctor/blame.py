@@ -1,4 +1,4 @@
-"""What an out-of-memory message puts the blame on: one request, a limit, other processes, fragmentation, the job."""
+"""The cause of an out-of-memory message: one request, a limit, other processes, fragmentation, or the job."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ LARGEST_CONTEXT_BYTES = GIB
 ROUNDING_BYTES = 11 * MIB
 """Two figures that were rounded to 0.01 GiB."""
 LITTLE_CACHED = 0.1
-"""Of what PyTorch holds: below this, fragmentation is not what is to blame."""
+"""Share of reserved memory that is cached; below it, fragmentation is not the cause."""
 LARGE_SHARE = 0.7
-"""Of the GPU in live tensors: from here on the job itself is worth a word, whatever else is to blame."""
+"""Share of the GPU in live tensors; from here on the job itself is mentioned, whatever the cause is."""
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before torch 2.9)"
 LESS = (
     "smaller micro-batches with accumulation keep the effective batch; checkpointing, amp and a fused optimizer keep "
@@ -24,7 +24,7 @@ Blame = tuple[Cause, str, tuple[Holding, ...], tuple[Finding, ...]]
 
 
 def blame(message: OutOfMemoryMessage) -> Blame:
-    """Cause, headline, who held what, and findings with the weightiest first."""
+    """Cause, headline, who held what, and findings, most important first."""
     if message.kind in ("host allocator", "host killed"):
         return _host(message)
     if message.kind == "mps":
@@ -85,7 +85,7 @@ def _gpu_cause(m: OutOfMemoryMessage) -> tuple[Cause, Finding]:
 
 
 def _is_last_straw(m: OutOfMemoryMessage) -> bool:
-    """Whether so little is cached that one piece of it would only have put the failure off."""
+    """Whether so little is cached that fragmentation only hastened the failure."""
     return (m.cached_bytes or 0) < LITTLE_CACHED * (m.reserved_bytes or 0)
 
 
@@ -103,7 +103,7 @@ def _foreign(m: OutOfMemoryMessage) -> int | None:
 
 
 def _also(m: OutOfMemoryMessage) -> Iterator[Finding]:
-    """What is true beside the cause."""
+    """Further findings that do not explain the failure alone."""
     foreign, requested = _foreign(m), m.requested_bytes or 0
     if foreign is not None and foreign >= max(512 * MIB, ROUNDING_BYTES):
         yield _other_process(m, foreign)

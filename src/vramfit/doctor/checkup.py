@@ -26,7 +26,7 @@ def check_model(
     num_labels: int | None = None,
     gpu_free_bytes: int | None = None,
 ) -> list[Finding]:
-    """All findings about a model, gravest first; loads no weights.
+    """All findings about a model, most severe first; loads no weights.
 
     Args:
         model: a folder, a catalogue name or a hub id.

@@ -1,4 +1,4 @@
-"""`explain`: an out-of-memory message from a log → what happened, what is to blame, and the plan that fits."""
+"""`explain`: an out-of-memory message from a log → what happened, the cause, and the plan that fits."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +29,7 @@ def explain(log: str | Iterable[str], *, model: Any = None, **keywords: Any) -> 
 
     Raises:
         VramfitError: there is no such message in it.
-        WorkloadError, UnknownModel, UnknownGPU: what was given beside the log is wrong.
+        WorkloadError, UnknownModel, UnknownGPU: the model, the GPU or the settings given are wrong.
 
     >>> said = explain("RuntimeError: CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 11.17 GiB total "
     ...                "capacity; 10.44 GiB already allocated; 51.94 MiB free; 100.42 MiB cached)")

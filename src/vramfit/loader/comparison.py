@@ -1,4 +1,4 @@
-"""What fewer bits do to the outputs: the same sentences through a load and through the checkpoint in full precision."""
+"""What fewer bits change in the outputs: the same sentences through the loaded model and in full precision."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +89,7 @@ def _kept(outputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def compare_logits(
     outputs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, *, inputs: str, labels: bool
 ) -> LogitComparison:
-    """Outputs beside those of full precision; padding does not count.
+    """Compare outputs with those of full precision; padding is left out.
 
     Args:
         outputs, reference: one row a sample; a second dimension of the mask's size is tokens.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
 OPTIONS = {"device": "cuda", "random_weights": False, "trust_remote_code": False, "seed": 0}
-"""What a load is asked for beside a workload, and the defaults."""
+"""Options of a load that are no settings of a workload, with their defaults."""
 KEYWORDS = (*FROM_PLAN, "offload", *OPTIONS)
 """All that `load` takes."""
 
@@ -127,7 +127,7 @@ def load(
             num_labels: size of a classification head; None takes the configuration's.
             attention: sdpa or eager; None takes the model's default.
             memory: what the weights may take on the device; None takes what is free there, with `offload` three
-                quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
+                quarters of it. `estimate(...).breakdown["weights"]` is their share next to a batch of yours.
             trust_remote_code: True to run Python code that the model's repository brings.
             offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
             seed: of what is drawn: a new head, or all weights with `random_weights`.

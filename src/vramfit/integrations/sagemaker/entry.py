@@ -34,7 +34,7 @@ MAX_CHARACTERS = 1024
 
 
 def reason_of(error: BaseException, job: Job | None, request: TrainRequest | None) -> str:
-    """The sentence."""
+    """Why a job failed, in one line that SageMaker shows."""
     if not isinstance(error, VramfitError):
         return _one_line(f"unexpected {type(error).__name__}: {error} (a bug in vramfit; the log has the traceback)")
     hint = error.hint
@@ -289,7 +289,7 @@ def _train(job: Job, request: TrainRequest) -> None:
 
 
 def leave_model(output: Path, job: Job) -> None:
-    """Put the saved model where SageMaker packs it, and the records of the run beside other output."""
+    """Put the saved model where SageMaker packs it, and the records of the run into the folder for other output."""
     for folder in (job.model_dir, job.output_data_dir):
         _make_folder(folder)
     for path in sorted(output.iterdir()):

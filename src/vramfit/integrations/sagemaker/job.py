@@ -201,7 +201,7 @@ ALIASES = {
 }
 """What scripts call it → what it is called here."""
 OURS = ("train_file", "validation_file")
-"""Hyperparameters beside those of a run: files of the channels."""
+"""Hyperparameters that are no options of a run: file names in the channels."""
 THE_JOBS = ("data", "eval_data", "output", "resume", "plan")
 """What the job decides."""
 IGNORED_PREFIXES = ("sagemaker_", "_tuning_", "model_dir", "output_data_dir", "checkpoint_dir")
