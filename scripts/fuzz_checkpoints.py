@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vramfit.checkpoints import inspect_checkpoint
+from vramfit.checkpoints.inspection import inspect_checkpoint
 from vramfit.checkpoints.safetensors_file import read_header
 from vramfit.errors import VramfitError
 

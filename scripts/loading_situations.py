@@ -123,11 +123,11 @@ def _little_memory() -> None:
 
 
 def _lockable() -> None:
-    from vramfit.doctor import lock
+    from vramfit.doctor import environment
 
     _tell()
     found = [("torch", "2.13.0+cu126"), ("tokenizers", "0.22.1"), ("transformers", "5.17.0")]
-    lock.distributions = lambda: [
+    environment.distributions = lambda: [
         SimpleNamespace(metadata={"Name": name}, version=version, read_text=lambda _: None) for name, version in found
     ]
 

@@ -19,7 +19,7 @@ from vramfit.runtime import calibration as measuring
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose GPU measures as the sample says, with a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("vramfit.devices.driver.has_driver", lambda: True)
+    monkeypatch.setattr("vramfit.devices.probe.has_driver", lambda: True)
     monkeypatch.setattr(measuring, "calibrate", calibration)
     return tmp_path / "cache" / "vramfit" / "calibration"
 

@@ -68,7 +68,7 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
     file.write_text("\n".join(["12", "30", "64", "700"] * 5))
     done = vramfit("plan", "bert-tiny", "--batch", "32", "--gpu", "t4", "--lengths", str(file))
     assert done.code == 0
-    assert "longest 512, 5 cut" in done.out
+    assert "longest 512, 5 cut" in " ".join(done.out.split())
     both = vramfit("plan", *SMALL, "--gpu", "t4", "--lengths", str(file), "--data", str(file))
     assert both.code == 2
 
@@ -82,6 +82,13 @@ def test_lengths_of_data_as_training_reads_it(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert f"Timed on 80 lengths ({file})" in " ".join(done.out.split())
     assert "longest 29" in done.out
+
+
+def test_a_length_that_no_sample_has_is_said_to_be_none_of_the_plans() -> None:
+    said = "Note: --seq 64: no sample is longer than 30 tokens, and the plan is for these\n"
+    for lengths, err in (("12,30", said), ("12,64", "")):
+        done = vramfit("plan", *SMALL, "--gpu", "t4", "--lengths", lengths)
+        assert (done.code, done.err) == (0, err)
 
 
 def test_sagemaker_lists_instances_smallest_first() -> None:

@@ -19,8 +19,7 @@ from tests.unit.integrations.sagemaker.job_folders import write_job
 from tests.unit.runtime.training.small_runs import same_weights
 from tests.waiting import LIMIT_S, running
 from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
-from vramfit.integrations.sagemaker.hyperparameters import make_request
-from vramfit.integrations.sagemaker.job import read_job
+from vramfit.integrations.sagemaker.job import make_request, read_job
 from vramfit.runtime.training.train import train
 
 ROOT = Path(__file__).parents[2]

@@ -209,11 +209,13 @@ def test_whole_numbers_of_other_packages_are_kept_as_pythons_own() -> None:
         checkpointing=np.int8(1),  # type: ignore[arg-type]
         max_grad_norm=np.float32(0.5),  # type: ignore[arg-type]
         memory=np.int64(2**33),  # type: ignore[arg-type]
+        dropout=np.bool_(False),  # type: ignore[arg-type]
         attention="packed",
         loop="stepper",
     )
     kinds = (given.batch, given.seq, given.checkpointing, given.max_grad_norm, given.memory, *(given.lengths or ()))
     assert [type(value) for value in kinds] == [int, int, int, float, int, *[int] * 8]
+    assert given.dropout is False
     assert from_json(Workload, to_json(given)) == given
 
 

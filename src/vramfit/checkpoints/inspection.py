@@ -1,11 +1,18 @@
 """`inspect_checkpoint`: what a checkpoint holds and what is wrong with it, from headers and configuration only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramfit.checkpoints.config_checks import check_config
+from vramfit.checkpoints.checks import (
+    check_config,
+    check_dtypes,
+    check_fit,
+    check_names,
+    check_shapes,
+    summarize,
+)
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
 from vramfit.checkpoints.key_checks import (
     check_family,
@@ -14,18 +21,10 @@ from vramfit.checkpoints.key_checks import (
     fresh_names,
     refuse_absurd_depth,
 )
-from vramfit.checkpoints.matching import ShapeMismatch, Subject, match
+from vramfit.checkpoints.matching import Matching, Subject, match
 from vramfit.checkpoints.reading import check_values, read_entries
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.checkpoints.tokenizer import check_tokenizer
-from vramfit.checkpoints.weight_checks import (
-    check_dtypes,
-    check_fit,
-    check_names,
-    check_shapes,
-    summary,
-    weights_against_gpu,
-)
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, build_meta, resolve
 from vramfit.models.configuration import read_config_file
@@ -35,35 +34,34 @@ from vramfit.tasks import DEFAULT
 if TYPE_CHECKING:
     from torch import nn
 
+CHECKS = (check_missing, check_shapes, check_unexpected, check_names, check_dtypes, check_tokenizer, summarize)
+"""Every check of weights that are of the architecture which the configuration names, in this order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
-    """Everything known of a checkpoint before it is loaded."""
+class Inspection(Matching):
+    """Everything known of a checkpoint before it is loaded: what is in it, where that goes, and what is wrong."""
 
     name: str
     """What the model was asked for by."""
     files: CheckpointFiles
     """The weight files."""
     findings: tuple[Finding, ...]
-    """What there is to say, gravest first."""
+    """All findings, most severe first."""
     entries: tuple[TensorEntry, ...]
     """Every tensor of the checkpoint."""
-    num_bytes: int
-    """Bytes of all tensors, in the dtypes they are saved in."""
-    targets: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name → model name, for every tensor that the model takes with the right shape."""
-    missing: tuple[str, ...] = ()
-    """Model names that the checkpoint lacks, as transformers counts them (tied ones are there if one is)."""
-    unexpected: tuple[str, ...] = ()
-    """Checkpoint names that the model has no place for."""
     fresh: tuple[str, ...] = ()
-    """Model names to be initialised: a new head, a pooler; never a part of the encoder."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name → model name, for the targets whose name changes."""
-    mismatched: tuple[ShapeMismatch, ...] = ()
-    """Tensors of another shape than the model's; those also in `fresh` are replaced, the others are fatal."""
-    converted: tuple[str, ...] = ()
-    """Checkpoint names that transformers splits or joins on the way in; they are in no `targets`."""
+    """Model names to be initialised: a new head, a pooler, what has another size; never a part of the encoder."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, in the dtypes they are saved in."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Checkpoint name → model name, for the targets whose name changes."""
+        return {old: new for old, new in self.targets.items() if old != new}
 
     @property
     def fatal(self) -> bool:
@@ -105,28 +103,33 @@ def inspect_checkpoint(
             f"{resolved.name} has no weights on this machine",
             hint="give a folder with config.json and model.safetensors; `hf download` makes one",
         )
-    early = check_config(resolved.config, _config_data(resolved))
-    subject = _gather(resolved, resolved.folder, early, num_labels)
-    findings = [*early, *_judge(subject), *check_fit(subject, gpu_free_bytes)]
-    if scan:
-        findings += check_values(subject.entries, subject.files.kind)
-    return _inspection(subject, findings)
-
-
-def _gather(resolved: ResolvedModel, folder: Path, early: list[Finding], num_labels: int | None) -> Subject:
-    """The files, their tensors and the model, laid side by side."""
-    files = find_checkpoint(folder)
+    config_data = _config_data(resolved)
+    early = check_config(resolved.config, config_data)
+    files = find_checkpoint(resolved.folder)
     entries = read_entries(files)
     refuse_absurd_depth(resolved, entries)
-    model = _build(resolved, early)
-    return Subject(
+    meta = _build(resolved, early)
+    matching = match(entries, meta)
+    subject = Subject(
         resolved=resolved,
-        config_data=_config_data(resolved),
-        model=model,
+        config_data=config_data,
+        model=meta,
         files=files,
         entries=entries,
-        matching=match(entries, model),
+        matching=matching,
         num_labels_asked=num_labels,
+    )
+    findings = [*early, *(list(check_family(subject)) or [f for check in CHECKS for f in check(subject)])]
+    findings += check_fit(_num_parameters(meta), gpu_free_bytes)
+    if scan:
+        findings += check_values(entries, files.kind)
+    return Inspection(
+        **{part.name: getattr(matching, part.name) for part in fields(matching)},
+        name=resolved.name,
+        files=files,
+        findings=_by_severity(findings),
+        entries=entries,
+        fresh=fresh_names(subject),
     )
 
 
@@ -138,59 +141,28 @@ def inspect_config(resolved: ResolvedModel, *, gpu_free_bytes: int | None = None
     """
     early = check_config(resolved.config, _config_data(resolved))
     meta = _build(resolved, early)
-    num_parameters = sum(p.numel() for p in meta.parameters())
-    findings = [*early, *weights_against_gpu(num_parameters, gpu_free_bytes)]
+    num_parameters = _num_parameters(meta)
     good = f"the configuration of {resolved.name} gives a {type(meta).__name__} of {num_parameters:,} parameters"
-    return _by_gravity([*findings, Finding(check="config", severity="ok", what=good)])
+    return _by_severity([*early, *check_fit(num_parameters, gpu_free_bytes), Finding.ok("config", good)])
 
 
-def _judge(subject: Subject) -> list[Finding]:
-    """Every check of the weights; when they are of another architecture, only that."""
-    strange = check_family(subject)
-    if strange:
-        return strange
-    return [
-        *check_missing(subject),
-        *check_shapes(subject),
-        *check_unexpected(subject),
-        *check_names(subject),
-        *check_dtypes(subject),
-        *check_tokenizer(subject),
-        *summary(subject),
-    ]
+def _num_parameters(model: "nn.Module") -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
-def _inspection(subject: Subject, findings: list[Finding]) -> Inspection:
-    matching = subject.matching
-    return Inspection(
-        name=subject.resolved.name,
-        files=subject.files,
-        findings=_by_gravity(findings),
-        entries=tuple(subject.entries),
-        num_bytes=sum(entry.num_bytes for entry in subject.entries),
-        targets=matching.targets,
-        missing=matching.missing,
-        unexpected=matching.unexpected,
-        fresh=fresh_names(subject),
-        renamed={old: new for old, new in matching.targets.items() if old != new},
-        mismatched=matching.mismatched,
-        converted=matching.converted,
-    )
-
-
-def _by_gravity(findings: list[Finding]) -> tuple[Finding, ...]:
+def _by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (not f.fatal, -SEVERITIES.index(f.severity))))
 
 
 def _config_data(resolved: ResolvedModel) -> Mapping[str, Any]:
-    """The configuration as its file has it; where there is no file, as transformers tells it."""
+    """The content of `config.json`; without a file, the configuration as transformers writes it."""
     if resolved.folder is not None and (resolved.folder / "config.json").is_file():
         return read_config_file(resolved.folder / "config.json")
     return resolved.config.to_dict() if resolved.config is not None else {}
 
 
 def _build(resolved: ResolvedModel, early: list[Finding]) -> "nn.Module":
-    """The model on the meta device; where it cannot be built, what the checks already know explains it best."""
+    """The model on the meta device; where it cannot be built, a fatal finding of its configuration is the error."""
     try:
         return build_meta(resolved)
     except CheckpointError as error:

@@ -1,16 +1,16 @@
-"""Names on one side only: what the checkpoint lacks, and what it has beyond the model.
+"""Tensors that the checkpoint lacks, and tensors that the model has no place for.
 
-A new head is expected and named, and one that is dropped too; a part of the encoder is fatal.
+A missing or unused head is reported and expected; a missing part of the encoder is fatal.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
+from vramfit.checkpoints.checks import OTHER_CONFIG, is_about_labels
+from vramfit.checkpoints.files import some
 from vramfit.checkpoints.matching import Subject
 from vramfit.checkpoints.safetensors_file import TensorEntry
-from vramfit.checkpoints.untrusted import some
-from vramfit.checkpoints.weight_checks import is_about_labels
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel
 from vramfit.records.finding import Finding
@@ -46,22 +46,52 @@ def refuse_absurd_depth(resolved: ResolvedModel, entries: Sequence[TensorEntry])
         raise CheckpointError(
             f"{where} says num_hidden_layers {asked:,}, the checkpoint has {has:,} layers",
             file=where,
-            hint="use the config.json that belongs to these weights",
+            hint=OTHER_CONFIG,
         )
 
 
-def check_missing(subject: Subject) -> list[Finding]:
+def check_missing(subject: Subject) -> Iterator[Finding]:
     """Findings about model names that nothing in the checkpoint is for."""
     missing = subject.matching.missing
     encoder = [name for name in missing if not _may_start_fresh(subject, name)]
     head = [name for name in missing if name in subject.head and name not in subject.buffers]
     pooler = [name for name in missing if name not in subject.head and _is_pooler(name)]
-    findings = _encoder(subject, encoder) if encoder else []
+    layers = Counter(layer for name in subject.state if (layer := layer_of(name)) is not None)
+    whole = {
+        layer
+        for layer, count in Counter(map(layer_of, encoder)).items()
+        if layer is not None and count == layers[layer]
+    }
+    rest = [name for name in encoder if layer_of(name) not in whole]
+    why = "what is missing would start at random and the encoder would compute nonsense"
+    if whole:
+        yield Finding.error(
+            "weights.missing_layers",
+            f"{len(whole)} of {len(layers)} encoder layers {'are' if len(whole) > 1 else 'is'} not in the "
+            f"checkpoint: {_ranges(whole)} (counting from 0)",
+            why,
+            f"{OTHER_CONFIG}, or download the whole checkpoint",
+            fatal=True,
+        )
+    if rest:
+        yield Finding.error(
+            "weights.missing",
+            f"{len(rest)} tensor{'s' if len(rest) > 1 else ''} of the encoder "
+            f"{'are' if len(rest) > 1 else 'is'} not in the checkpoint: {some(rest)}",
+            why,
+            f"download the whole checkpoint, or {OTHER_CONFIG}",
+            fatal=True,
+        )
     if head:
-        findings.append(_head(subject, head))
+        yield _head(subject, head)
     if pooler:
-        findings.append(_pooler(subject, pooler))
-    return findings
+        matters = not find_task(subject.resolved.task).has_head
+        yield (Finding.warning if matters else Finding.info)(
+            "weights.pooler_new",
+            f"the pooler ({some(pooler)}) is not in the checkpoint and starts at random",
+            "a model trained by masked language modelling has none; "
+            + ("pooler_output is noise: use the last hidden state" if matters else "it learns with the head"),
+        )
 
 
 def _may_start_fresh(subject: Subject, name: str) -> bool:
@@ -70,49 +100,6 @@ def _may_start_fresh(subject: Subject, name: str) -> bool:
 
 def _is_pooler(name: str) -> bool:
     return re.search(r"(^|\.)pooler\.", name) is not None
-
-
-def _encoder(subject: Subject, names: Sequence[str]) -> list[Finding]:
-    whole = _whole_layers(subject, names)
-    rest = [name for name in names if layer_of(name) not in whole]
-    findings = []
-    if whole:
-        num_layers = len({layer_of(name) for name in subject.state} - {None})
-        findings.append(
-            Finding(
-                check="weights.missing_layers",
-                severity="error",
-                what=f"{len(whole)} of {num_layers} encoder layers {'are' if len(whole) > 1 else 'is'} not in the "
-                f"checkpoint: {_ranges(whole)} (counting from 0)",
-                why="what is missing would start at random and the encoder would compute nonsense",
-                fix="use the config.json that belongs to these weights, or download the whole checkpoint",
-                fatal=True,
-            )
-        )
-    if rest:
-        findings.append(
-            Finding(
-                check="weights.missing",
-                severity="error",
-                what=f"{len(rest)} tensor{'s' if len(rest) > 1 else ''} of the encoder "
-                f"{'are' if len(rest) > 1 else 'is'} not in the checkpoint: {some(rest)}",
-                why="what is missing would start at random and the encoder would compute nonsense",
-                fix="download the whole checkpoint, or use the config.json that belongs to these weights",
-                fatal=True,
-            )
-        )
-    return findings
-
-
-def _whole_layers(subject: Subject, names: Sequence[str]) -> set[int]:
-    """Layers that lack every one of their tensors."""
-    lost: dict[int | None, int] = defaultdict(int)
-    all_of: dict[int | None, int] = defaultdict(int)
-    for name in names:
-        lost[layer_of(name)] += 1
-    for name in subject.state:
-        all_of[layer_of(name)] += 1
-    return {layer for layer, count in lost.items() if layer is not None and count == all_of[layer]}
 
 
 def layer_of(name: str) -> int | None:
@@ -139,20 +126,18 @@ def _head(subject: Subject, names: Sequence[str]) -> Finding:
     said = subject.class_name in subject.saved_architectures
     what = f"{parts} ({num_parameters:,} parameters) not in the checkpoint"
     if loaded or said:
-        return Finding(
-            check="weights.head_incomplete",
-            severity="warning",
-            what=f"head incomplete: {what}, although "
+        return Finding.warning(
+            "weights.head_incomplete",
+            f"head incomplete: {what}, although "
             + ("other tensors of it are" if loaded else f"config.json says {subject.class_name}"),
-            why="that part starts at random: predictions mean nothing until it is trained",
-            fix="download the checkpoint again, or fine-tune before use",
+            "that part starts at random: predictions mean nothing until it is trained",
+            "download the checkpoint again, or fine-tune before use",
         )
-    return Finding(
-        check="weights.head_new",
-        severity="info",
-        what=f"new head: {what}; it starts at random",
-        why=f"expected where fine-tuning for {subject.resolved.task} begins; predictions mean nothing before it",
-        fix="fine-tune first, or take a checkpoint that is fine-tuned for this task",
+    return Finding.info(
+        "weights.head_new",
+        f"new head: {what}; it starts at random",
+        f"expected where fine-tuning for {subject.resolved.task} begins; predictions mean nothing before it",
+        "fine-tune first, or take a checkpoint that is fine-tuned for this task",
     )
 
 
@@ -163,17 +148,6 @@ def _modules(names: Iterable[str]) -> set[str]:
 def _roots(modules: set[str]) -> list[str]:
     """The modules that lie in no other of them."""
     return sorted(m for m in modules if not any(m.startswith(f"{other}.") for other in modules))
-
-
-def _pooler(subject: Subject, names: Sequence[str]) -> Finding:
-    matters = not find_task(subject.resolved.task).has_head
-    return Finding(
-        check="weights.pooler_new",
-        severity="warning" if matters else "info",
-        what=f"the pooler ({some(names)}) is not in the checkpoint and starts at random",
-        why="a model trained by masked language modelling has none; "
-        + ("pooler_output is noise: use the last hidden state" if matters else "it learns with the head"),
-    )
 
 
 _FAMILIES = (
@@ -205,53 +179,70 @@ _HEADS = (
 )
 
 
-def check_family(subject: Subject) -> list[Finding]:
-    """Whether the checkpoint is of another architecture than its configuration: then nothing else is worth saying."""
+_DROPPED = {
+    "pretraining": ("weights.pretraining_head", "the pretraining head"),
+    "task": ("weights.other_head", "the head of another task"),
+    "pooler": ("weights.pooler_unused", "the pooler"),
+}
+"""Kind of tensors that a model can do without → the name of the check, and what they are."""
+
+
+def check_family(subject: Subject) -> Iterator[Finding]:
+    """Whether the checkpoint is of another architecture than its configuration: then no other check runs."""
     matching = subject.matching
     encoder = [name for name in subject.state if name not in subject.head]
     lost = [name for name in matching.missing if name not in subject.head]
     if len(lost) <= len(encoder) / 2 or len(matching.unexpected) <= len(subject.entries) / 2:
-        return []
+        return
     names = list(matching.unexpected)
     family = next((f for pattern, f in _FAMILIES if any(re.search(pattern, name) for name in names)), None)
     configured = getattr(subject.resolved.config, "model_type", "")
     looks = f", which looks like {family}" if family and family != configured else ""
-    return [
-        Finding(
-            check="weights.architecture",
-            severity="error",
-            what=f"config.json says {configured}, but {len(names)} of {len(subject.entries)} tensors have no place in "
-            f"{subject.class_name}: {some(names, 2)}{looks}",
-            why="nearly the whole model would start at random",
-            fix="put the weights and the config.json of one model together"
-            + (f"; for these weights model_type would be {family!r}" if looks and " " not in str(family) else ""),
-            fatal=True,
-        )
-    ]
+    yield Finding.error(
+        "weights.architecture",
+        f"config.json says {configured}, but {len(names)} of {len(subject.entries)} tensors have no place in "
+        f"{subject.class_name}: {some(names, 2)}{looks}",
+        "nearly the whole model would start at random",
+        "put the weights and the config.json of one model together"
+        + (f"; for these weights model_type would be {family!r}" if looks and " " not in str(family) else ""),
+        fatal=True,
+    )
 
 
-def check_unexpected(subject: Subject) -> list[Finding]:
+def check_unexpected(subject: Subject) -> Iterator[Finding]:
     """Findings about tensors that the model has no place for."""
-    names = subject.matching.unexpected
-    wrapper = subject.matching.wrapper
-    layers = sorted({layer for n in names if (layer := _surplus_layer(subject, n)) is not None})
-    rest = [name for name in names if _surplus_layer(subject, name) is None]
-    kinds = {name: _head_kind(name.removeprefix(wrapper), _saved_prefix(subject)) for name in rest}
-    pretraining = [name for name in rest if kinds[name] == "pretraining"]
-    task = [name for name in rest if kinds[name] == "task"]
-    pooler = [name for name in rest if ".pooler." in f".{name}" and name not in pretraining and name not in task]
-    others = [name for name in rest if name not in (*pretraining, *task, *pooler)]
-    findings = [_surplus_layers(subject, layers)] if layers else []
-    for group, check, what in (
-        (pretraining, "weights.pretraining_head", "the pretraining head"),
-        (task, "weights.other_head", "the head of another task"),
-        (pooler, "weights.pooler_unused", "the pooler"),
-    ):
-        if group:
-            findings.append(_dropped(subject, check, what, group))
-    if others:
-        findings.append(_unknown(subject, others))
-    return findings
+    wrapper, num_layers = subject.matching.wrapper, getattr(subject.resolved.config, "num_hidden_layers", None)
+    prefix = _saved_prefix(subject)
+    layers: set[int] = set()
+    groups: dict[str, list[str]] = {kind: [] for kind in (*_DROPPED, "")}
+    for name in subject.matching.unexpected:
+        layer = layer_of(name)
+        if layer is not None and isinstance(num_layers, int) and layer >= num_layers:
+            layers.add(layer)
+            continue
+        kind = _head_kind(name.removeprefix(wrapper), prefix) or ("pooler" if ".pooler." in f".{name}" else "")
+        groups[kind].append(name)
+    if layers:
+        has = max(layers) + 1
+        yield Finding.warning(
+            "weights.surplus_layers",
+            f"the checkpoint has {has} encoder layers, config.json says num_hidden_layers {num_layers}: "
+            f"{len(layers)} {'are' if len(layers) > 1 else 'is'} dropped",
+            "a shortened encoder computes something else unless it was trained that way",
+            f"set num_hidden_layers to {has}, or {OTHER_CONFIG}",
+        )
+    for kind, (check, what) in _DROPPED.items():
+        if groups[kind]:
+            why = f"{subject.class_name} has no place for it; nothing to do"
+            yield Finding.info(check, f"{what} of the checkpoint is not used: {some(groups[kind])}", why)
+    if others := groups[""]:
+        yield Finding.warning(
+            "weights.unexpected",
+            f"{len(others)} tensor{'s' if len(others) > 1 else ''} of the checkpoint "
+            f"{'have' if len(others) > 1 else 'has'} no place in {subject.class_name}: {some(others)}",
+            "they are dropped; if they are a part of the model, it computes something else",
+            "check that config.json and weights belong together",
+        )
 
 
 def _saved_prefix(subject: Subject) -> str:
@@ -261,47 +252,8 @@ def _saved_prefix(subject: Subject) -> str:
 
 
 def _head_kind(name: str, saved_prefix: str) -> str | None:
-    """What head a tensor belongs to; beside a prefixed encoder everything else is one."""
+    """Which kind of head a tensor belongs to; where the encoder has a prefix, names without it are of a head."""
     for pattern, kind in _HEADS:
         if re.search(pattern, name):
             return kind
     return "task" if saved_prefix and not name.startswith(f"{saved_prefix}.") else None
-
-
-def _surplus_layer(subject: Subject, name: str) -> int | None:
-    """The number of a layer that the configuration has not."""
-    layer = layer_of(name)
-    num_layers = getattr(subject.resolved.config, "num_hidden_layers", None)
-    return layer if layer is not None and isinstance(num_layers, int) and layer >= num_layers else None
-
-
-def _surplus_layers(subject: Subject, layers: Sequence[int]) -> Finding:
-    num_layers = subject.resolved.config.num_hidden_layers
-    return Finding(
-        check="weights.surplus_layers",
-        severity="warning",
-        what=f"the checkpoint has {layers[-1] + 1} encoder layers, config.json says num_hidden_layers {num_layers}: "
-        f"{len(layers)} {'are' if len(layers) > 1 else 'is'} dropped",
-        why="a shortened encoder computes something else unless it was trained that way",
-        fix=f"set num_hidden_layers to {layers[-1] + 1}, or use the config.json that belongs to these weights",
-    )
-
-
-def _dropped(subject: Subject, check: str, what: str, names: Sequence[str]) -> Finding:
-    return Finding(
-        check=check,
-        severity="info",
-        what=f"{what} of the checkpoint is not used: {some(names)}",
-        why=f"{subject.class_name} has no place for it; nothing to do",
-    )
-
-
-def _unknown(subject: Subject, names: Sequence[str]) -> Finding:
-    return Finding(
-        check="weights.unexpected",
-        severity="warning",
-        what=f"{len(names)} tensor{'s' if len(names) > 1 else ''} of the checkpoint "
-        f"{'have' if len(names) > 1 else 'has'} no place in {subject.class_name}: {some(names)}",
-        why="they are dropped; if they are a part of the model, it computes something else",
-        fix="check that config.json and weights belong together",
-    )

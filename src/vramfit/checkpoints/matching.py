@@ -1,7 +1,7 @@
-"""A checkpoint laid beside a model: which tensor goes where, by transformers' own renaming rules, and a few more.
+"""Tensors of a checkpoint matched with those of a model, by the renaming rules of transformers and a few more.
 
 transformers renames old names, adds or takes off the base model's prefix, and treats tied weights as one; the
-verdict here is the same. Prefixes that wrappers leave (`module.` of DataParallel) it does not know: we take them off.
+result is the same. It does not know prefixes that wrappers leave (`module.` of DataParallel): these are removed.
 """
 
 import re
@@ -36,12 +36,12 @@ class ShapeMismatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matching:
-    """A checkpoint laid beside a model."""
+    """Which tensors of a checkpoint go where in a model."""
 
     targets: Mapping[str, str]
     """Checkpoint name → model name, for tensors that fit."""
     missing: tuple[str, ...]
-    """Model names that nothing is there for."""
+    """Model names that nothing is there for, as transformers counts them (tied ones are there if one is)."""
     unexpected: tuple[str, ...]
     """Checkpoint names that have no place."""
     mismatched: tuple[ShapeMismatch, ...]
@@ -69,7 +69,7 @@ class Subject:
     entries: Sequence[TensorEntry]
     """Their tensors."""
     matching: Matching
-    """The tensors laid beside the model."""
+    """Where the tensors go."""
     num_labels_asked: int | None = None
     """The head size that was asked for, where one was."""
 
@@ -103,7 +103,7 @@ class Subject:
 
 
 def match(entries: Sequence[TensorEntry], model: "nn.Module") -> Matching:
-    """Lay a checkpoint beside a model that is on the meta device."""
+    """Match the tensors of a checkpoint with a model on the meta device."""
     rules = _Rules(model)
     wrapper = _find_wrapper([entry.name for entry in entries], rules)
     shapes = rules.shapes
@@ -138,7 +138,7 @@ def match(entries: Sequence[TensorEntry], model: "nn.Module") -> Matching:
 
 
 def _find_wrapper(names: Sequence[str], rules: "_Rules") -> str:
-    """The prefix, of up to three wrappers, whose removal brings most names home; mostly there is none."""
+    """The prefix, of up to three wrappers, whose removal matches most names; usually there is none."""
     best, prefix = rules.num_known(names), ""
     for _ in range(3):
         longer = {f"{prefix}{w}": rules.num_known(_without(names, f"{prefix}{w}")) for w in WRAPPERS}
@@ -209,7 +209,7 @@ class _Rules:
         return [name for name in absent if self._may_miss is None or not self._may_miss.search(name)]
 
     def ignores(self, name: str) -> bool:
-        """Whether transformers drops this name without a word."""
+        """Whether transformers ignores this name."""
         return self._may_drop is not None and self._may_drop.search(name) is not None
 
 

@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vramfit.checkpoints.safetensors_file import TORCH_DTYPES, TensorEntry
-from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, bad_file, one_line, ran_out, reason, shown
+from vramfit.checkpoints.files import DOWNLOAD_AGAIN, bad_file, one_line, ran_out, reason, shown
+from vramfit.checkpoints.safetensors_file import OTHER_FORMATS, TORCH_DTYPES, TensorEntry
 from vramfit.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ _NAMES = {
 _CALLS = ("INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
 """Opcodes that make objects and that torch.save never writes."""
 
-_OTHER_FORMATS = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the weights", "run `git lfs pull` in the repository"),
-    (b"<", "a web page, not weights", "download it with `hf download`, or from the page's download link"),
-    (b"\x89HDF", "an HDF5 file of TensorFlow, not PyTorch weights", "download model.safetensors of the model"),
-)
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "net")
 """Where a training checkpoint keeps the model."""
 
@@ -115,7 +110,7 @@ def _load(path: Path, *, is_zip: bool, reads: bool) -> Any:
 def _check_format(path: Path, head: bytes, size: int) -> None:
     if size == 0:
         raise bad_file(path, "is empty (0 bytes)", DOWNLOAD_AGAIN)
-    for magic, what, fix in _OTHER_FORMATS:
+    for magic, what, fix in OTHER_FORMATS:
         if head.startswith(magic):
             raise bad_file(path, f"is {what}", fix)
     if head[257:262] == b"ustar":

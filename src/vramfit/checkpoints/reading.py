@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from vramfit.checkpoints.files import CheckpointFiles, Kind
+from vramfit.checkpoints.files import DOWNLOAD_AGAIN, SAVE_AGAIN, CheckpointFiles, Kind, bad_file, one_line, shown
 from vramfit.checkpoints.pickle_file import load_state_dict, read_bin
 from vramfit.checkpoints.safetensors_file import FLOATS, TORCH_DTYPES, TensorEntry, read_header
-from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, one_line, shown
 from vramfit.records.finding import Finding
 
 if TYPE_CHECKING:
@@ -81,8 +79,7 @@ def opened(path: Path, kind: Kind) -> "Iterator[Callable[[str], torch.Tensor]]":
         yield file.get_tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scanned:
+class Scanned(NamedTuple):
     """What was seen in one tensor."""
 
     num_nan: int
@@ -104,7 +101,7 @@ def check_values(entries: Sequence[TensorEntry], kind: Kind) -> list[Finding]:
                     findings += _judge(entry, scan_tensor(tensor_of(entry.name)))
                 if len(findings) >= MAX_LISTED:
                     return findings
-    return findings or [Finding(check="scan", severity="ok", what="every number is finite, no weight is all zero")]
+    return findings or [Finding.ok("scan", "every number is finite, no weight is all zero")]
 
 
 def scan_tensor(tensor: "torch.Tensor") -> Scanned:
@@ -124,31 +121,24 @@ def scan_tensor(tensor: "torch.Tensor") -> Scanned:
     return Scanned(num_nan=num_nan, num_infinite=num_infinite, all_zero=all_zero)
 
 
-def _judge(entry: TensorEntry, scanned: Scanned) -> list[Finding]:
+def _judge(entry: TensorEntry, scanned: Scanned) -> Iterator[Finding]:
     where = f"tensor {shown(entry.name)} in {entry.file.name}"
-    for count, word in ((scanned.num_nan, "NaN"), (scanned.num_infinite, "infinite")):
-        if count:
-            return [
-                Finding(
-                    check="scan.not_finite",
-                    severity="error",
-                    what=f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
-                    why="every output will be NaN; the training run that saved it had diverged",
-                    fix="take an earlier checkpoint, or download the file again",
-                    fatal=True,
-                )
-            ]
-    if scanned.all_zero and _should_not_be_zero(entry):
-        return [
-            Finding(
-                check="scan.all_zero",
-                severity="warning",
-                what=f"{where}: all {entry.num_elements:,} numbers are 0",
-                why="no training leaves a weight like that; the file may have been cut and filled up",
-                fix="compare the file's sha256 with the one on its page",
-            )
-        ]
-    return []
+    if scanned.num_nan or scanned.num_infinite:
+        count, word = (scanned.num_nan, "NaN") if scanned.num_nan else (scanned.num_infinite, "infinite")
+        yield Finding.error(
+            "scan.not_finite",
+            f"{where}: {count:,} of {entry.num_elements:,} numbers are {word}",
+            "every output will be NaN; the training run that saved it had diverged",
+            "take an earlier checkpoint, or download the file again",
+            fatal=True,
+        )
+    elif scanned.all_zero and _should_not_be_zero(entry):
+        yield Finding.warning(
+            "scan.all_zero",
+            f"{where}: all {entry.num_elements:,} numbers are 0",
+            "no training leaves a weight like that; the file may have been cut and filled up",
+            "compare the file's sha256 with the one on its page",
+        )
 
 
 def _should_not_be_zero(entry: TensorEntry) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, one_line, reason, shown, sizes
+from vramfit.checkpoints.files import DOWNLOAD_AGAIN, SAVE_AGAIN, bad_file, one_line, reason, shown, sizes
 from vramfit.errors import CheckpointError, nearest_names
 
 MAX_HEADER_BYTES = 100_000_000
@@ -24,64 +24,28 @@ MAX_DIMENSIONS = 64
 """Of a tensor of torch."""
 
 _FIELDS = {"dtype", "shape", "data_offsets"}
-_OTHER_FORMATS = (
+OTHER_FORMATS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the weights", "run `git lfs pull` in the repository"),
+    (b"<", "a web page, not weights", "download it with `hf download`, or from the page's download link"),
+    (b"\x89HDF", "an HDF5 file of TensorFlow, not weights of PyTorch", "download model.safetensors of the model"),
+    (b"GGUF", "a GGUF file of llama.cpp, not weights of PyTorch", "download model.safetensors of the model"),
+)
+"""How files begin that are neither safetensors nor a pickle: the bytes, what it is, and what to do."""
+_PICKLES = (
     (b"PK\x03\x04", "a zip file, as torch.save writes it, not safetensors", "rename it to pytorch_model.bin"),
     (b"\x80\x02", "a pickle, not safetensors", "rename it to pytorch_model.bin"),
-    (b"\x89HDF", "an HDF5 file of TensorFlow, not safetensors", "download model.safetensors of the model"),
-    (b"<", "a web page, not weights", "download it with `hf download`, or from the page's download link"),
-    (b"GGUF", "a GGUF file of llama.cpp, not safetensors", "download model.safetensors of the model"),
 )
 
-DTYPE_BITS: Mapping[str, int] = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E5M2FNUZ": 8,
-    "F8_E4M3FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
-"""Bits an element takes, by the name safetensors gives the dtype (safetensors 0.8, `tensor.rs`)."""
-
-TORCH_DTYPES: Mapping[str, str] = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
-"""Attribute of `torch` by safetensors name; dtypes that torch has no tensor for are not here."""
-
+_DTYPES = (
+    "BOOL:8:bool F4:4: F6_E2M3:6: F6_E3M2:6: U8:8:uint8 I8:8:int8 F8_E5M2:8:float8_e5m2 F8_E4M3:8:float8_e4m3fn "
+    "F8_E8M0:8:float8_e8m0fnu F8_E5M2FNUZ:8:float8_e5m2fnuz F8_E4M3FNUZ:8:float8_e4m3fnuz I16:16:int16 "
+    "U16:16:uint16 F16:16:float16 BF16:16:bfloat16 I32:32:int32 U32:32:uint32 F32:32:float32 C64:64:complex64 "
+    "F64:64:float64 I64:64:int64 U64:64:uint64"
+)
+"""Name in safetensors, bits an element takes (safetensors 0.8, `tensor.rs`), attribute of torch where it has one."""
+_ROWS = [word.split(":") for word in _DTYPES.split()]
+DTYPE_BITS: Mapping[str, int] = {name: int(bits) for name, bits, _ in _ROWS}
+TORCH_DTYPES: Mapping[str, str] = {name: attribute for name, _, attribute in _ROWS if attribute}
 FLOATS = frozenset(name for name in DTYPE_BITS if name.startswith(("F", "BF")))
 
 
@@ -151,7 +115,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
 def _header_length(path: Path, head: bytes, size: int) -> int:
     if size == 0:
         raise bad_file(path, "is empty (0 bytes)", DOWNLOAD_AGAIN)
-    for magic, what, fix in _OTHER_FORMATS:
+    for magic, what, fix in (*OTHER_FORMATS, *_PICKLES):
         if head.startswith(magic) and head[8:9] != b"{":
             raise bad_file(path, f"is {what}", fix)
     if size < 8:

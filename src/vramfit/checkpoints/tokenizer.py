@@ -3,13 +3,13 @@
 Every id must be a row, and the two should be made for each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vramfit.checkpoints.files import DOWNLOAD_AGAIN, MAX_JSON_BYTES, bad_file, read_json_object, reason, shown
 from vramfit.checkpoints.matching import Subject
-from vramfit.checkpoints.untrusted import DOWNLOAD_AGAIN, MAX_JSON_BYTES, bad_file, read_json_object, reason, shown
 from vramfit.errors import CheckpointError
 from vramfit.models import vocab_size
 from vramfit.models.hub import plain_file
@@ -38,34 +38,34 @@ class Vocabulary:
     """Role → token, such as `pad_token` → `[PAD]`."""
 
 
-def check_tokenizer(subject: Subject) -> list[Finding]:
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     """Findings about the tokenizer in the checkpoint's folder."""
     try:
         vocabulary = read_vocabulary(subject.files.folder)
     except CheckpointError as error:
-        return [
-            Finding(
-                check="tokenizer.damaged",
-                severity="error",
-                what=str(error),
-                why="text cannot be turned into tokens",
-                fix=error.hint or "download the tokenizer's files again",
-            )
-        ]
+        fix = error.hint or "download the tokenizer's files again"
+        yield Finding.error("tokenizer.damaged", str(error), "text cannot be turned into tokens", fix)
+        return
     if vocabulary is None:
-        return [
-            Finding(
-                check="tokenizer.absent",
-                severity="info",
-                what="no tokenizer in the folder",
-                why="the model can be loaded, but text cannot be turned into tokens for it",
-                fix="put the tokenizer of the same model beside the weights (tokenizer.save_pretrained)",
-            )
-        ]
+        yield Finding.info(
+            "tokenizer.absent",
+            "no tokenizer in the folder",
+            "the model can be loaded, but text cannot be turned into tokens for it",
+            "put the tokenizer of the same model beside the weights (tokenizer.save_pretrained)",
+        )
+        return
     rows = _rows(subject)
     if rows is None:
-        return []
-    return _check_size(vocabulary, rows) + _check_special(vocabulary)
+        return
+    yield check_size(vocabulary, rows)
+    for role, token in vocabulary.special.items():
+        if vocabulary.has is not None and token not in vocabulary.has:
+            yield Finding.warning(
+                "tokenizer.special_tokens",
+                f"{role} is {shown(token)}, which {vocabulary.file} does not have",
+                "it would become the unknown token, or be added beyond the embedding's rows",
+                "use special_tokens_map.json and vocabulary of one model",
+            )
 
 
 def _rows(subject: Subject) -> int | None:
@@ -76,53 +76,25 @@ def _rows(subject: Subject) -> int | None:
     return entry.shape[0] if entry is not None and entry.shape else vocab_size(subject.model)
 
 
-def _check_size(vocabulary: Vocabulary, rows: int) -> list[Finding]:
-    count = vocabulary.num_ids
-    if count > rows:
-        return [
-            Finding(
-                check="tokenizer.size",
-                severity="error",
-                what=f"{vocabulary.file} has ids up to {count - 1:,}, the word embedding {rows:,} rows",
-                why="a text with such a token fails: index out of range, on a GPU a device-side assert",
-                fix="use the tokenizer that belongs to the weights, or call "
-                f"model.resize_token_embeddings({count}) and train the new rows",
-            )
-        ]
-    spare = rows - count
+def check_size(vocabulary: Vocabulary, rows: int) -> Finding:
+    """Whether every id is a row of the word embedding, and about every row an id."""
+    file, count, spare = vocabulary.file, vocabulary.num_ids, rows - vocabulary.num_ids
+    if spare < 0:
+        return Finding.error(
+            "tokenizer.size",
+            f"{file} has ids up to {count - 1:,}, the word embedding {rows:,} rows",
+            "a text with such a token fails: index out of range, on a GPU a device-side assert",
+            "use the tokenizer that belongs to the weights, or call "
+            f"model.resize_token_embeddings({count}) and train the new rows",
+        )
     if spare > MAX_SPARE_ROWS or spare > max(MAX_SPARE_SHARE * rows, 128):
-        return [
-            Finding(
-                check="tokenizer.size",
-                severity="warning",
-                what=f"{vocabulary.file} has {count:,} tokens, the word embedding {rows:,} rows",
-                why="the tokenizer seems to be another model's: every word may get the wrong vector",
-                fix="use the tokenizer that belongs to the weights",
-            )
-        ]
-    return [
-        Finding(
-            check="tokenizer.size",
-            severity="ok",
-            what=f"{vocabulary.file}: {count:,} tokens for {rows:,} rows of the word embedding",
+        return Finding.warning(
+            "tokenizer.size",
+            f"{file} has {count:,} tokens, the word embedding {rows:,} rows",
+            "the tokenizer seems to be another model's: every word may get the wrong vector",
+            "use the tokenizer that belongs to the weights",
         )
-    ]
-
-
-def _check_special(vocabulary: Vocabulary) -> list[Finding]:
-    if vocabulary.has is None:
-        return []
-    return [
-        Finding(
-            check="tokenizer.special_tokens",
-            severity="warning",
-            what=f"{role} is {shown(token)}, which {vocabulary.file} does not have",
-            why="it would become the unknown token, or be added beyond the embedding's rows",
-            fix="use special_tokens_map.json and vocabulary of one model",
-        )
-        for role, token in vocabulary.special.items()
-        if token not in vocabulary.has
-    ]
+    return Finding.ok("tokenizer.size", f"{file}: {count:,} tokens for {rows:,} rows of the word embedding")
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
@@ -153,7 +125,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def _special_tokens(folder: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Roles of tokens, and added tokens with their ids, from the small files beside the vocabulary."""
+    """Roles of tokens, and added tokens with their ids, from the configuration files of the tokenizer."""
     special: dict[str, str] = {}
     added: dict[str, int] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):

@@ -44,7 +44,7 @@ def run(
 
     Exit codes: 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
     """
-    from vramfit.doctor.lock import write_lock
+    from vramfit.doctor.environment import write_lock
     from vramfit.records.finding import Finding, worst
     from vramfit.report.findings import render_findings, summarize
 

@@ -33,7 +33,7 @@ def look_at_driver(hint: str) -> None:
     Raises:
         VramfitError: CUDA's driver is not there.
     """
-    from vramfit.devices.driver import has_driver
+    from vramfit.devices.probe import has_driver
 
     if not has_driver():
         raise VramfitError("no CUDA device: there is no NVIDIA driver here", hint=hint)

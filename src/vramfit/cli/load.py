@@ -14,7 +14,7 @@ from vramfit.stages import tell
 from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramfit.loader.request import LoadRequest
+    from vramfit.loader.load import LoadRequest
     from vramfit.records.estimate import Estimate
 
 EXAMPLE = "vramfit load ./my-model --precision bf16 --quantize int8 --check"
@@ -51,7 +51,7 @@ def run(
     Exit codes: 0 done, 1 for a checkpoint that is damaged or not this model's, 2 for a wrong name or value,
     3 when it does not fit.
     """
-    from vramfit.loader.request import make_request
+    from vramfit.loader.load import make_request
 
     job = {name: count for name, count in (("batch", batch), ("seq", seq)) if count is not None}
     if job and options.given.get("offload") != "weights":

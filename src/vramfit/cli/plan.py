@@ -103,7 +103,7 @@ def run(
 
         found = look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
         for note in found.notes if found is not None else ():
-            console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
+            _note(note)
     known = None if lengths is None else parse_lengths(lengths)
     with working(f"Planning {options.model}"):
         from vramfit.planner.plan import plan
@@ -111,6 +111,7 @@ def run(
         if data is not None:
             known = _lengths_of(data, options.model, keywords, parse_names(text_column), tokenizer)
             keywords["group_by_length"] = True
+        _say_shorter(keywords.get("seq"), known)
         made: Plan | NoPlanFits
         try:
             made = plan(options.model, lengths=known, **keywords)
@@ -127,6 +128,16 @@ def run(
     from vramfit.report.plan import render_plan
 
     console().print(render_plan(made, saved_as=None if save is None else str(save)))
+
+
+def _note(text: str) -> None:
+    console(stderr=True).print(f"Note: {text}", markup=False, soft_wrap=True)
+
+
+def _say_shorter(seq: int | None, lengths: "Lengths | None") -> None:
+    """Say that a plan is for the longest sample where that is shorter than the length asked for."""
+    if seq is not None and lengths is not None and lengths.complete and lengths.longest < seq:
+        _note(f"--seq {seq:,}: no sample is longer than {lengths.longest:,} tokens, and the plan is for these")
 
 
 def _lengths_of(

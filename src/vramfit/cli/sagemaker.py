@@ -1,56 +1,52 @@
 """`vramfit sagemaker`: training jobs asked for on the smallest instance that they fit on."""
 
+import inspect
 import json as json_format
+from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
 from vramfit.cli.terminal import Json, console, print_json
-from vramfit.tasks import DEFAULT
+from vramfit.cli.workload_options import given_of, parameters_of
+from vramfit.integrations.sagemaker.launching import LAUNCH_OPTIONS, LaunchSettings, choose_instance
+from vramfit.integrations.sagemaker.launching import submit as send
 
 EXAMPLE = (
     "vramfit sagemaker launch bert-large-uncased --data s3://bucket/train.csv --output s3://bucket/runs "
     "--image 123456789012.dkr.ecr.eu-west-1.amazonaws.com/vramfit --role arn:aws:iam::123456789012:role/train"
 )
 ACTIONS = ("launch",)
-_JOB, _AWS = "The job", "On AWS"
+PANELS = {"job": "The job", "aws": "On AWS"}
 
 
-def _option(text: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+def _takes_job(verb: Callable[..., None]) -> Callable[..., None]:
+    """The function that typer reads: the parameters of a verb, and one for each option of a job."""
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in list(inspect.signature(verb).parameters.values())[1:]]
+    parameters = [*own, *parameters_of(LAUNCH_OPTIONS, panels=PANELS)]
+
+    @wraps(verb)
+    def run(**values: Any) -> None:
+        verb(given_of(LAUNCH_OPTIONS, values), **values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
+@_takes_job
 def run(
+    options: dict[str, Any],
     action: Annotated[str, typer.Argument(metavar="launch", help="What to do.")],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A catalogue name, a hub id or a folder.")],
-    data: Annotated[str | None, _option("S3 address of the training data.", _AWS, "s3://…")] = None,
-    eval_data: Annotated[str | None, _option("S3 address of what to evaluate on.", _AWS, "s3://…")] = None,
-    weights: Annotated[
-        str | None, _option("S3 address of the model's folder; else fetched by its name.", _AWS, "s3://…")
-    ] = None,
-    output: Annotated[str | None, _option("S3 address for model and checkpoints.", _AWS, "s3://…")] = None,
-    image: Annotated[str | None, _option("The container (see docs/sagemaker.md).", _AWS, "URI")] = None,
-    role: Annotated[str | None, _option("Role that the job runs as.", _AWS, "ARN")] = None,
-    region: Annotated[str | None, _option("Where; else as AWS is configured.", _AWS, "NAME")] = None,
-    name: Annotated[str | None, _option("Of the job; else made of the time.", _AWS, "NAME")] = None,
-    instance: Annotated[
-        str | None, _option("Take this one; else the smallest on which there is a plan.", _AWS, "ml.…")
-    ] = None,
-    instances: Annotated[int, _option("How many of them.", _AWS, "N")] = 1,
-    spot: Annotated[
-        bool,
-        typer.Option("--spot", help="Spare capacity, that may be taken away and comes back.", rich_help_panel=_AWS),
-    ] = False,
-    max_hours: Annotated[float, _option("The job is ended after so many.", _AWS, "X")] = 24,
-    volume: Annotated[int, _option("Disk of the instance in GiB.", _AWS, "N")] = 50,
-    task: Annotated[str, _option("The head.", _JOB, "NAME")] = DEFAULT,
-    batch: Annotated[int, _option("Samples an optimizer step sees.", _JOB, "N")] = 32,
-    seq: Annotated[int, _option("Tokens a sequence.", _JOB, "N")] = 128,
-    allow: Annotated[
-        str | None, _option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", _JOB, "NAME,…")
-    ] = None,
     hyperparameter: Annotated[
-        list[str] | None, _option("Further ones of vramfit train; may be repeated.", _JOB, "NAME=VALUE")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Further ones of vramfit train; may be repeated.",
+            rich_help_panel=PANELS["job"],
+        ),
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Send the request. Else it is only shown.")] = False,
     json: Json = False,
@@ -62,16 +58,8 @@ def run(
     """
     if action not in ACTIONS:
         raise typer.BadParameter(f"{action!r} is not {' or '.join(ACTIONS)}")
-    given = dict(_pair(text) for text in hyperparameter or [])
-    if allow is not None:
-        given["allow"] = allow
-    from vramfit.integrations.sagemaker.launching import LaunchSettings, choose_instance
-
-    settings = LaunchSettings(
-        model=model, data=data, eval_data=eval_data, weights=weights, output=output, image=image, role=role, name=name,
-        task=task, batch=batch, seq=seq, hyperparameters=given, instance=instance, num_instances=instances, spot=spot,
-        max_hours=max_hours, volume_gib=volume,
-    )  # fmt: skip
+    further = dict(_pair(text) for text in hyperparameter or [])
+    settings = LaunchSettings(model=model, hyperparameters=further, **options)
     if submit and settings.missing:
         raise typer.BadParameter(f"--submit needs {', '.join(f'--{one}' for one in settings.missing)}")
     from vramfit.cli.plan import plan_instances
@@ -81,9 +69,7 @@ def run(
     request = settings.request(chosen.instance)
     arn = None
     if submit:
-        from vramfit.integrations.sagemaker.launching import submit as send
-
-        arn = send(request, region=region)
+        arn = send(request, region=settings.region)
     if json:
         print_json({"instance": chosen, "instances": fits, "request": request, "missing": settings.missing, "arn": arn})
         return

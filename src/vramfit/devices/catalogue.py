@@ -1,4 +1,4 @@
-"""The GPU catalogue and the cloud instances, read from the JSON files beside this module, and their look-up.
+"""The GPU catalogue and the cloud instances, read from the JSON files in this folder, and their look-up.
 
 Drivers differ in how much memory they leave to CUDA, and newer ones leave less: `total_memory_bytes` is
 the lowest figure seen on Linux (Windows shows up to 3 % more). Every figure has its source in the file.
@@ -88,16 +88,6 @@ class GPU:
     def supports_bf16(self) -> bool:
         """BF16 arithmetic in hardware."""
         return self.compute_capability >= (8, 0)
-
-    @property
-    def supports_tf32(self) -> bool:
-        """TF32 tensor cores."""
-        return self.compute_capability >= (8, 0)
-
-    @property
-    def supports_fp8(self) -> bool:
-        """FP8 tensor cores."""
-        return self.compute_capability >= (8, 9)
 
     def source_of(self, figure: str) -> str | None:
         """Where a figure comes from; None for one that is not known."""

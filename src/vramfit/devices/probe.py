@@ -1,14 +1,17 @@
 """The GPUs present, asked of the driver (NVML) and, on request, of torch; an absent driver is no GPUs."""
 
-from collections.abc import Callable, Iterable, Sequence
+import ctypes
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from vramfit.devices.catalogue import GPU, match_gpu
 
 T = TypeVar("T")
+_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,29 +56,18 @@ class PresentGPU:
     """The catalogue's entry for it."""
 
 
-class NVML(Protocol):
-    """What is used of the module `pynvml`."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
-    def nvmlSystemGetCudaDriverVersion(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: N802
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Any, /) -> Sequence[int]: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any, /) -> Iterable[Any]: ...  # noqa: N802
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any, /) -> Iterable[Any]: ...  # noqa: N802
+def has_driver() -> bool:
+    """Whether the library of CUDA's driver can be loaded; without it no torch finds a GPU. CUDA is not started."""
+    try:
+        return sys.platform in _DRIVERS and ctypes.CDLL(_DRIVERS[sys.platform]) is not None
+    except OSError:
+        return False
 
 
 def probe(
     *,
     with_torch: bool = False,
-    nvml: NVML | None = None,
+    nvml: Any = None,
     torch: Any = None,
     proc: Path = Path("/proc"),
 ) -> tuple[PresentGPU, ...]:
@@ -104,7 +96,7 @@ def _import_or_none(name: str) -> Any:
         return None
 
 
-def _ask_nvml(nvml: NVML, proc: Path) -> tuple[PresentGPU, ...]:
+def _ask_nvml(nvml: Any, proc: Path) -> tuple[PresentGPU, ...]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -119,7 +111,7 @@ def _ask_nvml(nvml: NVML, proc: Path) -> tuple[PresentGPU, ...]:
         _or_none(nvml, nvml.nvmlShutdown)
 
 
-def _describe(nvml: NVML, index: int, driver: str | None, cuda: int | None, proc: Path) -> PresentGPU | None:
+def _describe(nvml: Any, index: int, driver: str | None, cuda: int | None, proc: Path) -> PresentGPU | None:
     """One GPU; None for one that fell off the bus or that this user may not see."""
     handle = _or_none(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
@@ -143,7 +135,7 @@ def _describe(nvml: NVML, index: int, driver: str | None, cuda: int | None, proc
     )
 
 
-def _processes(nvml: NVML, handle: Any, proc: Path) -> tuple[GPUProcess, ...]:
+def _processes(nvml: Any, handle: Any, proc: Path) -> tuple[GPUProcess, ...]:
     used: dict[int, int | None] = {}
     for query in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
         # A process that draws and computes is in both lists, with one and the same figure.
@@ -159,7 +151,7 @@ def _process_name(proc: Path, pid: int) -> str | None:
         return None
 
 
-def _or_none(nvml: NVML, query: Callable[..., T], *arguments: Any) -> T | None:
+def _or_none(nvml: Any, query: Callable[..., T], *arguments: Any) -> T | None:
     """NVML's answer; None where this GPU, driver or user does not get one."""
     try:
         return query(*arguments)

@@ -1,18 +1,19 @@
 """The checkup: every check of the environment, one function each, in the order a person would ask."""
 
 import re
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from vramfit.checkpoints import cached_snapshot, inspect_checkpoint, inspect_config
+from vramfit.checkpoints.files import cached_snapshot
+from vramfit.checkpoints.inspection import inspect_checkpoint, inspect_config
 from vramfit.devices.probe import PresentGPU, probe
-from vramfit.doctor.environment import Environment, TorchBuild, gather
+from vramfit.doctor.environment import MEANING, Environment, TorchBuild, gather
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, find_entry, resolve
-from vramfit.records.finding import Finding, Severity
+from vramfit.records.finding import Finding
 from vramfit.tasks import DEFAULT
 from vramfit.units import format_bytes
 
@@ -25,7 +26,7 @@ def check_model(
     num_labels: int | None = None,
     gpu_free_bytes: int | None = None,
 ) -> list[Finding]:
-    """All findings about a model, gravest first; loads no weights.
+    """All findings about a model, most severe first; loads no weights.
 
     Args:
         model: a folder, a catalogue name or a hub id.
@@ -37,50 +38,30 @@ def check_model(
     Raises:
         UnknownModel, WorkloadError: nothing goes by that name, or it has no head for the task.
     """
-    free_bytes = gpu_free_bytes if gpu_free_bytes is not None else _free_bytes()
+    gpus = probe() if gpu_free_bytes is None else ()
+    free_bytes = gpus[0].free_bytes if gpus else gpu_free_bytes
     try:
         resolved = resolve(model, task=task, num_labels=num_labels)
-        folder = resolved.folder or _cached(resolved)
+        folder = resolved.folder or cached_snapshot(_hub_id(resolved))
         if folder is None:
-            return [*inspect_config(resolved, gpu_free_bytes=free_bytes), _no_weights(resolved)]
+            no_weights = Finding.info(
+                "weights.absent",
+                f"no weights of {resolved.name} on this machine: only the configuration was checked",
+                "predicting and planning need none",
+                f"hf download {_hub_id(resolved)}, then run this again",
+            )
+            return [*inspect_config(resolved, gpu_free_bytes=free_bytes), no_weights]
         found = replace(resolved, folder=folder)
         return list(inspect_checkpoint(found, scan=scan, gpu_free_bytes=free_bytes, num_labels=num_labels).findings)
     except CheckpointError as error:
-        return [finding_of(error)]
+        why = "nothing can be loaded from it"
+        why += f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""
+        return [Finding.error("checkpoint.damaged", str(error), why, error.hint or "", fatal=True)]
 
 
-def finding_of(error: CheckpointError) -> Finding:
-    """What a damaged checkpoint has to say, as the finding it is."""
-    return Finding(
-        check="checkpoint.damaged",
-        severity="error",
-        what=str(error),
-        why="nothing can be loaded from it" + (f"; the first fault is at {error.tensor[:80]}" if error.tensor else ""),
-        fix=error.hint or "",
-        fatal=True,
-    )
-
-
-def _cached(resolved: ResolvedModel) -> Path | None:
+def _hub_id(resolved: ResolvedModel) -> str:
     entry = find_entry(resolved.name)
-    return cached_snapshot(entry.hub_id if entry is not None else resolved.name)
-
-
-def _no_weights(resolved: ResolvedModel) -> Finding:
-    entry = find_entry(resolved.name)
-    hub_id = entry.hub_id if entry is not None else resolved.name
-    return Finding(
-        check="weights.absent",
-        severity="info",
-        what=f"no weights of {resolved.name} on this machine: only the configuration was checked",
-        why="predicting and planning need none",
-        fix=f"hf download {hub_id}, then run this again",
-    )
-
-
-def _free_bytes() -> int | None:
-    gpus = probe()
-    return gpus[0].free_bytes if gpus else None
+    return entry.hub_id if entry is not None else resolved.name
 
 
 OLDEST_PYTHON = (3, 11)
@@ -88,117 +69,54 @@ SHOWN = ("transformers", "tokenizers", "safetensors", "huggingface-hub")
 MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver branch that runs each CUDA major version (CUDA compatibility guide, minor-version table)."""
 
-MEANING: dict[str, tuple[Severity, str, str]] = {
-    "CUBLAS_WORKSPACE_CONFIG": (
-        "info",
-        "changes the workspace cuBLAS keeps on each thread (32 MiB on Hopper, 8.1 MiB elsewhere)",
-        "unset it unless you need deterministic products",
-    ),
-    "CUDA_DEVICE_MAX_CONNECTIONS": ("info", "changes how many streams run side by side, not memory", ""),
-    "CUDA_LAUNCH_BLOCKING": (
-        "warning",
-        "makes every kernel wait for the one before: training is much slower",
-        "unset it when you are not debugging",
-    ),
-    "CUDA_MODULE_LOADING": (
-        "info",
-        "EAGER loads all kernels at start: hundreds of MiB more context",
-        "unset it",
-    ),
-    "CUDA_VISIBLE_DEVICES": ("info", "hides GPUs or renumbers them", ""),
-    "HF_HUB_OFFLINE": ("info", "models are found in the catalogue, in folders and in the cache only", ""),
-    "NVIDIA_TF32_OVERRIDE": (
-        "warning",
-        "overrides the precision of products that a program asked for",
-        "unset it",
-    ),
-    "PYTORCH_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
-    "PYTORCH_CUDA_ALLOC_CONF": ("info", "changes how the caching allocator rounds, splits and grows", ""),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
-        "error",
-        "turns the caching allocator off: predictions do not hold, and every allocation waits",
-        "unset it",
-    ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
-        "warning",
-        "turns TF32 on for fp32 products",
-        "unset it, or say precision tf32",
-    ),
-}
 
-
-def check_python(env: Environment) -> list[Finding]:
+def check_python(env: Environment) -> Iterator[Finding]:
     """The interpreter."""
     found = ".".join(map(str, env.python))
     if env.python[:2] < OLDEST_PYTHON:
-        return [
-            Finding(
-                check="python.version",
-                severity="error",
-                what=f"Python {found} is older than 3.11",
-                fix="use Python 3.11 or newer",
-            )
-        ]
-    return [Finding(check="python.version", severity="ok", what=f"Python {found} on {env.system}")]
+        yield Finding.error("python.version", f"Python {found} is older than 3.11", fix="use Python 3.11 or newer")
+    else:
+        yield Finding.ok("python.version", f"Python {found} on {env.system}")
 
 
-def check_packages(env: Environment) -> list[Finding]:
+def check_packages(env: Environment) -> Iterator[Finding]:
     """Every requirement of vramfit itself, and of transformers, against what is installed."""
-    findings = [
-        Finding(check=f"package.{name}", severity="ok", what=f"{name} {env.packages[name]}")
-        for name in SHOWN
-        if name in env.packages
-    ]
+    for name in SHOWN:
+        if name in env.packages:
+            yield Finding.ok(f"package.{name}", f"{name} {env.packages[name]}")
     for owner, texts in env.requirements.items():
-        for text in texts:
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                findings += _check_requirement(env, owner, requirement)
-    return findings
+        for requirement in map(Requirement, texts):
+            plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            told = requirement.name == "torch" and env.torch is None  # by check_torch
+            if plain and not told and not _is_met(env, requirement):
+                found = env.packages.get(requirement.name)
+                wanted = f"{requirement.name}{requirement.specifier}"
+                yield Finding.error(
+                    f"package.{requirement.name}",
+                    f"{requirement.name} {found or 'is not installed'}; {owner} needs {wanted}",
+                    "imports fail, or models load differently than they should",
+                    f'pip install "{wanted}"',
+                )
 
 
-def _check_requirement(env: Environment, owner: str, requirement: Requirement) -> list[Finding]:
-    if requirement.name == "torch" and env.torch is None:
-        return []  # check_torch has said so
-    found = env.packages.get(requirement.name)
-    if found is not None and requirement.specifier.contains(found, prereleases=True):
-        return []
-    wanted = f"{requirement.name}{requirement.specifier}"
-    what = f"{requirement.name} {found}" if found else f"{requirement.name} is not installed"
-    return [
-        Finding(
-            check=f"package.{requirement.name}",
-            severity="error",
-            what=f"{what}; {owner} needs {wanted}",
-            why="imports fail, or models load differently than they should",
-            fix=f'pip install "{wanted}"',
-        )
-    ]
-
-
-def check_extras(env: Environment) -> list[Finding]:
+def check_extras(env: Environment) -> Iterator[Finding]:
     """Optional features: which are ready, and the command for those that are not."""
-    missing: dict[str, list[str]] = defaultdict(list)
-    for text in env.requirements.get("vramfit", ()):
-        requirement = Requirement(text)
+    missing: dict[str, list[str]] = {}
+    for requirement in map(Requirement, env.requirements.get("vramfit", ())):
         extra = _extra(requirement)
         if extra and extra != "test" and requirement.name != "vramfit":
-            found = env.packages.get(requirement.name)
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
-                missing[extra].append(requirement.name)
-            else:
-                missing.setdefault(extra, [])
-    return [
-        Finding(check=f"extra.{extra}", severity="ok", what=f"extra {extra} is installed")
-        if not names
-        else Finding(
-            check=f"extra.{extra}",
-            severity="info",
-            what=f"extra {extra} is not installed (lacks {', '.join(names)})",
-            fix=f'pip install "vramfit[{extra}]"',
-        )
-        for extra, names in sorted(missing.items())
-    ]
+            missing.setdefault(extra, []).extend([] if _is_met(env, requirement) else [requirement.name])
+    for extra, names in sorted(missing.items()):
+        if names:
+            what = f"extra {extra} is not installed (lacks {', '.join(names)})"
+            yield Finding.info(f"extra.{extra}", what, fix=f'pip install "vramfit[{extra}]"')
+        else:
+            yield Finding.ok(f"extra.{extra}", f"extra {extra} is installed")
+
+
+def _is_met(env: Environment, requirement: Requirement) -> bool:
+    found = env.packages.get(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
 
 
 def _extra(requirement: Requirement) -> str | None:
@@ -210,32 +128,18 @@ def _extra(requirement: Requirement) -> str | None:
     return text.split("extra ==", 1)[1].strip().strip("\"'") if "extra ==" in text else None
 
 
-def check_gpu(env: Environment) -> list[Finding]:
-    """Which GPUs are here and how much of them is free."""
+def check_gpu(env: Environment) -> Iterator[Finding]:
+    """Which GPUs are here, how much of them is free, and who else holds memory of them."""
     if not env.gpus:
-        return [
-            Finding(
-                check="gpu.present",
-                severity="info",
-                what="no NVIDIA GPU here (no driver answers)",
-                why="predicting and planning need none; --device cpu and --device emulated train without",
-            )
-        ]
-    return [
-        Finding(
-            check="gpu.present",
-            severity="ok",
-            what=f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
+        why = "predicting and planning need none; --device cpu and --device emulated train without"
+        yield Finding.info("gpu.present", "no NVIDIA GPU here (no driver answers)", why)
+    for gpu in env.gpus:
+        yield Finding.ok(
+            "gpu.present",
+            f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.free_bytes)} free of "
             f"{format_bytes(gpu.total_bytes)}, driver {gpu.driver_version}"
             + ("" if gpu.catalogue_gpu else ", not in the catalogue"),
         )
-        for gpu in env.gpus
-    ]
-
-
-def check_others(env: Environment) -> list[Finding]:
-    """Who else holds memory of the GPUs."""
-    findings = []
     for gpu in env.gpus:
         others = [p for p in gpu.processes if p.pid != env.process_id]
         if others:
@@ -244,91 +148,68 @@ def check_others(env: Environment) -> list[Finding]:
                 + (f", {format_bytes(p.used_bytes)})" if p.used_bytes is not None else ")")
                 for p in others[:5]
             )
-            findings.append(
-                Finding(
-                    check="gpu.shared",
-                    severity="warning",
-                    what=f"GPU {gpu.index} is also used by {names}",
-                    why="what they hold is not available, and they may take more at any moment",
-                    fix=f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
-                )
+            yield Finding.warning(
+                "gpu.shared",
+                f"GPU {gpu.index} is also used by {names}",
+                "what they hold is not available, and they may take more at any moment",
+                f"stop them, or plan with --memory {format_bytes(gpu.free_bytes).replace(' ', '')} or less",
             )
-    return findings
 
 
-def check_torch(env: Environment) -> list[Finding]:
+def check_torch(env: Environment) -> Iterator[Finding]:
     """Whether torch is there, and whether its build can use the GPUs."""
     if env.torch is None:
-        return [
-            Finding(
-                check="torch.installed",
-                severity="error",
-                what=env.torch_problem or "torch is not installed",
-                fix="pip install --force-reinstall torch" if env.torch_problem else "pip install torch",
-                fatal=True,
-            )
-        ]
+        what = env.torch_problem or "torch is not installed"
+        fix = "pip install --force-reinstall torch" if env.torch_problem else "pip install torch"
+        yield Finding.error("torch.installed", what, fix=fix, fatal=True)
+        return
     build = f"torch {env.torch.version}, " + (f"CUDA {env.torch.cuda}" if env.torch.cuda else "built without CUDA")
     if env.gpus and env.torch.cuda is None:
-        return [
-            Finding(
-                check="torch.build",
-                severity="error",
-                what=f"{build}, but this machine has {env.gpus[0].name}",
-                why="the GPU cannot be used",
-                fix=f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
-            )
-        ]
-    findings = [Finding(check="torch.build", severity="ok", what=build)]
+        yield Finding.error(
+            "torch.build",
+            f"{build}, but this machine has {env.gpus[0].name}",
+            "the GPU cannot be used",
+            f"change torch: install a build for CUDA {_usable_cuda(env.gpus[0])}",
+        )
+        return
+    yield Finding.ok("torch.build", build)
     for gpu in env.gpus:
-        findings += _check_driver(env.torch, gpu) + _check_capability(env.torch, gpu)
-    return findings
+        yield from _check_driver(env.torch, gpu)
+        yield from _check_capability(env.torch, gpu)
 
 
-def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+def _check_driver(torch: TorchBuild, gpu: PresentGPU) -> Iterator[Finding]:
     """The driver must run the CUDA that torch was built with; newer drivers run older CUDA."""
     assert torch.cuda is not None
-    built, runs = _pair(torch.cuda), _pair(gpu.cuda_version)
-    if runs is None or built is None or built[0] <= runs[0]:
-        return []
-    needed = MINIMUM_DRIVER.get(built[0])
+    built, runs = (re.match(r"(\d+)\.\d+", text or "") for text in (torch.cuda, gpu.cuda_version))
+    if runs is None or built is None or int(built[1]) <= int(runs[1]):
+        return
+    needed = MINIMUM_DRIVER.get(int(built[1]))
     newer = f"upgrade the driver to {needed} or newer" if needed else "upgrade the driver"
-    return [
-        Finding(
-            check="torch.driver",
-            severity="error",
-            what=f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
-            f"runs CUDA {gpu.cuda_version} at most",
-            why="torch.cuda.is_available() is False: everything would run on the CPU",
-            fix=f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
-            f"install a build for CUDA {_usable_cuda(gpu)}",
-        )
-    ]
+    yield Finding.error(
+        "torch.driver",
+        f"torch {torch.version} is built for CUDA {torch.cuda}, but driver {gpu.driver_version} "
+        f"runs CUDA {gpu.cuda_version} at most",
+        "torch.cuda.is_available() is False: everything would run on the CPU",
+        f"change the driver: {newer}; where you cannot (a managed machine), change torch: "
+        f"install a build for CUDA {_usable_cuda(gpu)}",
+    )
 
 
-def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> list[Finding]:
+def _check_capability(torch: TorchBuild, gpu: PresentGPU) -> Iterator[Finding]:
     """torch must hold code for this GPU: native of the same major version, or portable and not newer."""
     capability = gpu.compute_capability
     if not torch.architectures or capability is None or runs_on(torch.architectures, capability):
-        return []
-    major, minor = capability
-    oldest = min(_capabilities(torch.architectures, "sm"), default=(0, 0))
-    older = (major, minor) < oldest
-    return [
-        Finding(
-            check="torch.capability",
-            severity="error",
-            what=f"torch {torch.version} has no code for {gpu.name} (sm_{major}{minor}); "
-            f"it was built for {' '.join(torch.architectures)}",
-            why="the first kernel would fail with 'no kernel image is available'",
-            fix="change torch: "
-            + (
-                "install an older release that still supports this GPU, or use a newer GPU"
-                if older
-                else "install a newer release, built for this GPU"
-            ),
-        )
-    ]
+        return
+    is_older = capability < min(_capabilities(torch.architectures, "sm"), default=(0, 0))
+    older = "install an older release that still supports this GPU, or use a newer GPU"
+    yield Finding.error(
+        "torch.capability",
+        f"torch {torch.version} has no code for {gpu.name} (sm_{capability[0]}{capability[1]}); "
+        f"it was built for {' '.join(torch.architectures)}",
+        "the first kernel would fail with 'no kernel image is available'",
+        f"change torch: {older if is_older else 'install a newer release, built for this GPU'}",
+    )
 
 
 def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
@@ -344,39 +225,27 @@ def _capabilities(architectures: tuple[str, ...], kind: str) -> list[tuple[int, 
     return [(int(m[1]), int(m[2])) for m in found if m]
 
 
-def _pair(text: str | None) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def _usable_cuda(gpu: PresentGPU) -> str:
     """The major version of the CUDA builds that the driver runs: within it, minor versions do not matter."""
     return (gpu.cuda_version or "12").partition(".")[0]
 
 
-def check_variables(env: Environment) -> list[Finding]:
+def check_variables(env: Environment) -> Iterator[Finding]:
     """One finding for each variable that is set."""
-    findings = []
     for name, value in env.variables.items():
         severity, why, fix = MEANING[name]
-        findings.append(
-            Finding(check=f"variable.{name}", severity=severity, what=f"{name}={value[:120]}", why=why, fix=fix)
+        yield Finding(check=f"variable.{name}", severity=severity, what=f"{name}={value[:120]}", why=why, fix=fix)
+    confs = [env.variables.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    if None not in confs and confs[0] != confs[1]:
+        yield Finding.warning(
+            "variable.PYTORCH_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
+            "newer torch releases read the first, older ones only the second",
+            "keep one, or set both alike",
         )
-    both = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= set(env.variables)
-    if both and len({env.variables["PYTORCH_ALLOC_CONF"], env.variables["PYTORCH_CUDA_ALLOC_CONF"]}) == 2:
-        findings.append(
-            Finding(
-                check="variable.PYTORCH_ALLOC_CONF",
-                severity="warning",
-                what="PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ",
-                why="newer torch releases read the first, older ones only the second",
-                fix="keep one, or set both alike",
-            )
-        )
-    return findings
 
 
-CHECKS = (check_python, check_torch, check_packages, check_gpu, check_others, check_variables, check_extras)
+CHECKS = (check_python, check_torch, check_packages, check_gpu, check_variables, check_extras)
 
 
 def check_environment(env: Environment | None = None) -> list[Finding]:

@@ -1,6 +1,10 @@
-"""`protocol_class`: uvicorn's HTTP protocol, whose connections are counted, bounded and closed without a reset."""
+"""`protocol_class`: uvicorn's HTTP protocol, whose connections are counted, bounded and closed without a reset.
+
+`CloseUnread` goes around the application: a request that is answered before its body has come ends its connection.
+"""
 
 import asyncio
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,11 +12,57 @@ from vramfit.listening.connections import Awaits, Connections
 
 LINGER_S = 1.0
 """After the end of what is sent: for the client to close as well."""
+DRAIN_S = 1.0
+DRAIN_BYTES = 2**20
+"""Of a body that nobody wants: so much is read and dropped, that the client may see its answer before it is cut off."""
+CLOSE = (b"connection", b"close")
 FULL_BODY = b'{"error":"too many connections are open","hint":"come again later"}'
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
+
+BAD_BODY = b"Invalid HTTP request received."
+BAD = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(BAD_BODY), BAD_BODY)
+)
+
+
+class CloseUnread:
+    """An application whose answers end the connection where the request's body has not come whole."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = getattr(receive, "__self__", None)  # uvicorn's record of the request
+        is_unread = False
+
+        async def send_and_close(message: dict[str, Any]) -> None:
+            nonlocal is_unread
+            if message["type"] == "http.response.start":
+                is_unread = getattr(request, "more_body", False)
+                if is_unread:
+                    message = {**message, "headers": [*message.get("headers", ()), CLOSE]}
+            elif is_unread and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _drain(receive)
+                message = {"type": "http.response.body", "body": b""}  # now uvicorn closes
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
+
+
+async def _drain(receive: Any) -> None:
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while num_bytes < DRAIN_BYTES:
+                message = await receive()
+                if not message.get("more_body", False):
+                    return
+                num_bytes += len(message["body"])
 
 
 def protocol_class(connections: Connections) -> Any:
@@ -62,6 +112,17 @@ class _Registered(asyncio.Protocol):
         super().on_response_complete()  # type: ignore[misc]
         self._note(self._awaits())
 
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for bytes that are no HTTP; one answer is given to a request, and no second one."""
+        cycle = self.cycle
+        is_answered = cycle is not None and cycle.response_started and (cycle.more_body or not cycle.response_complete)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # what the application still sends is dropped
+            cycle.message_event.set()
+        if not is_answered:
+            self.transport.write(BAD)
+        self._end()
+
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: finish what is asked, or end an idle connection.
 
@@ -70,7 +131,11 @@ class _Registered(asyncio.Protocol):
         """
         if self.cycle is not None and not self.cycle.response_complete:
             super().shutdown()  # type: ignore[misc]
-        elif not self._is_ending and not self.transport.is_closing():
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._is_ending and not self.transport.is_closing():
             self._is_ending = True
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.drop)

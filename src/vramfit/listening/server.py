@@ -10,7 +10,7 @@ import uvicorn
 
 from vramfit.errors import VramfitError
 from vramfit.listening.connections import Connections, most_connections
-from vramfit.listening.protocol import protocol_class
+from vramfit.listening.protocol import CLOSE, CloseUnread, protocol_class
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -84,7 +84,6 @@ AT_ONCE = 16
 """Connections that are taken in one turn of the event loop, before any is closed for another."""
 TICKS_A_SECOND = 10
 """Of uvicorn's main loop."""
-CLOSE = (b"connection", b"close")
 
 
 class Server(uvicorn.Server):
@@ -105,7 +104,7 @@ class Server(uvicorn.Server):
         self.open = Connections(most_connections())
         self._last_calls_s = last_calls_s
         config = uvicorn.Config(
-            app,
+            CloseUnread(app),
             http=protocol_class(self.open),
             ws="none",
             loop="asyncio",

@@ -4,6 +4,7 @@ Where they do not fit the device, also how many layers stay there.
 """
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from vramfit.checkpoints.inspection import Inspection
 from vramfit.checkpoints.safetensors_file import TORCH_DTYPES
 from vramfit.errors import MissingExtra, NoPlanFits, WorkloadError
-from vramfit.loader.filling import Slot, tensor_slots
-from vramfit.loader.request import LoadRequest
+from vramfit.loader.filling import tensor_slots
+from vramfit.loader.load import LoadRequest
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import offloading, precision, quantization
 from vramfit.units import format_bytes
@@ -52,8 +53,7 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
     if total <= budget_bytes:
         return len(layers)
     if request.offloads:
-        by_layer = [sum(sizes[id(p)] for p in layer.parameters()) for layer in layers]
-        return offloading.choose_resident(total, by_layer, budget_bytes)
+        return offloading.choose_resident(total, _by_layer(layers, sizes), budget_bytes)
     raise NoPlanFits(
         f"the weights of {w.model} take {format_bytes(total)} in {_words(w)}, and {format_bytes(budget_bytes)} "
         f"{'are allowed' if w.memory is not None else f'are free on {device}'}",
@@ -86,21 +86,27 @@ def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
 def _least_bytes(model: torch.nn.Module, w: Workload) -> int:
     """What the device holds with every layer offloaded."""
     sizes = tensor_bytes(model, w)
-    layers = [sum(sizes[id(p)] for p in layer.parameters()) for layer in encoder_layers(model)]
-    slots = min(offloading.NUM_SLOTS, len(layers)) * max(layers, default=0)
-    return sum(sizes.values()) - sum(layers) + slots
+    layers = _by_layer(encoder_layers(model), sizes)
+    return sum(sizes.values()) - sum(layers) + _slot_bytes(layers)
+
+
+def _by_layer(layers: Sequence[torch.nn.Module], sizes: dict[int, int]) -> list[int]:
+    return [sum(sizes[id(p)] for p in layer.parameters()) for layer in layers]
+
+
+def _slot_bytes(layers: Sequence[int]) -> int:
+    """What offloaded layers come to for their turn."""
+    return min(offloading.NUM_SLOTS, len(layers)) * max(layers, default=0)
 
 
 def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
     """What each tensor of a model will take on the device, by identity, in the precision of a workload."""
     dtype, quantize = precision.weight_dtype(workload.precision), workload.quantize
-    linears = quantization.quantizable(model, quantize) if quantize is not None else []
-    quantized = {id(linear.weight) for linear in linears}
+    quantized = _quantized(model, workload)
     by_shape: dict[tuple[int, ...], int] = {}
     sizes = {}
     for slot in tensor_slots(model):
-        casts = slot.tensor.is_floating_point() and not slot.is_computed
-        final = torch.empty_like(slot.tensor, dtype=dtype if casts else None)
+        final = torch.empty_like(slot.tensor, dtype=dtype if slot.is_cast else None)
         shape = tuple(final.shape)
         if quantize is None or id(slot.tensor) not in quantized:
             sizes[id(slot.tensor)] = offloading.device_bytes([final])
@@ -109,6 +115,13 @@ def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
             by_shape[shape] = offloading.device_bytes([quantization.quantize_weight(final, quantize)])
         sizes[id(slot.tensor)] = by_shape[shape]
     return sizes
+
+
+def _quantized(model: torch.nn.Module, workload: Workload) -> set[int]:
+    """Weights that will be quantized, by identity."""
+    if workload.quantize is None:
+        return set()
+    return {id(linear.weight) for linear in quantization.quantizable(model, workload.quantize)}
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -167,12 +180,11 @@ def own_bytes(
     Weights that are drawn come in the type the model was built in and stay until all are in place; a change of type
     or a quantization on the host makes another copy; an offloaded layer is packed into a buffer of its own.
     """
-    sizes = tensor_bytes(model, workload)
+    sizes, dtype = tensor_bytes(model, workload), precision.weight_dtype(workload.precision)
     waiting = encoder_layers(model)[num_resident:]
     waiting_modules = {id(module) for layer in waiting for module in layer.modules()}
     saved = {} if inspection is None else _saved_dtypes(inspection)
-    linears = quantization.quantizable(model, workload.quantize) if workload.quantize is not None else []
-    quantized = {id(linear.weight) for linear in linears}
+    quantized = _quantized(model, workload)
     total = 0 if inspection is None else _read_whole(inspection)
     seen: set[int] = set()
     for slot in tensor_slots(model):
@@ -184,16 +196,10 @@ def own_bytes(
             before = slot.tensor.dtype
             total += slot.tensor.numel() * slot.tensor.element_size()
         on_host = device.type == "cpu" or id(slot.module) in waiting_modules
-        if on_host and (id(slot.tensor) in quantized or before != _final_dtype(slot, workload)):
+        if on_host and (id(slot.tensor) in quantized or before != (dtype if slot.is_cast else slot.tensor.dtype)):
             total += sizes[id(slot.tensor)]
-    packed = [sum(sizes[id(p)] for p in layer.parameters()) for layer in waiting]
-    slots = min(offloading.NUM_SLOTS, len(packed)) * max(packed, default=0) if device.type == "cpu" else 0
-    return total + sum(packed) + slots
-
-
-def _final_dtype(slot: Slot, workload: Workload) -> torch.dtype:
-    casts = slot.tensor.is_floating_point() and not slot.is_computed
-    return precision.weight_dtype(workload.precision) if casts else slot.tensor.dtype
+    packed = _by_layer(waiting, sizes)
+    return total + sum(packed) + (_slot_bytes(packed) if device.type == "cpu" else 0)
 
 
 def _saved_dtypes(inspection: Inspection) -> dict[str, torch.dtype]:

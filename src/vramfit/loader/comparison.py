@@ -1,4 +1,4 @@
-"""What fewer bits do to the outputs: the same sentences through a load and through the checkpoint in full precision."""
+"""What fewer bits change in the outputs: the same sentences through the loaded model and in full precision."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
-from vramfit.loader.load import Progress, load_request
-from vramfit.loader.request import LoadRequest
+from vramfit.loader.load import LoadRequest, Progress, load_request
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.tasks import find_task
@@ -73,16 +72,24 @@ def outputs_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.
 
 def num_not_finite(outputs: torch.Tensor, mask: torch.Tensor) -> int:
     """Samples with a NaN or infinite output at a token that is real."""
-    wrong = ~outputs.isfinite()
-    if outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]:
-        wrong &= mask.bool().view(*mask.shape, *([1] * (outputs.dim() - 2)))
-    return int(wrong.flatten(1).any(1).sum())
+    return int((~outputs.isfinite() & _kept(outputs, mask)).flatten(1).any(1).sum())
+
+
+def _is_by_token(outputs: torch.Tensor, mask: torch.Tensor) -> bool:
+    return outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]
+
+
+def _kept(outputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Where outputs are of real tokens, in a shape that goes with theirs."""
+    if not _is_by_token(outputs, mask):
+        return torch.ones_like(outputs, dtype=torch.bool)
+    return mask.bool().view(*mask.shape, *([1] * (outputs.dim() - 2)))
 
 
 def compare_logits(
     outputs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, *, inputs: str, labels: bool
 ) -> LogitComparison:
-    """Outputs beside those of full precision; padding does not count.
+    """Compare outputs with those of full precision; padding is left out.
 
     Args:
         outputs, reference: one row a sample; a second dimension of the mask's size is tokens.
@@ -90,15 +97,13 @@ def compare_logits(
         inputs: what the samples were.
         labels: whether the highest output stands for something.
     """
-    by_token = outputs.dim() >= 2 and outputs.shape[1] == mask.shape[1]
-    real = mask.bool() if by_token else torch.ones(outputs.shape[0], 1, dtype=torch.bool)
-    kept = real.view(*real.shape, *([1] * (outputs.dim() - 2))) if by_token else real
-    ours, theirs = (tensor.masked_fill(~kept, 0) for tensor in (outputs, reference))
+    ours, theirs = (tensor.masked_fill(~_kept(outputs, mask), 0) for tensor in (outputs, reference))
     cosines = torch.nn.functional.cosine_similarity(ours.flatten(1), theirs.flatten(1))
     agreement = None
     if labels and outputs.shape[-1] > 1:
         same = outputs.argmax(-1) == reference.argmax(-1)
-        agreement = float(same[real].float().mean() if by_token and same.dim() > 1 else same.float().mean())
+        is_per_token = _is_by_token(outputs, mask) and same.dim() > 1
+        agreement = float((same[mask.bool()] if is_per_token else same).float().mean())
     return LogitComparison(
         num_sentences=outputs.shape[0],
         inputs=inputs,

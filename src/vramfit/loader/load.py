@@ -1,23 +1,102 @@
-"""`load`: a checkpoint inspected, then streamed to its device in the precision asked for; all of it or nothing."""
+"""`load`: a checkpoint inspected, then streamed to its device in the precision asked for; all of it or nothing.
+
+What is asked for is checked as a workload is, before anything heavy is imported.
+"""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import NoPlanFits, WorkloadError, nearest_names
-from vramfit.loader.request import KEYWORDS, LoadRequest, find_device, make_request
 from vramfit.records.finding import LoadReport
 from vramfit.stages import tell
 from vramfit.tasks import DEFAULT
-from vramfit.units import shown
+from vramfit.units import plain, shown
+from vramfit.workload import Workload, switched
 
 if TYPE_CHECKING:
     import torch
 
-    from vramfit.loader.making import Gauge, Loaded
-    from vramfit.loader.origin import Origin
+    from vramfit.models.resolve import ResolvedModel
 
 Progress = Callable[[int, int], None]
+FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
+OPTIONS = {"device": "cuda", "random_weights": False, "trust_remote_code": False, "seed": 0}
+"""Options of a load that are no settings of a workload, with their defaults."""
+KEYWORDS = (*FROM_PLAN, "offload", *OPTIONS)
+"""All that `load` takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadRequest:
+    """One load: the model, how its weights are to lie, and where."""
+
+    model: Any
+    """A folder, a hub id, a catalogue name; a configuration where weights are to be random."""
+    workload: Workload
+    """Task, precision, quantize, attention, num_labels and memory (of the weights), checked; its batch means
+    nothing here."""
+    device: str
+    random_weights: bool
+    trust_remote_code: bool
+    seed: int = 0
+    """Of weights that no checkpoint holds."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers that do not fit may stay on the host."""
+        return self.workload.offload == "weights"
+
+    def resolve(self, folder: str | None = None) -> "ResolvedModel":
+        """The model asked for, or the same from a folder; imports the code of its class.
+
+        Raises:
+            CheckpointError, UnknownModel, WorkloadError: as `models.resolve` raises them.
+        """
+        from vramfit.models.resolve import resolve
+
+        w = self.workload
+        model = self.model if folder is None else folder
+        return resolve(model, task=w.task, num_labels=w.num_labels, trust_remote_code=self.trust_remote_code)
+
+
+def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadRequest:
+    """A request from the keywords of `load` and of `Workload`; a plan's workload decides what it speaks of.
+
+    Raises:
+        WorkloadError: an unknown keyword or a bad value, with the nearest; an offload that is no load's.
+    """
+    problems = [
+        f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, KEYWORDS))})"
+        for name in keywords
+        if name not in KEYWORDS
+    ]
+    if problems:
+        raise WorkloadError(problems)
+    options = {name: keywords.pop(name, default) for name, default in OPTIONS.items()}
+    problems = [
+        problem for name in ("random_weights", "trust_remote_code") for problem in switched(name, options[name])
+    ]
+    if plan is not None and not isinstance(getattr(plan, "workload", None), Workload):
+        problems.append(f"plan {shown(plan)} is not a Plan, as vramfit.plan gives it")
+    if problems:
+        raise WorkloadError(problems)
+    if plan is not None:
+        keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
+        keywords["offload"] = None
+        if plan.workload.offload == "weights" and plan.workload.trains:  # `offloading.apply` takes it from there
+            options["device"], keywords["memory"] = "cpu", None
+        elif plan.workload.offload == "weights":  # the plan's memory is for activations too
+            keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
+    if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
+        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
+    name = model if isinstance(model, str) else str(model)[:200]
+    workload = Workload.from_keywords(model=name, mode="infer", **keywords)
+    seed = plain(options["seed"])
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise WorkloadError([f"seed {shown(seed)} is not a whole number from 0"])
+    return LoadRequest(model=model, workload=workload, **options | {"seed": seed, "device": str(options["device"])})
 
 
 def load(
@@ -48,7 +127,7 @@ def load(
             num_labels: size of a classification head; None takes the configuration's.
             attention: sdpa or eager; None takes the model's default.
             memory: what the weights may take on the device; None takes what is free there, with `offload` three
-                quarters of it. `estimate(...).breakdown["weights"]` is their share beside a batch of yours.
+                quarters of it. `estimate(...).breakdown["weights"]` is their share next to a batch of yours.
             trust_remote_code: True to run Python code that the model's repository brings.
             offload: weights: layers beyond `memory` wait in host memory and come for their turn; for inference.
             seed: of what is drawn: a new head, or all weights with `random_weights`.
@@ -69,13 +148,6 @@ def load(
     """
     if not (progress is None or callable(progress)):
         raise WorkloadError([f"progress {shown(progress)} cannot be called with bytes read and bytes to read"])
-    problems = [
-        f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, KEYWORDS))})"
-        for name in keywords
-        if name not in KEYWORDS
-    ]
-    if problems:
-        raise WorkloadError(problems)
     return load_request(make_request(model, plan=plan, task=task, **keywords), progress=progress)
 
 
@@ -85,68 +157,59 @@ def load_request(
     """`load` for a request that has been checked; `scan` also looks for NaN and infinite weights."""
     import torch
 
-    from vramfit.checkpoints.untrusted import ran_out
-    from vramfit.loader.making import Gauge, make_model
-    from vramfit.loader.origin import find_model, find_origin
+    from vramfit.checkpoints.files import ran_out
+    from vramfit.loader.making import find_origin, make_model
     from vramfit.techniques import quantization
 
     device = find_device(request.device)
     quantization.check(request.workload.quantize, request.workload.precision, device)
-    resolved = find_model(request)
+    resolved = request.resolve()
     started = time.perf_counter()  # to import torch and the model's code takes longer than most checkpoints
     origin = find_origin(request, resolved, scan=scan)
-    gauge = Gauge(device)
     tell("making the model")
     try:
-        loaded = make_model(request, origin, device, progress=progress or _nobody, sample=gauge.sample)
-    except torch.OutOfMemoryError as error:
-        failure = NoPlanFits(
-            f"{device} ran out of memory while {origin.resolved.name} was loaded: {str(error).splitlines()[0]}",
-            hint="another process may hold it; offload weights, precision bf16 or quantize int8 need less",
-        )
+        model, report = make_model(request, origin, device, progress=progress)
+        return model, replace(report, time_s=time.perf_counter() - started)
     except (MemoryError, RuntimeError, OSError) as error:
-        if not ran_out(error):
+        on_device = isinstance(error, torch.OutOfMemoryError)
+        if not on_device and not ran_out(error):
             raise
+        said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         failure = NoPlanFits(
-            f"the host ran out of memory while {origin.resolved.name} was loaded: "
-            f"{next(iter(str(error).splitlines()), type(error).__name__)[:200]}",
-            hint="end other programs; a checkpoint in the precision it was saved in stays mapped from its file",
+            f"{device if on_device else 'the host'} ran out of memory while {origin.resolved.name} was loaded: {said}",
+            hint="another process may hold it; offload weights, precision bf16 or quantize int8 need less"
+            if on_device
+            else "end other programs; a checkpoint in the precision it was saved in stays mapped from its file",
         )
-    else:
-        return loaded.model, _report(request, origin, loaded, gauge, time.perf_counter() - started)
     # beyond the handler, the failed tensors are no longer held by a traceback
     if device.type == "cuda":
         torch.cuda.empty_cache()
     raise failure
 
 
-def _nobody(num_bytes_done: int, num_bytes: int) -> None:
-    """Progress that nobody follows."""
+def find_device(name: str, *others: str) -> "torch.device":
+    """The device of torch that `cuda`, `cuda:N` or `cpu` names, a GPU by its number.
 
+    Args:
+        others: further names that the caller takes, for the error.
 
-def _report(request: LoadRequest, origin: "Origin", loaded: "Loaded", gauge: "Gauge", time_s: float) -> LoadReport:
-    inspection, w = origin.inspection, request.workload
-    gauge.sample()
-    return LoadReport(
-        model=origin.resolved.name,
-        model_class=type(loaded.model).__name__,
-        task=origin.resolved.task,
-        device=str(gauge.device),
-        precision=w.precision,
-        quantize=w.quantize,
-        num_quantized=loaded.num_quantized,
-        files=tuple(path.name for path in inspection.files.paths) if inspection is not None else (),
-        num_tensors=loaded.num_tensors,
-        num_bytes=loaded.num_bytes,
-        time_s=time_s,
-        final_device_bytes=gauge.device_bytes,
-        peak_device_bytes=gauge.peak_device_bytes,
-        largest_tensor_bytes=loaded.largest_tensor_bytes,
-        host_anonymous_bytes=gauge.host_anonymous_bytes,
-        num_layers=loaded.num_layers,
-        num_resident_layers=loaded.num_resident_layers,
-        fresh=tuple(inspection.fresh) if inspection is not None else loaded.names,
-        dropped=tuple(inspection.unexpected) if inspection is not None else (),
-        renamed=dict(inspection.renamed) if inspection is not None else {},
-        findings=tuple(inspection.findings) if inspection is not None else (),
-    )
+    Raises:
+        WorkloadError: no such device, or none here.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "cpu"):
+        raise WorkloadError([f"device {name!r} is not one of {', '.join(('cuda', 'cuda:N', 'cpu', *others))}"])
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        emulated = ", or emulated with a memory" if "emulated" in others else ""
+        raise WorkloadError(
+            [f"device {name}: this machine has {count} CUDA devices"], hint=f"take device cpu{emulated}"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

@@ -55,7 +55,8 @@ def plain_file(folder: Path, name: str) -> Path | None:
     """The regular file of that name in a folder; None when there is none.
 
     A link may lead to another place inside the folder, or, in the cache of the Hugging Face hub, to the blobs
-    of the same repository.
+    of the same repository; the blobs may be on another disk in the user's own cache, and in no folder that came from
+    elsewhere.
 
     Raises:
         CheckpointError: a link that leaves or leads nowhere, or something that is no regular file.
@@ -93,9 +94,18 @@ def _stays(target: Path, folder: Path) -> bool:
         for snapshots in place.parents:
             repository = snapshots.parent
             is_cache = snapshots.name == "snapshots" and repository.name.startswith("models--")
-            if is_cache and target.is_relative_to((repository / "blobs").resolve()):
+            blobs = (repository / "blobs").resolve()
+            is_own = blobs.is_relative_to(repository.resolve())
+            if is_cache and target.is_relative_to(blobs) and (is_own or _is_users_cache(repository.parent)):
                 return True
     return False
+
+
+def _is_users_cache(folder: Path) -> bool:
+    """Whether it is the cache that downloads go to: a link to another disk there is of the user's own making."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return folder.resolve() == Path(HF_HUB_CACHE).resolve()
 
 
 def _cause(error: Exception) -> str:

@@ -198,7 +198,7 @@ def lengths_of(given: Any) -> Lengths:
             raise VramfitError(f"cannot read {given}: {why}", hint="give a file with one length a line") from None
         return _checked(lines, str(given))
     try:
-        values = list(given)
+        values = list(given.tolist() if hasattr(given, "tolist") else given)  # tensors and arrays
     except TypeError:
         raise VramfitError(f"lengths {shown(given)} are neither a list nor a file", hint=ONE_EACH) from None
     return _checked(values, "a list")

@@ -50,6 +50,26 @@ class Finding:
     fatal: bool = False
     """Work must not go on."""
 
+    @staticmethod
+    def ok(check: str, what: str) -> "Finding":
+        """Nothing to do."""
+        return Finding(check=check, severity="ok", what=what)
+
+    @staticmethod
+    def info(check: str, what: str, why: str = "", fix: str = "") -> "Finding":
+        """Good to know."""
+        return Finding(check=check, severity="info", what=what, why=why, fix=fix)
+
+    @staticmethod
+    def warning(check: str, what: str, why: str = "", fix: str = "") -> "Finding":
+        """Will cost something."""
+        return Finding(check=check, severity="warning", what=what, why=why, fix=fix)
+
+    @staticmethod
+    def error(check: str, what: str, why: str = "", fix: str = "", *, fatal: bool = False) -> "Finding":
+        """Will fail."""
+        return Finding(check=check, severity="error", what=what, why=why, fix=fix, fatal=fatal)
+
 
 def worst(findings: "list[Finding] | tuple[Finding, ...]") -> Severity:
     """The gravest severity among findings; `ok` when there are none."""

@@ -11,8 +11,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.target import target_of
 from vramfit.loader.budget import free_bytes
-from vramfit.loader.load import load_request
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load_request, make_request
 from vramfit.planner.margin import margin_of
 from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference

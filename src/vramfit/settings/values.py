@@ -99,7 +99,8 @@ class Switch(Value):
     option_type: ClassVar[type] = bool
 
     def normal(self, value: Any) -> Any:
-        return value
+        is_numpy = str(getattr(value, "dtype", "")) == "bool" and value.ndim == 0
+        return bool(value) if is_numpy else value
 
     def wanted(self, value: Any) -> str:
         return "True or False"  # the word "no" would turn it on

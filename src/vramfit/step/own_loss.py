@@ -71,8 +71,8 @@ def own_loss(model: torch.nn.Module, batch: Batch, *, autocast: Autocast = nullc
     """How the loss of a module of the user's is summed, found by trying it on two samples; nothing is learned.
 
     A module that gives logits without labels, and whose own loss, if it has one, is what the labels call for, is
-    treated like a head of transformers. Any other is asked for its own loss, which must be a mean over samples, or
-    over labels.
+    treated like a head of transformers. Any other is asked for its own loss, which must be a mean over samples or over
+    labels, or a sum.
 
     Args:
         batch: some samples on the module's device; without data, only what kind of output there is can be seen.
@@ -90,7 +90,7 @@ def own_loss(model: torch.nn.Module, batch: Batch, *, autocast: Autocast = nullc
         known = _summed(model, batch)
         if known is not None and (own.is_meta or _is_same(float(known[1]), own)):
             return known[0]
-        counts = next((c for c in (_num_labels, _num_samples) if own.is_meta or _is_mean(model, batch, own, c)), None)
+        counts = _num_labels if own.is_meta else _divisor(model, batch, own)
     return _as_sum(model, counts)
 
 
@@ -173,18 +173,23 @@ def _is_same(value: float, own: torch.Tensor) -> bool:
     return abs(value - float(own)) <= rounding * max(abs(value), abs(float(own)), 1e-6)
 
 
-def _is_mean(model: torch.nn.Module, batch: Batch, own: torch.Tensor, counts: _Counts) -> bool:
-    """Whether the loss of all samples is the mean of each one's, weighted by a count."""
-    num = _num_samples(batch)
-    alone = [each_tensor(batch, lambda value, i=i: value[i : i + 1]) for i in range(num)]  # type: ignore[misc]
-    weights = [counts(one) for one in alone]
-    losses = [loss_of(model(**one)) if n else None for one, n in zip(alone, weights, strict=True)]
-    total = sum(n * float(value) for n, value in zip(weights, losses, strict=True) if value is not None)
-    return bool(sum(weights)) and _is_same(total / sum(weights), own)
+def _divisor(model: torch.nn.Module, batch: Batch, own: torch.Tensor) -> _Counts | None:
+    """What the loss of all samples divides the sum of each one's by: labels, samples or nothing; None if it is neither.
+
+    A loss that is a sum already is divided by 1.
+    """
+    alone = [each_tensor(batch, lambda value, i=i: value[i : i + 1]) for i in range(_num_samples(batch))]  # type: ignore[misc]
+    losses = [float(loss_of(model(**one))) for one in alone]  # type: ignore[arg-type]
+    for counts in (_num_labels, _num_samples):
+        weights = [counts(one) for one in alone]
+        total = sum(n * value for n, value in zip(weights, losses, strict=True) if n)
+        if sum(weights) and _is_same(total / sum(weights), own):
+            return counts
+    return _one if _is_same(sum(losses), own) else None
 
 
 def _as_sum(model: torch.nn.Module, counts: _Counts | None) -> HeadLoss:
-    """The module's own mean, weighted by what it is a mean over; by nothing known, it can only be taken whole."""
+    """The module's own loss, times what it was divided by; where that is not known, it can only be taken whole."""
     weight = counts or _num_samples
 
     def sums(output: Any, batch: Batch) -> list[torch.Tensor]:
@@ -198,6 +203,10 @@ def _as_sum(model: torch.nn.Module, counts: _Counts | None) -> HeadLoss:
 
 def _num_samples(batch: Batch) -> int:
     return int(next(iter(batch.values())).shape[0])
+
+
+def _one(batch: Batch) -> int:
+    return 1
 
 
 def _num_labels(batch: Batch) -> int:

@@ -120,7 +120,7 @@ def with_host_step(
 
 
 def _busy(kernels: dict[str, float]) -> float:
-    """Copies from and to the host go beside kernels, on an engine of their own."""
+    """Copies from and to the host overlap with kernels: they have an engine of their own."""
     copies = kernels.get(COPIES, 0.0)
     return max(copies, sum(kernels.values()) - copies)
 

@@ -125,7 +125,7 @@ class HostSpeed:
     tensor_s: float = 0.5e-6
     """A tensor in the list of a foreach or fused operator. Not fitted: the 75 workloads do not tell it from zero."""
     step_s: float = 2.8e-3
-    """What an optimizer step costs in Python beside its operators, `zero_grad` with it; *fitted*."""
+    """What an optimizer step costs in Python besides its operators, `zero_grad` included; *fitted*."""
 
     def scaled(self, factor: float) -> "HostSpeed":
         """The host of a machine that is so many times slower."""

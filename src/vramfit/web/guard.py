@@ -10,6 +10,8 @@ MAX_BATCH = 65_536
 MAX_SEQ = 32_768
 MAX_LABELS = 100_000
 MAX_RANK = 1_024
+MAX_PARAMETERS = 100
+"""Of one request: more than three times as many as there are."""
 MAX_NAME = 200
 """Characters of a model's or a GPU's name."""
 QUICK_S = 20.0
@@ -61,7 +63,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = refusal_of(Headers(scope=scope))
+        refusal = refusal_of(Headers(scope=scope)) or _too_many(scope["query_string"])
         if refusal is not None:
             await _refuse(send, *refusal)
             return
@@ -91,6 +93,12 @@ def refusal_of(headers: Headers) -> tuple[int, str] | None:
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         return 403, "this server does not answer pages of another site"
     return None
+
+
+def _too_many(query: bytes) -> tuple[int, str] | None:
+    """Status and sentence for a query of more parameters than anybody has use for: each would be looked at."""
+    number = query.count(b"&") + 1
+    return (400, f"{number:,} parameters: there may be {MAX_PARAMETERS}") if number > MAX_PARAMETERS else None
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

@@ -10,6 +10,8 @@ from vramfit.web.app import create_app
 MAX_WORKERS = 4
 KEEP_ALIVE_S = 5
 STOP_S = 2
+LAST_CALLS_S = 1
+"""After Ctrl-C or a polite kill: pages that keep connections open hear of the end with an answer."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -45,4 +47,4 @@ def serve(
     url = url_of(host, bound)
     workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
     app = create_app(num_workers=workers, allow_local=allow_local, on_ready=lambda: on_ready(url))
-    Server(app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S).run(sockets=[bound])
+    Server(app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S, last_calls_s=LAST_CALLS_S).run(sockets=[bound])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from vramfit.checkpoints import inspect_checkpoint
+from vramfit.checkpoints.inspection import inspect_checkpoint
 from vramfit.tasks import find_task
 
 SMALL = {

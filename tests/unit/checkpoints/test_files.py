@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vramfit.checkpoints import find_checkpoint, read_entries
-from vramfit.checkpoints.untrusted import is_plain_name, read_json_object
+from vramfit.checkpoints.files import find_checkpoint, is_plain_name, read_json_object
+from vramfit.checkpoints.reading import read_entries
 from vramfit.errors import CheckpointError
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
@@ -158,6 +158,23 @@ def make_cache(root: Path) -> tuple[Path, Path]:
     blobs.mkdir()
     (blobs / "f00d").write_bytes(EMPTY)
     return snapshot, blobs
+
+
+def test_blobs_that_are_a_link_stay_in_their_repository_but_for_the_users_own_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, blobs = make_cache(tmp_path)
+    (snapshot / "model.safetensors").symlink_to("../../blobs/f00d")
+    blobs.rename(inside := blobs.with_name("store"))
+    blobs.symlink_to(inside)
+    assert find_checkpoint(snapshot).paths[0].name == "model.safetensors"
+    blobs.unlink()
+    inside.rename(outside := tmp_path / "elsewhere")
+    blobs.symlink_to(outside)
+    with pytest.raises(CheckpointError, match=r"is a link that leaves the folder, to .*elsewhere"):
+        find_checkpoint(snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(snapshot.parents[2]))
+    assert find_checkpoint(snapshot).paths[0].name == "model.safetensors"
 
 
 def test_links_of_the_hub_cache_lead_to_the_blobs_of_their_own_repository(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.counting import num_bytes_read
 from tests.unit.checkpoints.broken import load_script
 
-from vramfit.checkpoints import Inspection, inspect_checkpoint, inspect_config, inspection
+from vramfit.checkpoints import inspection
+from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint, inspect_config
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import resolve
 from vramfit.records.finding import Finding
@@ -224,7 +225,7 @@ def test_without_a_gpu_nothing_is_said_of_one(folder: Path) -> None:
 def test_the_version_that_wrote_the_configuration_is_judged(
     folder: Path, version: object, severity: str | None
 ) -> None:
-    from vramfit.checkpoints.config_checks import check_version
+    from vramfit.checkpoints.checks import check_version
 
     assert [f.severity for f in check_version(version, "5.22.2")] == ([severity] if severity else [])
 

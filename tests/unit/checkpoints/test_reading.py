@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vramfit.checkpoints import TensorEntry, reading
+from vramfit.checkpoints import reading
 from vramfit.checkpoints.pickle_file import read_bin
-from vramfit.checkpoints.safetensors_file import read_header
+from vramfit.checkpoints.safetensors_file import TensorEntry, read_header
 from vramfit.errors import CheckpointError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.checkpoints import inspect_checkpoint
+from vramfit.checkpoints.inspection import inspect_checkpoint
 from vramfit.checkpoints.tokenizer import read_vocabulary
 from vramfit.records.finding import Finding
 
@@ -66,11 +66,11 @@ def test_pieces_of_a_sentencepiece_model_are_counted(folder: Path) -> None:
 
 
 def test_a_much_smaller_tokenizer_is_anothers() -> None:
-    from vramfit.checkpoints.tokenizer import Vocabulary, _check_size
+    from vramfit.checkpoints.tokenizer import Vocabulary, check_size
 
     def judge(count: int, rows: int) -> str:
         vocabulary = Vocabulary(file="x", num_tokens=count, num_ids=count, has=None, special={})
-        return _check_size(vocabulary, rows)[0].severity
+        return check_size(vocabulary, rows).severity
 
     assert judge(28_996, 30_522) == "warning"  # a cased tokenizer beside an uncased model
     assert judge(128_001, 128_100) == "ok"  # DeBERTa-v3

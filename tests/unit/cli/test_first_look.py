@@ -72,7 +72,7 @@ def test_a_quick_no_imports_nothing_heavy(arguments: tuple[str, ...], said: str,
 
 
 def test_a_machine_without_a_driver_is_told_so_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramfit.devices.driver.has_driver", lambda: False)
+    monkeypatch.setattr("vramfit.devices.probe.has_driver", lambda: False)
     with pytest.raises(VramfitError, match="no CUDA device") as caught:
         look_at_driver("take another machine")
     assert caught.value.hint == "take another machine"

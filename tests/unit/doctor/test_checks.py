@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from vramfit.devices.probe import GPUProcess, PresentGPU
-from vramfit.doctor.checkup import MEANING, check_environment, runs_on
-from vramfit.doctor.environment import WATCHED_VARIABLES, Environment, TorchBuild, gather
+from vramfit.doctor.checkup import check_environment, runs_on
+from vramfit.doctor.environment import Environment, TorchBuild, gather
 from vramfit.records.finding import Finding
 from vramfit.units import GIB
 
@@ -130,10 +130,6 @@ def test_a_missing_extra_is_only_information() -> None:
 def test_an_old_python_is_an_error() -> None:
     (error,) = findings(replace(HEALTHY, python=(3, 9, 1)))
     assert "Python 3.9.1" in error.what
-
-
-def test_every_watched_variable_has_a_meaning() -> None:
-    assert set(WATCHED_VARIABLES) == set(MEANING)
 
 
 def test_variables_that_disagree_are_a_warning() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from vramfit.doctor.lock import HEADER, write_lock
+from vramfit.doctor.environment import HEADER, write_lock
 from vramfit.errors import VramfitError
 
 

@@ -13,7 +13,7 @@ from vramfit.estimator.search import max_batch
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import weigh
 from vramfit.loader.budget import resident_layers
-from vramfit.loader.request import make_request
+from vramfit.loader.load import make_request
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.waiting import LIMIT_S, wait_until
 
-from vramfit.listening.server import CLOSE, Server, listen
+from vramfit.listening.protocol import CLOSE
+from vramfit.listening.server import Server, listen
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FEW_HANDLES = """
@@ -112,6 +113,47 @@ def test_a_flood_of_requests_that_are_no_http_leaves_a_short_log(capfd: Any) -> 
             with connect(port, b"\x16\x03\x01 no http\r\n\r\n") as one:
                 one.recv(1000)
     assert capfd.readouterr().err.count("Invalid HTTP request") <= 10
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def all_of(one: socket.socket) -> bytes:
+    """What comes until the connection ends."""
+    data = b""
+    while part := one.recv(4096):
+        data += part
+    return data
+
+
+def test_a_bad_chunk_is_answered_plainly_and_leaves_no_traceback(capfd: Any) -> None:
+    app = Application()
+    with running(app) as (_, port):
+        with connect(port, CHUNKED + b"zz\r\n") as one:  # before anything is answered
+            assert all_of(one).startswith(b"HTTP/1.1 400 Bad Request")
+        with connect(port, CHUNKED) as one:
+            assert heard(one).startswith(b"HTTP/1.1 200")
+            one.sendall(b"zz\r\n")  # after its answer
+            assert b"HTTP" not in all_of(one)
+        with connect(port, CHUNKED.replace(b"/", b"/slow", 1)) as one:
+            assert app.asked.wait(LIMIT_S)
+            one.sendall(b"zz\r\n")  # while it is being answered
+            assert all_of(one).startswith(b"HTTP/1.1 400 Bad Request")
+            app.go_on.set()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_that_nobody_reads_is_drained_a_little_and_the_connection_closed() -> None:
+    with running(Application()) as (_, port):
+        with connect(port, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello") as one:  # came whole
+            assert b"connection: close" not in heard(one).lower()
+        with connect(port, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n") as one:
+            assert b"connection: close" in heard(one).lower()
+            num_sent = 0
+            with suppress(ConnectionError):
+                while num_sent < 10**9:
+                    num_sent += one.send(bytes(2**16))
+            assert num_sent < 10**8  # what the sockets hold, and what is drained
 
 
 def is_said(server: Server) -> bool:

@@ -5,8 +5,7 @@ import torch
 
 from vramfit.loader import budget
 from vramfit.loader.budget import free_bytes, tensor_bytes
-from vramfit.loader.load import load
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load, make_request
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 from vramfit.techniques import offloading

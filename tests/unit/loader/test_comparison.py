@@ -15,8 +15,7 @@ from vramfit.loader.comparison import (
     outputs_of,
     sample_inputs,
 )
-from vramfit.loader.load import load
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load, make_request
 
 
 def test_equal_outputs_agree_completely() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertForSequenceC
 
 import vramfit
 from vramfit.errors import CheckpointError, MissingExtra, NoPlanFits, WorkloadError
-from vramfit.loader import origin
 from vramfit.loader.load import load
 from vramfit.techniques import offloading
 from vramfit.units import format_bytes
@@ -46,13 +46,14 @@ def test_the_time_of_a_load_leaves_imports_out(folder: Path, monkeypatch: pytest
     """To resolve a model is what imports the code of its class: seconds, the first time in a process."""
     write(folder)
     clock = [0.0]
-    resolve = origin.resolve
+    module = import_module("vramfit.models.resolve")
+    resolve = module.resolve
 
     def slow(*arguments: Any, **keywords: Any) -> Any:
         clock[0] += 100.0
         return resolve(*arguments, **keywords)
 
-    monkeypatch.setattr(origin, "resolve", slow)
+    monkeypatch.setattr(module, "resolve", slow)
     monkeypatch.setattr("vramfit.loader.load.time.perf_counter", lambda: clock[0])
     _, report = load(folder, device="cpu")
     assert clock[0] == 100.0
@@ -464,7 +465,7 @@ def test_weights_that_stay_mapped_need_no_memory_of_the_host(folder: Path, monke
 def test_a_host_that_runs_out_on_the_way_is_one_clear_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    from vramfit.loader.transfer import CheckpointTensors, ToHost
+    from vramfit.loader.filling import CheckpointTensors, ToHost
 
     def fail(*_: object) -> None:
         raise error
@@ -479,7 +480,7 @@ def test_a_host_that_runs_out_on_the_way_is_one_clear_line(
 
 
 def test_other_errors_on_the_way_stay_what_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramfit.loader.transfer import ToHost
+    from vramfit.loader.filling import ToHost
 
     def fail(*_: object) -> None:
         raise RuntimeError("something else")
@@ -506,3 +507,9 @@ def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
 def test_a_keyword_that_is_no_loads_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(WorkloadError, match=f"unknown keyword '{name}'.*{nearest}"):
         vramfit.load("bert-tiny", device="cpu", random_weights=True, **{name: "x"})
+
+
+@pytest.mark.parametrize("model", [None, 5])
+def test_what_is_no_model_is_named_by_its_type(model: object) -> None:
+    with pytest.raises(WorkloadError, match=f"not {type(model).__name__}"):
+        load(model, device="cpu")

@@ -22,6 +22,7 @@ def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("12\n512\n80\n")
     assert lengths_of(file).values == lengths_of([12, 512, 80]).values == (12, 512, 80)
+    assert lengths_of(torch.tensor([12, 512, 80])).values == (12, 512, 80)  # as attention_mask.sum(1) gives them
     summary = lengths_of(file).cut(100).summary()
     assert (summary.longest, summary.median, summary.num_truncated, summary.num_samples) == (100, 80, 1, 3)
     assert summary.source == str(file)

@@ -107,7 +107,7 @@ def measure_verb(monkeypatch: pytest.MonkeyPatch, measurement: Measurement, *arg
         asked.append({"workload": workload, **given})
         return replace(measurement, workload=workload)
 
-    monkeypatch.setattr("vramfit.devices.driver.has_driver", lambda: True)
+    monkeypatch.setattr("vramfit.devices.probe.has_driver", lambda: True)
     monkeypatch.setattr("vramfit.runtime.measurement.measure", measure)
     monkeypatch.setattr("vramfit.estimator.target.version", lambda name: "2.11.0")
     done = CliRunner().invoke(make_app(), [*ARGUMENTS, *arguments])

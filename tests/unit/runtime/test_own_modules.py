@@ -159,6 +159,15 @@ def test_a_mean_over_labels_is_weighted_by_labels() -> None:
     assert is_as_whole(Tokens(GIVEN["a loss"]), batch, lambda m: m(**batch))
 
 
+@pytest.mark.parametrize("given", ["a loss", "a dict"])
+def test_a_sum_over_samples_stays_a_sum(given: str) -> None:
+    def total(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    batch = batch_of_ids()
+    assert is_as_whole(Own(GIVEN[given], total), batch, lambda m: total(m.logits(batch["input_ids"]), batch["labels"]))
+
+
 def test_a_mean_over_samples_needs_no_token_ids_and_no_labels() -> None:
     generator = torch.Generator().manual_seed(2)
     batch = {"x": torch.randn(NUM_SAMPLES, 5, generator=generator), "y": torch.randn(NUM_SAMPLES, generator=generator)}

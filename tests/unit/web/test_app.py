@@ -1,5 +1,6 @@
 """The API of `vramfit web`: exact figures, and a sentence for everything it does not answer."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import vramfit
 from vramfit.records.estimate import Estimate
 from vramfit.settings import PLANNED
 from vramfit.web import answers
+from vramfit.web import server as server_module
 from vramfit.web.app import create_app
+from vramfit.web.guard import MAX_PARAMETERS
 from vramfit.web.queries import EstimateQuery
 from vramfit.workload import CHOICES
 
@@ -225,3 +228,29 @@ def test_the_schema_has_every_answer_and_problem() -> None:
     for path in ("/api/estimate", "/api/max-batch", "/api/plan"):
         refusal = schema["paths"][path]["get"]["responses"]["422"]["content"]["application/json"]["schema"]
         assert refusal["$ref"].endswith("/Problem")
+
+
+def test_more_parameters_than_anybody_has_use_for_are_refused_unread(client: TestClient) -> None:
+    for number, status in ((MAX_PARAMETERS + 1, 400), (5000, 400), (MAX_PARAMETERS, 422)):
+        query = "&".join(f"p{i}=1" for i in range(number))
+        response = client.get(f"/api/estimate?{query}")
+        problem = answers.Problem.model_validate_json(response.text)
+        assert response.status_code == status
+        assert (f"{number:,} parameters" in problem.error) == (status == 400)
+
+
+def test_pages_that_keep_connections_open_may_ask_once_more_when_the_server_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Recorded:
+        def __init__(self, app: Any, **options: Any) -> None:
+            made.append(options)
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            sockets[0].close()
+
+    monkeypatch.setattr(server_module, "Server", Recorded)
+    server_module.serve(port=0)
+    assert made[0]["last_calls_s"] > 0  # in which answers say `Connection: close`

@@ -1,25 +1,32 @@
-"""`main`: a training job from beginning to end: read, train, leave the model, or leave the reason."""
+"""`main`: a training job from beginning to end: read, train, leave the model, or leave the reason.
+
+With several GPUs or hosts it starts torchrun, and watches over that.
+"""
 
 import math
 import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import NoPlanFits, RecoveryExhausted, UnknownGPU, VramfitError
-from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
-from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
-from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command
+from vramfit.integrations.sagemaker.job import Job, make_request, output_folder, read_arguments, read_job
 from vramfit.records.plan import InstanceFit
 from vramfit.report.run import metrics_in_words
 from vramfit.runtime.training import events
-from vramfit.runtime.training.events import Interrupted, stop_request
-from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.runtime.training.events import Interrupted, Terminated, stop_request
+from vramfit.runtime.training.request import DEFAULT_BATCH, OPTIONS, TrainRequest
+from vramfit.settings.values import Switch
 from vramfit.units import counted, format_bytes
 
 MAX_CHARACTERS = 1024
@@ -27,7 +34,7 @@ MAX_CHARACTERS = 1024
 
 
 def reason_of(error: BaseException, job: Job | None, request: TrainRequest | None) -> str:
-    """The sentence."""
+    """Why a job failed, in one line that SageMaker shows."""
     if not isinstance(error, VramfitError):
         return _one_line(f"unexpected {type(error).__name__}: {error} (a bug in vramfit; the log has the traceback)")
     hint = error.hint
@@ -130,6 +137,94 @@ class MetricLines:
         print(text, file=self._file, flush=True)
 
 
+PORT = 29_500
+WHAT, HINT = "Error: ", "  → "
+"""How `vramfit train` says what went wrong, and what to do."""
+DOES_NOT_FIT = re.compile(rf"exitcode\s*:\s*{NoPlanFits.exit_code}\b")
+"""How torchrun tells the exit code of a process."""
+
+
+def needs_torchrun(job: Job, request: TrainRequest, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is more than one GPU to run on, and nobody has started a process for each."""
+    return request.device is None and max(job.num_gpus, 1) * len(job.hosts) > 1 and "RANK" not in env
+
+
+def torchrun_command(job: Job, request: TrainRequest) -> list[str]:
+    """What runs on every host: a process for each GPU, all of them together."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={max(job.num_gpus, 1)}"]
+    if len(job.hosts) > 1:
+        command += [
+            f"--nnodes={len(job.hosts)}",
+            f"--node-rank={job.hosts.index(job.current_host)}",
+            f"--master-addr={job.hosts[0]}",
+            f"--master-port={PORT}",
+        ]
+    else:
+        command.append("--standalone")
+    return [*command, "-m", "vramfit", "train", *train_arguments(request)]
+
+
+def train_arguments(request: TrainRequest) -> list[str]:
+    """The arguments with which `vramfit train` is asked for the same."""
+    made = [request.data]
+    for field in fields(TrainRequest):
+        value: Any = getattr(request, field.name)
+        option = OPTIONS[field.name]
+        name = f"--{(option.option or field.name).replace('_', '-')}"
+        if field.name == "max_grad_norm" and value is None:
+            made += [name, "0"]
+        elif field.name == "data" or value is None or value == field.default or value == ():
+            continue
+        elif isinstance(option.value, Switch):
+            is_there = option.default is not True if value else option.default is True or option.is_planned
+            made += [name if value else f"--no-{name[2:]}"] if is_there else []
+        else:
+            made += [name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return made
+
+
+def run_command(command: list[str]) -> None:
+    """Run to the end; SIGTERM is passed on, and what the processes said last is the error.
+
+    Raises:
+        Terminated: SIGTERM came, and they have ended.
+        VramfitError: they failed.
+    """
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said: list[str] = []
+    reader = threading.Thread(target=_repeat, args=(process, said), daemon=True)
+    reader.start()
+    came: list[int] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        came.append(number)
+        process.send_signal(number)
+
+    usual: Any = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    reader.join(5)
+    if came:
+        raise Terminated("Terminated; the newest checkpoint is where the next job goes on")
+    if code:
+        what = next((line for line in said if line.startswith(WHAT)), f"torchrun ended with {code}")
+        hint = next((line for line in said if line.startswith(HINT)), None)
+        kind = NoPlanFits if any(DOES_NOT_FIT.search(line) for line in said) else VramfitError
+        raise kind(what.removeprefix(WHAT), hint=hint.removeprefix(HINT) if hint else None)
+
+
+def _repeat(process: "subprocess.Popen[str]", said: list[str]) -> None:
+    """Pass errors on as they come, and keep what may explain them."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        if line.startswith((WHAT, HINT)) or DOES_NOT_FIT.search(line):
+            said.append(line.rstrip("\n"))
+
+
 STOPPED = (130, 143)
 """Exit codes after Ctrl-C and SIGTERM."""
 NOT_THE_MODEL = ("checkpoints",)
@@ -148,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: `--name value`; None takes the command line's.
     """
-    attempt = _Attempt(list(sys.argv[1:] if arguments is None else arguments))
-    code, reason = attempt.run()
+    code, reason = _run(list(sys.argv[1:] if arguments is None else arguments))
     sys.stdout.flush()
     if _TOOLKIT not in sys.modules:
         sys.exit(code)
@@ -160,55 +254,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise sys.modules[f"{_TOOLKIT.partition('.')[0]}.errors"].ClientError(reason)
 
 
-class _Attempt:
-    """One run of a job, and what is known of it when it fails."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self._job: Job | None = None
-        self._request: TrainRequest | None = None
-
-    def run(self) -> tuple[int, str]:
-        """Exit code and, where it is not 0, the reason."""
-        try:
-            self._run()
-        except Interrupted as stopped:
-            print(f"{stopped}.", flush=True)
-            return stopped.exit_code, str(stopped)
-        except VramfitError as error:
-            return error.exit_code, self._fail(error)
-        except Exception as error:
-            traceback.print_exc()
-            return 1, self._fail(error)
+def _run(arguments: list[str]) -> tuple[int, str]:
+    """Exit code and, where it is not 0, the reason, which is left where SageMaker looks for it."""
+    job, request = None, None
+    try:
+        job = read_job(read_arguments(arguments) if arguments else None)
+        request = make_request(job)
+        _train(job, request)
         return 0, ""
-
-    def _run(self) -> None:
-        self._job = read_job(read_arguments(self._arguments) if self._arguments else None)
-        job, request = self._job, make_request(self._job)
-        self._request = request
-        _make_folder(job.checkpoint_dir)
-        with stop_request(resumes=True) as stop:
-            from vramfit.runtime.training.train import train
-
-            stop.check()
-        if needs_torchrun(job, request):
-            run_command(torchrun_command(job, request))
-        else:
-            train(request, on_event=MetricLines().show)
-        if job.current_host == job.hosts[0] and os.environ.get("RANK", "0") == "0":
-            leave_model(Path(request.output), job)
-
-    def _fail(self, error: BaseException) -> str:
-        from vramfit.integrations.sagemaker.entry import reason_of, write_failure
-
-        reason = reason_of(error, self._job, self._request)
+    except Interrupted as stopped:
+        print(f"{stopped}.", flush=True)
+        return stopped.exit_code, str(stopped)
+    except Exception as error:
+        if not isinstance(error, VramfitError):
+            traceback.print_exc()
+        reason = reason_of(error, job, request)
         print(f"Error: {reason}", file=sys.stderr, flush=True)
         write_failure(output_folder(), reason)
-        return reason
+        return getattr(error, "exit_code", 1), reason
+
+
+def _train(job: Job, request: TrainRequest) -> None:
+    _make_folder(job.checkpoint_dir)
+    with stop_request(resumes=True) as stop:
+        from vramfit.runtime.training.train import train
+
+        stop.check()
+    if needs_torchrun(job, request):
+        run_command(torchrun_command(job, request))
+    else:
+        train(request, on_event=MetricLines().show)
+    if job.current_host == job.hosts[0] and os.environ.get("RANK", "0") == "0":
+        leave_model(Path(request.output), job)
 
 
 def leave_model(output: Path, job: Job) -> None:
-    """Put the saved model where SageMaker packs it, and the records of the run beside other output."""
+    """Put the saved model where SageMaker packs it, and the records of the run into the folder for other output."""
     for folder in (job.model_dir, job.output_data_dir):
         _make_folder(folder)
     for path in sorted(output.iterdir()):

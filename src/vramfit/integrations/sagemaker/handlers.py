@@ -11,22 +11,18 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import VramfitError, WorkloadError
+from vramfit.integrations.sagemaker.job import read_arguments, read_value
+from vramfit.settings.values import Count, Text, Texts, Value
 
 if TYPE_CHECKING:
     from vramfit.serve.engine import Engine
 
 JSON = "application/json"
-OPTIONS = {
-    "--memory": "memory",
-    "--task": "task",
-    "--precision": "precision",
-    "--quantize": "quantize",
-    "--offload": "offload",
-    "--gpu": "gpu",
-    "--device": "devices",
-    "--seq": "seq",
-    "--pooling": "pooling",
-    "--max-tokens": "max_tokens",
+OPTIONS: dict[str, Value] = {
+    **{name: Text() for name in ("memory", "task", "precision", "quantize", "offload", "gpu", "pooling")},
+    "device": Texts(),
+    "seq": Count(),
+    "max-tokens": Count(),
 }
 """Of `vramfit serve`, those that a toolkit leaves to the model."""
 
@@ -85,15 +81,18 @@ def output_fn(prediction: Any, accept: str = JSON, context: Any = None) -> str:
 
 
 def _options(text: str) -> dict[str, Any]:
-    words = shlex.split(text)
-    names, values = words[::2], words[1::2]
-    problems = [f"VRAMFIT_SERVE: {name} is not one of {', '.join(OPTIONS)}" for name in names if name not in OPTIONS]
-    if len(names) != len(values):
-        problems.append(f"VRAMFIT_SERVE: {names[-1]} has no value")
-    whole = [(n, v) for n, v in zip(names, values, strict=False) if n in ("--seq", "--max-tokens") and not v.isdigit()]
-    problems += [f"VRAMFIT_SERVE: {name} {value!r} is not a whole number" for name, value in whole]
+    """Keywords of `ServeSettings`, read as hyperparameters are."""
+    made: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in read_arguments(shlex.split(text)).items():
+        where = f"VRAMFIT_SERVE: --{name}"
+        if name not in OPTIONS:
+            problems.append(f"{where} is not one of --{', --'.join(OPTIONS)}")
+        elif value == "true":
+            problems.append(f"{where} has no value")
+        else:
+            keyword = "devices" if name == "device" else name.replace("-", "_")
+            made[keyword] = read_value(where, value, OPTIONS[name], problems)
     if problems:
         raise WorkloadError(problems)
-    made: dict[str, Any] = {OPTIONS[name]: value for name, value in zip(names, values, strict=True)}
-    made |= {name: int(made[name]) for name in ("seq", "max_tokens") if name in made}
-    return made | ({"devices": tuple(made["devices"].split(","))} if "devices" in made else {})
+    return made

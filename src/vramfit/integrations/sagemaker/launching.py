@@ -2,77 +2,104 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
-from vramfit.integrations.sagemaker.hyperparameters import check_hyperparameters, given_settings
-from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN
+from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, check_hyperparameters, given_settings
 from vramfit.records.plan import InstanceFit
-from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.request import RunOption, TrainRequest
+from vramfit.settings.setting import record_of
+from vramfit.settings.values import Count, Number, Switch, Text
 from vramfit.tasks import DEFAULT
 
 CHECKPOINTS = "/opt/ml/checkpoints"
-JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 NEEDED = ("data", "output", "image", "role")
 """Without these nothing can be sent."""
 MAX_HOURS = 28 * 24
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchSettings:
-    """One training job, described.
+@dataclass(frozen=True, kw_only=True)
+class Matching(Text):
+    """A text of a form."""
+
+    pattern: str = ""
+    words: str = ""
+
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+    def wanted(self, value: Any) -> str:
+        return self.words
+
+
+_S3 = Matching(
+    pattern=r"s3://[a-z0-9.\-]{3,63}(/.*)?", words="an S3 address such as s3://bucket/folder", metavar="s3://…"
+)
+_ROLE = Matching(
+    pattern=r"arn:aws[a-z\-]*:iam::\d{12}:role/.+",
+    words="an ARN such as arn:aws:iam::123456789012:role/name",
+    metavar="ARN",
+)
+_NAME = Matching(
+    pattern=r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", words="letters, digits and hyphens, up to 63 of them", metavar="NAME"
+)
+_HOURS = Number(high=MAX_HOURS + 1e-9, words=f"a number up to {MAX_HOURS}")
+LAUNCH_OPTIONS: tuple[RunOption, ...] = (
+    RunOption("data", _S3, None, "S3 address of the training data.", "aws"),
+    RunOption("eval_data", _S3, None, "S3 address of what to evaluate on.", "aws"),
+    RunOption("weights", _S3, None, "S3 address of the model's folder; else fetched by its name.", "aws"),
+    RunOption("output", _S3, None, "S3 address for model and checkpoints.", "aws"),
+    RunOption("image", Text(metavar="URI"), None, "The container (see docs/sagemaker.md).", "aws"),
+    RunOption("role", _ROLE, None, "Role that the job runs as.", "aws"),
+    RunOption("region", Text(), None, "Where; else as AWS is configured.", "aws"),
+    RunOption("name", _NAME, None, "Of the job; else made of the time.", "aws"),
+    RunOption(
+        "instance", Text(metavar="ml.…"), None, "Take this one; else the smallest on which there is a plan.", "aws"
+    ),
+    RunOption("num_instances", Count(), 1, "How many of them.", "aws", option="instances"),
+    RunOption("spot", Switch(), False, "Spare capacity, that may be taken away and comes back.", "aws"),
+    RunOption("max_hours", _HOURS, 24, "The job is ended after so many.", "aws"),
+    RunOption("volume_gib", Count(), 50, "Disk of the instance in GiB.", "aws", option="volume"),
+    RunOption("task", Text(optional=False), DEFAULT, "The head.", "job"),
+    RunOption("batch", Count(), 32, "Samples an optimizer step sees.", "job"),
+    RunOption("seq", Count(), 128, "Tokens a sequence.", "job"),
+    RunOption(
+        "allow", Text(metavar="NAME,…"), None, "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "job"
+    ),
+)
+"""What a job is asked for besides its model and further hyperparameters."""
+_Options: Any = record_of(
+    [
+        ("model", str, ...),
+        *(
+            (o.keyword, o.value.annotation if o.default is not None else o.value.kind | None, o.default)
+            for o in LAUNCH_OPTIONS
+        ),
+        ("hyperparameters", Any, None),
+    ],
+    __name__,
+)
+
+
+class LaunchSettings(_Options):  # type: ignore[misc]
+    """One training job, described: a model, a field for each option, and further hyperparameters as text.
 
     Raises:
         WorkloadError: every problem at once.
     """
 
-    model: str
-    """A catalogue name, a hub id or a folder; what the plan is made for."""
-    data: str | None = None
-    """S3 address of the training data."""
-    eval_data: str | None = None
-    weights: str | None = None
-    """S3 address of a folder with the model; without it the job fetches `model` by its name."""
-    output: str | None = None
-    """S3 address for the model and the checkpoints."""
-    image: str | None = None
-    """The container, as a registry names it."""
-    role: str | None = None
-    """ARN of the role that the job runs as."""
-    name: str | None = None
-    task: str = DEFAULT
-    batch: int = 32
-    seq: int = 128
-    hyperparameters: Mapping[str, str] = field(default_factory=dict)
-    """Further ones, as the entry point takes them."""
-    instance: str | None = None
-    """None takes the smallest on which there is a plan."""
-    num_instances: int = 1
-    spot: bool = False
-    max_hours: float = 24
-    volume_gib: int = 50
+    __slots__ = ()
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} {value!r} is not an S3 address such as s3://bucket/folder"
-            for name in ("data", "eval_data", "weights", "output")
-            if (value := getattr(self, name)) is not None and not re.fullmatch(r"s3://[a-z0-9.\-]{3,63}(/.*)?", value)
-        ]
-        if self.name is not None and not JOB_NAME.fullmatch(self.name):
-            problems.append(f"name {self.name!r} is not letters, digits and hyphens, up to 63 of them")
-        if self.role is not None and not re.fullmatch(r"arn:aws[a-z\-]*:iam::\d{12}:role/.+", self.role):
-            problems.append(f"role {self.role!r} is not an ARN such as arn:aws:iam::123456789012:role/name")
-        if not 0 < self.max_hours <= MAX_HOURS:
-            problems.append(f"max_hours {self.max_hours!r} is not a number up to {MAX_HOURS}")
-        problems += [
-            f"{name} {getattr(self, name)!r} is not a whole number from 1"
-            for name in ("num_instances", "volume_gib")
-            if getattr(self, name) < 1
-        ]
+        problems = []
+        for option in LAUNCH_OPTIONS:
+            value = option.value.normal(getattr(self, option.keyword))
+            object.__setattr__(self, option.keyword, value)
+            problems += [] if value is None else option.value.problems(option.keyword, value)
         problems += check_hyperparameters(self._hyperparameters())
         if problems:
             raise WorkloadError(problems)
@@ -92,7 +119,9 @@ class LaunchSettings:
         own = {"task": self.task, "batch": str(self.batch), "seq": str(self.seq)}
         if self.weights is None:
             own["model"] = self.model
-        return {**own, **self.hyperparameters}
+        if self.allow is not None:
+            own["allow"] = self.allow
+        return {**own, **(self.hyperparameters or {})}
 
     def request(self, instance: str) -> dict[str, Any]:
         """What `create_training_job` is called with; what is missing is left out.

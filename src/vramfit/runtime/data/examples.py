@@ -15,6 +15,7 @@ from vramfit.units import counted
 
 NUM_SHOWN = 5
 """Bad rows that a message shows."""
+PLAIN_TEXT = "plain text is a text a line, without labels: give a .csv or .jsonl file that has both, as text and label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,8 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
     """The error for a column that is not there; of the candidates, the one that was meant is named."""
     nearest = nearest_names(name, candidates, 1, least=NEAR)
     hint = f"did you mean {nearest[0]!r}?" if nearest else "name one of them"
+    if table.is_plain_text and source.needs_labels and source.kind.reads_labels:
+        hint = source.kind.files or PLAIN_TEXT
     return DataError(
         f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
         file=source.name,
@@ -196,7 +199,9 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
 def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: str, naming: str) -> DataError:
     """The error for columns whose names say nothing; `naming` is the option that does."""
     hint, files = naming, source.kind.files
-    if source.needs_labels and files:
+    if table.is_plain_text:
+        hint = files or PLAIN_TEXT
+    elif source.needs_labels and files:
         hint = f"{files}; or {naming}"
     elif source.path.endswith((".csv", ".tsv")) and not table.by_position:
         hint += "; in a file without a header, count from 1: --text-column 2 --label-column 1"

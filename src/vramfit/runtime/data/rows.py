@@ -167,6 +167,8 @@ class Table:
     """Whether the columns are numbers because the file has no header."""
     guess: Guess | None = None
     """Which columns these are, where the file has no header and its values tell."""
+    is_plain_text: bool = False
+    """Whether it is a text a line: there is no other column to name."""
 
 
 @contextmanager
@@ -214,8 +216,8 @@ def read_separated(lines: Lines, source: DataSource) -> Table:
 def guess_columns(records: Sequence[Sequence[str]]) -> Guess | None:
     """Text and label of the first rows of a file, its first line among them; None where that line may be a header.
 
-    A column is of labels where the first line's value comes again below it and there are few others; the text is the
-    other one, where it is not of that kind too.
+    A column is of labels where there are few values and the first line's is one of them: it comes again, or all are
+    numbers, which no header is. The text is the other column, where it is not of that kind too.
 
     >>> guess_columns([["a good film", "1"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
     Guess(text='1', label='2')
@@ -242,7 +244,8 @@ def _names_of_columns() -> set[str]:
 
 def _are_labels(values: Sequence[str]) -> bool:
     different = len(set(values))
-    return values[0] in values[1:] and different <= min(MAX_LABELS, len(values) // 2)
+    is_no_header = values[0] in values[1:] or all(value.removeprefix("-").isdecimal() for value in values)
+    return is_no_header and different <= min(MAX_LABELS, len(values) // 2)
 
 
 def _num_fields(line: str, delimiter: str) -> int:
@@ -316,7 +319,7 @@ def read_text(lines: Iterable[str], numbered: Lines, *, blank_is_a_row: bool) ->
             elif blank_is_a_row or line.strip():
                 yield Row(number, {"text": line.rstrip("\r\n")})
 
-    return Table(("text",), rows())
+    return Table(("text",), rows(), is_plain_text=True)
 
 
 def read_conll(lines: Iterable[str], numbered: Lines, *, needs_tags: bool) -> Table:

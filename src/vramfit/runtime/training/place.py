@@ -7,7 +7,7 @@ import torch
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import WorkloadError
-from vramfit.loader.request import find_device
+from vramfit.loader.load import find_device
 from vramfit.units import parse_bytes
 
 

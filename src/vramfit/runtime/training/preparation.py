@@ -9,8 +9,7 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
-from vramfit.loader.load import load_request
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
 from vramfit.models.resolve import ResolvedModel, resolve

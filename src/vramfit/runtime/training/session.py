@@ -11,8 +11,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
-from vramfit.loader.load import load_request
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load_request, make_request
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.samples import BatchOrder
 from vramfit.runtime.distributed.company import Company

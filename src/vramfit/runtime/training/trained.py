@@ -9,9 +9,8 @@ from typing import Any
 from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
-from vramfit.loader.load import load_request
-from vramfit.loader.origin import find_model, find_origin
-from vramfit.loader.request import make_request
+from vramfit.loader.load import load_request, make_request
+from vramfit.loader.making import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import supported_attention, supported_tasks
@@ -83,7 +82,7 @@ class TrainedModel:
         if self.names_head:
             return
         request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
-        inspection = find_origin(request, find_model(request)).inspection
+        inspection = find_origin(request, request.resolve()).inspection
         refuse_fresh(self.model, self.task, inspection.fresh if inspection is not None else (), hint=FINE_TUNE)
 
     def read(self, source: DataSource) -> Samples:

@@ -11,9 +11,8 @@ import pytest
 from tests.unit.integrations.sagemaker.job_folders import write_job
 
 from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
-from vramfit.integrations.sagemaker.hyperparameters import make_request, read_arguments
-from vramfit.integrations.sagemaker.job import Job, output_folder, read_job
-from vramfit.integrations.sagemaker.launcher import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.entry import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.job import Job, make_request, output_folder, read_arguments, read_job
 from vramfit.runtime.training.events import Terminated
 from vramfit.units import GIB
 
@@ -171,19 +170,19 @@ def test_torchrun_is_told_hosts_and_gpus(tmp_path: Path) -> None:
     assert not needs_torchrun(alone, make_request(alone), {})
 
 
-def test_the_command_line_asks_for_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "switches",
+    [{"allow": "freeze,lora", "freeze": "embeddings,2"}, {"exact": "1"}, {"compile": "True"}, {"compile": "false"}],
+)
+def test_the_command_line_asks_for_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switches: dict[str, str]
+) -> None:
     from typer.testing import CliRunner
 
     from vramfit.cli.main import make_app
     from vramfit.runtime.training import train as training
 
-    given = {
-        "allow": "freeze,lora",
-        "freeze": "embeddings,2",
-        "text-column": "text",
-        "max_grad_norm": "2",
-        "lr": "1e-4",
-    }
+    given = {**switches, "text-column": "text", "max_grad_norm": "2", "lr": "1e-4"}
     request = changed(tmp_path, given | {"skip-bad-rows": "1", "epochs": "1.5", "memory": "2GiB", "seed": "4"})
     asked: list[Any] = []
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
-from vramfit.integrations.sagemaker.hyperparameters import make_request
-from vramfit.integrations.sagemaker.job import read_job
+from vramfit.integrations.sagemaker.job import make_request, read_job
 from vramfit.integrations.sagemaker.launching import LaunchSettings, choose_instance, submit
 from vramfit.records.plan import InstanceFit
 

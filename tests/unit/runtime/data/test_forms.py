@@ -59,6 +59,23 @@ def test_a_file_without_a_header_is_understood_where_its_values_tell(
     assert "label" not in predicted.notes[0]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_column_of_few_numbers_is_of_labels_though_the_first_comes_once(
+    write: Any, read: Any, order: tuple[int, int]
+) -> None:
+    rows = [("a good film", "5"), *((f"a bad film {'very ' * n}", str(n % 2)) for n in range(5))]
+    samples = read(write("a.csv", "".join(",".join(row[place] for place in order) + "\n" for row in rows)))
+    assert [r["label"] for r in samples.references] == [label for _, label in rows]
+
+
+@pytest.mark.parametrize("wanted", [{}, {"label_column": "stars"}])
+def test_plain_text_has_no_column_of_labels_to_name(write: Any, read: Any, wanted: dict[str, str]) -> None:
+    with pytest.raises(DataError) as caught:
+        read(write("a.txt", "a good film\na bad film\n"), **wanted)
+    assert "--label-column" not in str(caught.value.hint)
+    assert ".csv or .jsonl file that has both" in str(caught.value.hint)
+
+
 def test_columns_that_are_named_come_before_what_values_tell(write: Any, read: Any) -> None:
     path = write("a.csv", "".join(f"{text},{label}\n" for text, label in HEADLESS))
     assert texts(read(path, text_columns=("2",), label_column="1")) == [label for _, label in HEADLESS]
