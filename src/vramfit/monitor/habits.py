@@ -150,7 +150,7 @@ class Look:
     """Whether that memory is the host's, where tensors that are kept belong."""
 
 
-class Piles:
+class GrowingContainers:
     """Containers of the user's code into which tensors go, round after round, and sums with their graphs."""
 
     def __init__(self) -> None:

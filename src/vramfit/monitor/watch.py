@@ -14,7 +14,11 @@ from weakref import WeakSet, ref
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.monitor.failure import (
+from vramfit.monitor.ledger import Ledger, categories, python_tensors
+from vramfit.monitor.noticing import Noticing
+from vramfit.monitor.outlets import Outlet
+from vramfit.monitor.phases import Phases
+from vramfit.monitor.places import (
     JobSeen,
     first_line,
     frames_of,
@@ -23,14 +27,9 @@ from vramfit.monitor.failure import (
     requested_bytes,
     see_job,
     source_of,
+    user_line,
 )
-from vramfit.monitor.ledger import Ledger, categories, python_tensors
-from vramfit.monitor.noticing import Noticing
-from vramfit.monitor.outlets import Outlet
-from vramfit.monitor.phases import Phases
-from vramfit.monitor.places import user_line
-from vramfit.monitor.sources import MemorySource, Reading, held_bytes
-from vramfit.monitor.tally import Tally
+from vramfit.monitor.sources import MemorySource, PhasePeaks, Reading, held_bytes
 from vramfit.records.watch import LiveTensors, MemoryFinding, MemorySample, OutOfMemoryReport, WatchPhase, WatchRecord
 
 MAX_GROUPS = 200
@@ -79,7 +78,7 @@ class Watch(ContextDecorator):
         self._advise = advise
         self._show_findings = show_findings
         self._stream = stream
-        self._tally = Tally()
+        self._peaks = PhasePeaks()
         self._phases = Phases(self, self._guarded)
         self._ledger = Ledger(self._owns, lambda: self._phases.current, self._failed) if detailed else None
         self._models: WeakSet[torch.nn.Module] = WeakSet()
@@ -142,8 +141,8 @@ class Watch(ContextDecorator):
     @property
     def record(self) -> WatchRecord:
         """What was seen so far."""
-        began, last = self._began or Reading(), self._tally.last
-        last_sample = self._tally.samples[-1].time_s if self._tally.samples else 0.0
+        began, last = self._began or Reading(), self._peaks.last
+        last_sample = self._peaks.samples[-1].time_s if self._peaks.samples else 0.0
         return WatchRecord(
             device=self._source.name,
             detailed=self.detailed,
@@ -151,14 +150,14 @@ class Watch(ContextDecorator):
             num_steps=self._phases.step,
             num_forwards=self._phases.num_forwards,
             capacity_bytes=self._source.capacity_bytes,
-            phases=self._tally.phases(),
-            peak_requested_bytes=self._tally.peak("requested_bytes"),
-            peak_allocated_bytes=self._tally.peak("allocated_bytes"),
-            peak_reserved_bytes=self._tally.peak("reserved_bytes"),
-            peak_process_bytes=self._tally.peak_process_bytes,
+            phases=self._peaks.phases(),
+            peak_requested_bytes=self._peaks.peak("requested_bytes"),
+            peak_allocated_bytes=self._peaks.peak("allocated_bytes"),
+            peak_reserved_bytes=self._peaks.peak("reserved_bytes"),
+            peak_process_bytes=self._peaks.peak_process_bytes,
             num_retries=max(last.num_retries - began.num_retries, 0),
             num_ooms=max(last.num_ooms - began.num_ooms, 0),
-            samples=tuple(self._tally.samples),
+            samples=tuple(self._peaks.samples),
             findings=self.findings,
             largest=self._largest,
             out_of_memory=tuple(self._reports),
@@ -168,7 +167,7 @@ class Watch(ContextDecorator):
     @property
     def findings(self) -> tuple[MemoryFinding, ...]:
         """Habits that cost memory, the dearest first."""
-        return self._noticing.findings(sized=held_bytes(self._tally.last) is not None)
+        return self._noticing.findings(sized=held_bytes(self._peaks.last) is not None)
 
     def sample(self) -> MemorySample:
         """Memory now."""
@@ -221,7 +220,7 @@ class Watch(ContextDecorator):
             self._device = self._source.name
             self._ledger.keep_only("cuda" if self._device.startswith("cuda") else "cpu")
         reading = self._read()
-        self._tally.leave(old, reading)
+        self._peaks.leave(old, reading)
         self._keep_largest(reading)
         self._restart(reading)
 
@@ -230,7 +229,7 @@ class Watch(ContextDecorator):
         self._model, self._job = ref(model), see_job(inputs)
         if self._ledger is not None:
             self._ledger.know(model)
-        held, frame = held_bytes(self._tally.last), sys._getframe(1)
+        held, frame = held_bytes(self._peaks.last), sys._getframe(1)
         self._noticing.forward(model, inputs, self._phases.num_forwards, held, user_line(frame))
         if not model.training and self._noticing.next_round(frame, evaluating=True, held=held):
             self._announce()
@@ -238,7 +237,7 @@ class Watch(ContextDecorator):
     def on_output(self, model: torch.nn.Module, output: Any) -> None:
         if self._noticing.wants_output(model, self._phases.num_forwards):  # a reading costs time
             reading = self._read()
-            self._tally.see(self._phases.current, reading)
+            self._peaks.see(self._phases.current, reading)
             self._noticing.output(output, held_bytes(reading))
 
     def on_backward(self, forward_number: int) -> None:
@@ -246,7 +245,7 @@ class Watch(ContextDecorator):
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
-        if self._noticing.next_round(sys._getframe(1), evaluating=False, held=held_bytes(self._tally.last)):
+        if self._noticing.next_round(sys._getframe(1), evaluating=False, held=held_bytes(self._peaks.last)):
             self._announce()
 
     # the rest is ours
@@ -261,7 +260,7 @@ class Watch(ContextDecorator):
                 self._notes.append(note)
 
     def _now(self) -> float:
-        return time.perf_counter() - self._tally.began_at
+        return time.perf_counter() - self._peaks.began_at
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         return self._source.owns(tensor)
@@ -285,7 +284,7 @@ class Watch(ContextDecorator):
                 peak_allocated_bytes=reading.allocated_bytes,
                 peak_reserved_bytes=reading.reserved_bytes,
             )
-        self._tally.enter(reading)
+        self._peaks.enter(reading)
 
     def _categories(self) -> dict[int, str]:
         return categories(list(self._models), list(self._optimizers))
@@ -315,7 +314,7 @@ class Watch(ContextDecorator):
 
     def _take_sample(self) -> None:
         sample = self.sample()
-        self._tally.sample(sample, self._source.name)
+        self._peaks.sample(sample, self._source.name)
         if not self._outlets and self._on_sample is None:
             return
         record = self.record
@@ -327,7 +326,7 @@ class Watch(ContextDecorator):
     def _finish(self, frame: FrameType) -> None:
         """The last reading, the last look."""
         reading = self._read()
-        self._tally.leave(self._phases.current, reading)
+        self._peaks.leave(self._phases.current, reading)
         self._keep_largest(reading)
         self._take_sample()
         self._noticing.finish(frame, self._phases.num_forwards, held_bytes(reading))

@@ -13,8 +13,8 @@ import torch
 
 from vramfit.emulator.gpu import EmulatedGPU, active_gpu
 from vramfit.errors import VramfitError, WorkloadError
-from vramfit.monitor.failure import JobSeen
 from vramfit.monitor.outlets import JsonLines, Outlet, Prometheus
+from vramfit.monitor.places import JobSeen
 from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
 from vramfit.monitor.watch import Watch
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord

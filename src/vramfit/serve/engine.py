@@ -57,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.place = loaded.place
+        self.run_device = loaded.run_device
         self.budget_bytes = loaded.budget_bytes
         self.task, self._kind = loaded.trained.task, loaded.trained.kind
         self.max_length = loaded.trained.max_length

@@ -70,7 +70,7 @@ def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
     except VramfitError as error:
         pipe.send(Failed(str(error), error.hint, error.exit_code))
         return
-    ready = Ready(engine.task, engine.place.name, engine.max_length, engine.max_tokens, engine.budget_bytes)
+    ready = Ready(engine.task, engine.run_device.name, engine.max_length, engine.max_tokens, engine.budget_bytes)
     gc.collect()
     gc.freeze()  # what is there now stays: collecting after memory has run out need not look at it
     pipe.send(ready)
@@ -96,7 +96,7 @@ def _engine(settings: ServeSettings, number: int) -> Any:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.num_workers))
     engine = Engine(load_model(settings, number))
-    if engine.place.has_budget:
+    if engine.run_device.has_budget:
         engine.rehearse()
     return engine
 
@@ -122,5 +122,5 @@ def _figures(engine: Any) -> Figures:
         num_tokens=engine.num_tokens,
         num_recoveries=engine.num_recoveries,
         max_tokens=engine.max_tokens,
-        memory_bytes=engine.place.reserved_bytes or resident_bytes() or 0,
+        memory_bytes=engine.run_device.reserved_bytes or resident_bytes() or 0,
     )

@@ -8,7 +8,7 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.monitor.failure import first_line
+from vramfit.monitor.places import first_line
 from vramfit.records.plan import Alternative, Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchPhase
 from vramfit.runtime.watching import Present, watch

@@ -15,8 +15,9 @@ from vramfit.integrations.trainer import failure
 from vramfit.integrations.trainer.rows import put_together_once
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
 from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
+from vramfit.runtime.model_state import Failed
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
@@ -107,41 +108,45 @@ class FittedTrainer:
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """A step whose loss only the Trainer's class knows: never split, done again as it was."""
         attempts: list[str] = []
+        own_step = super().training_step  # type: ignore[misc]
+
+        def see(error: BaseException) -> None:
+            if len(attempts) == SAME_SIZE_RETRIES:
+                self.vramfit.report = failure.see(self, error)
+
         with state_kept(self, "training") as state:
             while len(attempts) <= SAME_SIZE_RETRIES:
-                try:
-                    loss = super().training_step(model, dict(inputs), num_items_in_batch)  # type: ignore[misc]
-                    state.settle()
+                loss = state.attempt(
+                    lambda: own_step(model, dict(inputs), num_items_in_batch),
+                    see=see,
+                    drop=lambda: self.model.zero_grad(set_to_none=True),
+                )
+                if not isinstance(loss, Failed):
+                    state.learn()
                     return loss
-                except BaseException as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    attempts.append(str(error).splitlines()[0])
-                    report = failure.see(self, error) if len(attempts) > SAME_SIZE_RETRIES else None
-                self.model.zero_grad(set_to_none=True)
-                free_memory()
-                state.put_back()
+                attempts.append(loss.message)
                 self.vramfit.num_recoveries += 1
-        raise failure.unsplit(self, attempts, report)
+        raise failure.unsplit(self, attempts, self.vramfit.report)
 
     def prediction_step(
         self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, Any, Any]:
         """An evaluation batch; in halves where memory runs out."""
+        own_step = super().prediction_step  # type: ignore[misc]
+
+        def see(error: BaseException) -> None:
+            if len(next(iter(samples_of(inputs).values()))) < 2:
+                self.vramfit.report = failure.see(self, error, "evaluation")
+
         with state_kept(self, "evaluation") as state:
-            try:
-                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc]
-            except BaseException as error:
-                if not is_out_of_memory(error):
-                    raise
-                batch = samples_of(inputs)
-                num_samples = len(next(iter(batch.values())))
-                if num_samples < 2:
-                    message, report = str(error).splitlines()[0], failure.see(self, error, "evaluation")
-            free_memory()
-            state.put_back()
-        if num_samples < 2:
-            raise failure.one_sample([message], report)
+            found = state.attempt(
+                lambda: own_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys), see=see
+            )
+        if not isinstance(found, Failed):
+            return found  # type: ignore[no-any-return]
+        batch = samples_of(inputs)
+        if len(next(iter(batch.values()))) < 2:
+            raise failure.one_sample([found.message], self.vramfit.report)
         self.vramfit.num_recoveries += 1
         return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)
 

@@ -7,7 +7,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.tasks import task_of_class
-from vramfit.runtime.state.model_state import untouched
+from vramfit.runtime.model_state import untouched
 from vramfit.step.own_loss import still
 from vramfit.step.plain import Batch
 from vramfit.tasks import find_task, task_names

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from vramfit.integrations.trainer.heads import MAX_DIFFERENCE
+from vramfit.runtime.model_state import untouched
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.state.model_state import untouched
 from vramfit.step.own_loss import still
 from vramfit.step.plain import each_tensor
 

@@ -13,7 +13,7 @@ from vramfit.integrations.trainer.packable import why_padded
 from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
 from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
-from vramfit.runtime.state.model_state import ModelState
+from vramfit.runtime.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.plain import Batch
 

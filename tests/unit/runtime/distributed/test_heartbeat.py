@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.runtime.distributed import heartbeat as module
-from vramfit.runtime.distributed.heartbeat import Heartbeat
+from vramfit.runtime.distributed import votes as module
+from vramfit.runtime.distributed.votes import Heartbeat
 
 BEAT_S, SILENCE_S = 0.01, 0.15
 

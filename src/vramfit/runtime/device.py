@@ -1,17 +1,22 @@
-"""`Place`: where a model runs: a GPU, the CPU, or an emulated GPU on the CPU; its memory is asked in one way."""
+"""`RunDevice`: the device a run uses: a GPU, the CPU, or an emulated GPU on the CPU; and the budget held on a GPU."""
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from vramfit.devices.catalogue import match_gpu
 from vramfit.emulator.gpu import EmulatedGPU
-from vramfit.errors import WorkloadError
+from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.loader.request import find_device
-from vramfit.units import parse_bytes
+from vramfit.units import format_bytes, parse_bytes
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-class Place:
+class RunDevice:
     """A device to run on.
 
     Args:
@@ -37,6 +42,17 @@ class Place:
         self._retries_before = self._count_retries()
         self.held_bytes = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
         """What this process held on the device before: no plan counts it."""
+        self.least_free_bytes: int | None = None
+        """What is free on the GPU that has least, where several processes share a run and have asked each other."""
+
+    @property
+    def gpu(self) -> str | None:
+        """The catalogue's name of the GPU; None where it is none, or not known."""
+        if self.device.type != "cuda":
+            return None
+        properties = torch.cuda.get_device_properties(self.device)
+        found = match_gpu(properties.name, properties.total_memory)
+        return found.name if found is not None else None
 
     @property
     def has_budget(self) -> bool:
@@ -82,3 +98,44 @@ class Place:
             return self.emulated.num_retries
         on_gpu = self.device.type == "cuda"
         return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if on_gpu else 0
+
+
+def use_expandable_segments(device: torch.device) -> bool:
+    """Let segments made from now on grow in place; not where the user has set the allocator up. Says whether it did."""
+    if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch moves it elsewhere; a user can do nothing about that
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    return True
+
+
+def enforce(memory: str | int, device: torch.device) -> int:
+    """Cap what PyTorch may reserve on a GPU from now on; gives the cap in bytes.
+
+    Elsewhere than on a GPU there is no such allocator, and nothing is done.
+
+    Raises:
+        WorkloadError: more than the GPU has.
+        BudgetExceeded: the process holds more already.
+    """
+    num_bytes = parse_bytes(memory, name="memory")
+    if device.type != "cuda":
+        return num_bytes
+    total = torch.cuda.get_device_properties(device).total_memory
+    if num_bytes > total:
+        raise WorkloadError([f"memory {format_bytes(num_bytes)} is more than the {format_bytes(total)} of {device}"])
+    if torch.cuda.memory_reserved(device) > num_bytes:
+        torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device)
+    if held > num_bytes:
+        raise BudgetExceeded(
+            f"this process holds {format_bytes(held)} of {device} already, the budget is {format_bytes(num_bytes)}",
+            predicted_bytes=num_bytes,
+            observed_bytes=held,
+            phase="load",
+            hint="free what was made before, or give a larger memory",
+        )
+    # the allocator takes a fraction of the total and rounds down
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (num_bytes + 0.5) / total), device)
+    return num_bytes
