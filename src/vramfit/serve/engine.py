@@ -8,8 +8,7 @@ from typing import Any
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.loading import Loaded
-from vramfit.serve.protocol import Asked, beginning, has_more, read_body, write_vector
-from vramfit.serve.request_queue import Refused, Reply, answer, problem
+from vramfit.serve.requests import Asked, Refused, Reply, answer, beginning, has_more, problem, read_body, write_vector
 from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.tasks.parts.reading import Encoded, texts_of
 

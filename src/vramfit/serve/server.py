@@ -9,11 +9,9 @@ from typing import Any
 
 from vramfit.listening.connections import most_connections
 from vramfit.listening.server import Server, listen, url_of
-from vramfit.serve.app import App
-from vramfit.serve.metrics import Metrics
-from vramfit.serve.pool import Pool
+from vramfit.serve.app import App, Metrics
+from vramfit.serve.pool import Pool, Ready
 from vramfit.serve.settings import STOP_S, ServeSettings
-from vramfit.serve.worker import Ready
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
@@ -57,7 +55,7 @@ def serve(
     on_listening()
     metrics = Metrics()
     max_waiting = min(settings.max_waiting, most_connections() // 2)  # /ping needs a connection, too
-    pool = Pool(replace(settings, max_waiting=max_waiting), metrics)
+    pool = Pool(replace(settings, max_waiting=max_waiting), metrics.restarts.inc)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         workers = pool.start()

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.runtime.trained import TrainedModel
 from vramfit.serve import engine as engine_module
-from vramfit.serve import protocol
+from vramfit.serve import requests
 from vramfit.tasks import find_task
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
@@ -155,7 +155,7 @@ def test_a_request_of_too_many_tokens_is_refused(heads: Heads, monkeypatch: pyte
     engine = engine_of(heads["features"])
     said = ask(engine, [TEXTS[2]] * 3, status=413)
     assert said["error"].startswith("144 tokens in 3 pieces")
-    assert protocol.MAX_REQUEST_TOKENS > 100
+    assert requests.MAX_REQUEST_TOKENS > 100
 
 
 def test_a_budget_without_room_for_one_text_says_what_would_help(heads: Heads) -> None:
@@ -215,15 +215,15 @@ def test_hardly_any_of_a_text_without_spaces_is_tokenized_however_long(
 ) -> None:
     engine = engine_of(heads["features"])
     seen: list[int] = []
-    usual = protocol._ids
+    usual = requests._ids
 
     def counted(text: str, tokenizer: Any) -> list[int]:
         seen.append(len(text))
         return usual(text, tokenizer)
 
-    monkeypatch.setattr(protocol, "_ids", counted)
+    monkeypatch.setattr(requests, "_ids", counted)
     told = ask(engine, ["anna", "a" * 8_000_000], status=413)
-    most = protocol.MOST_CHARACTERS_A_TOKEN * engine.max_length
+    most = requests.MOST_CHARACTERS_A_TOKEN * engine.max_length
     assert told["error"] == f"the first {most:,} of a text's 8,000,000 characters do not settle its 48 tokens"
     assert sum(seen) < 2 * most
     assert ask(engine, "anna")["embedding"]

@@ -8,19 +8,18 @@ import torch
 
 from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
-from vramfit.integrations.trainer.fitted import FittedTrainer, samples_of
-from vramfit.integrations.trainer.heads import (
+from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
+from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
+from vramfit.integrations.trainer.losses import (
     MAX_DIFFERENCE,
     bare_model,
     loss_pair,
     own_loss,
     summed_loss,
 )
-from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.packable import keeps_moves
+from vramfit.integrations.trainer.rows import keeps_moves
 from vramfit.integrations.trainer.settings import put_plan
-from vramfit.integrations.trainer.steppers import Fit
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan

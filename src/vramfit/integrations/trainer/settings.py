@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramfit.integrations.trainer.heads import bare_model
 from vramfit.integrations.trainer.job import Job, is_free
+from vramfit.integrations.trainer.losses import bare_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task
