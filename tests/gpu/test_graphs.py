@@ -121,7 +121,7 @@ def test_a_capture_that_cuda_makes_invalid_costs_no_step() -> None:
     stepper = make_stepper(changes=DROPS)
     hook = stepper.model.classifier.register_forward_pre_hook(look_at)
     stepper.step(make_batch(TASK))
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         stepper.step(make_batch(TASK))
     stepper.step(make_batch(TASK))  # dropout draws, as before
     assert (stepper.num_steps, stepper.num_recoveries) == (3, 0)

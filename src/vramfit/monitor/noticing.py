@@ -303,7 +303,7 @@ class Noticing:
                     self._leaks[leak.source] = phase, leak
 
     def findings(self, *, sized: bool) -> tuple[MemoryFinding, ...]:
-        """All that was found, the dearest first.
+        """All that was found, the largest first.
 
         Args:
             sized: whether there is an allocator that tells bytes.

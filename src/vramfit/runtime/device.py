@@ -11,6 +11,7 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.loader.request import find_device
+from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
 from vramfit.units import format_bytes, parse_bytes
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -39,8 +40,14 @@ class RunDevice:
         self.device = find_device("cpu" if self.name == "emulated" else self.name, "emulated")
         if self.device.type == "cuda":
             self.name = str(self.device)
-        self._retries_before = self._count_retries()
-        self.held_bytes = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        self._memory: MemorySource = HostMemory()
+        if self.emulated is not None:
+            self._memory = EmulatedMemory(self.emulated)
+        elif self.device.type == "cuda":
+            self._memory = CudaMemory(self.device.index)
+        now = self._memory.read()
+        self._retries_before = now.num_retries
+        self.held_bytes = 0 if self.emulated is not None else now.allocated_bytes or 0
         """What this process held on the device before: no plan counts it."""
         self.least_free_bytes: int | None = None
         """What is free on the GPU that has least, where several processes share a run and have asked each other."""
@@ -76,28 +83,55 @@ class RunDevice:
     @property
     def reserved_bytes(self) -> int | None:
         """The reserved peak so far; None on the CPU."""
-        if self.emulated is not None:
-            return self.emulated.max_reserved_bytes
-        return torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else None
+        return self._memory.read().peak_reserved_bytes
 
     @property
     def allocated_bytes(self) -> int | None:
         """The allocated peak so far; None on the CPU."""
-        if self.emulated is not None:
-            return self.emulated.max_allocated_bytes
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return self._memory.read().peak_allocated_bytes
 
     @property
     def num_retries(self) -> int | None:
         """How often all that was cached was given back to make room since this was made; None on the CPU."""
-        return self._count_retries() - self._retries_before if self.has_budget else None
+        return self._memory.read().num_retries - self._retries_before if self.has_budget else None
 
-    def _count_retries(self) -> int:
-        """In this process so far."""
-        if self.emulated is not None:
-            return self.emulated.num_retries
-        on_gpu = self.device.type == "cuda"
-        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)) if on_gpu else 0
+
+class EmulatedMemory:
+    """The memory of an emulated GPU."""
+
+    name = "emulated"
+
+    def __init__(self, gpu: EmulatedGPU) -> None:
+        self.gpu = gpu
+        self.capacity_bytes: int | None = gpu.memory_bytes
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def read(self) -> Reading:
+        gpu = self.gpu
+        return Reading(
+            requested_bytes=gpu.requested_bytes,
+            allocated_bytes=gpu.allocated_bytes,
+            reserved_bytes=gpu.reserved_bytes,
+            peak_requested_bytes=gpu.max_requested_bytes,
+            peak_allocated_bytes=gpu.max_allocated_bytes,
+            peak_reserved_bytes=gpu.max_reserved_bytes,
+            num_retries=gpu.num_retries,
+            num_ooms=gpu.num_failures,
+        )
+
+    def restart_peaks(self) -> None:
+        self.gpu.reset_peaks()
+
+    def process_bytes(self) -> int | None:
+        return resident_bytes()
+
+    def budget_bytes(self) -> int | None:
+        return self.gpu.capacity_bytes
+
+    def note(self) -> str | None:
+        return "an emulated GPU: process memory is the host's"
 
 
 def use_expandable_segments(device: torch.device) -> bool:

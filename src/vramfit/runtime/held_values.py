@@ -170,7 +170,7 @@ class HeldEntries:
         kept = {
             name: value.put_back() if type(value) is HeldTensor else value
             for name, value in self._kept.items()
-            if name not in self._skipped
+            if name not in self._skipped and value is not OF_A_PASS
         }
         if not was_same:
             self._live.clear()
@@ -178,7 +178,7 @@ class HeldEntries:
         if not self.has_names:
             return
         for name, value in kept.items():
-            if value is not OF_A_PASS and self._live.get(name, ABSENT) is not value:
+            if self._live.get(name, ABSENT) is not value:
                 self._live[name] = value
         for name in [name for name in self._live if name not in self._kept and name not in self._skipped]:
             del self._live[name]
@@ -219,11 +219,11 @@ class HeldCount(HeldValue):
         if not super().has_moved():
             return False
         count = pickle.loads(self._kept)
+        what = f"a forward pass changes {self.path}, which has {count:,} items"
         raise WorkloadError(
-            [f"a forward pass changes {self.path}, which has {count:,} items: too many to be put back when memory "
-             "runs out"],
+            [f"{what}: too many to be put back when memory runs out"],
             hint=f"keep {self.path} outside of the model, or as a tensor in a buffer",
-        )  # fmt: skip
+        )
 
     def put_back(self) -> None:
         """Refuse one that has changed."""

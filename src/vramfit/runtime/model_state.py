@@ -264,8 +264,9 @@ class _Search:
     def keep(self) -> None:
         """Hold tensors and values as they are, and forget tensors that are gone."""
         self.tensors = {key: held for key, held in self.tensors.items() if held.is_there}
-        for held in (*self.tensors.values(), *self.values):
-            held.keep()
+        held: list[HeldTensor | HeldValue] = [*self.tensors.values(), *self.values]
+        for one in held:
+            one.keep()
 
     def look_at(self, value: Any, path: str = "") -> None:
         """Find all state that can be reached from a value."""

@@ -170,7 +170,7 @@ class Stepper:
         return self.ranks.total(loss)
 
     def rehearse(self, batch: Batch) -> None:
-        """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
+        """Run the largest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
 
         Samples of `batch`, a whole effective batch, are repeated to full length and full micro-batches; optimizer
         state is made, and random generators and the model's own state are as before. What was cached on the way serves

@@ -95,13 +95,7 @@ class TrainedModel:
         Raises:
             DataError: rows, columns or files that cannot be used.
         """
-        return read_samples(
-            replace(source, of_model=True),
-            self.tokenizer,
-            max_length=self.max_length,
-            label_names=self.label_names or None,
-            stride=self.tokenizing.stride,
-        )
+        return read_samples(replace(source, of_model=True), self.tokenizing)
 
     def read_ahead(self, source: DataSource) -> Iterator[Samples]:
         """The samples of a file in parts, each tokenized while the one before it is in use; windows come as one.
@@ -111,12 +105,7 @@ class TrainedModel:
         """
         if self.kind.reads_windows:
             return iter([self.read(source)])
-        return read_ahead(
-            replace(source, of_model=True),
-            self.tokenizer,
-            max_length=self.max_length,
-            label_names=self.label_names or None,
-        )
+        return read_ahead(replace(source, of_model=True), self.tokenizing)
 
     def notes_on(self, samples: Samples) -> tuple[str, ...]:
         """What to know of samples beside this model: single texts, where it learned from pairs; and of their labels."""

@@ -77,7 +77,7 @@ class Engine:
         return self._inference.num_recoveries
 
     def rehearse(self) -> None:
-        """Run the dearest batch there can be: what is slow the first time is behind, and what does not fit is known.
+        """Run the largest batch there can be: what is slow the first time is behind, and what does not fit is known.
 
         Raises:
             RecoveryExhausted: not even one text of full length fits.
@@ -198,17 +198,7 @@ class Engine:
         return None
 
     def _samples(self, encoded: Sequence[Encoded]) -> Samples:
-        tokenizer = self._trained.tokenizer
-        return Samples(
-            task=self.task,
-            label_names=self._trained.label_names,
-            bad_rows=(),
-            encoded=encoded,
-            max_length=self.max_length,
-            pad_id=tokenizer.pad_token_id or 0,
-            hiding=None,
-            token_types="token_type_ids" in tokenizer.model_input_names,
-        )
+        return Samples(self.task, encoded, self._trained.tokenizing)
 
     def _note(self, work: Round, number: int, row: Row) -> Replies:
         """The answer to a request, once this row was its last."""

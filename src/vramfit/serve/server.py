@@ -16,7 +16,7 @@ from vramfit.serve.settings import STOP_S, ServeSettings
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
 LAST_CALLS_S = 1
-"""After a polite kill: clients that keep connections open hear of the end with an answer."""
+"""After SIGTERM: clients that keep connections open hear of the end with an answer."""
 LAST_ANSWERS_S = 7
 """Beyond the time after which nothing waits any more: for what is being computed."""
 
@@ -91,5 +91,5 @@ class _Server(Server):
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """A polite kill while the model is loaded ends it as Ctrl-C does."""
+    """SIGTERM while the model is loaded ends it as Ctrl-C does."""
     raise KeyboardInterrupt

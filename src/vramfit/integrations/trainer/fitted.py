@@ -180,7 +180,7 @@ class FittedTrainer:
                 lambda: own_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys), see=see
             )
         if not isinstance(found, Failed):
-            return found  # type: ignore[no-any-return]
+            return found
         batch = samples_of(inputs)
         if len(next(iter(batch.values()))) < 2:
             raise monitoring.one_sample([found.message], self.vramfit.report)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from transformers import TrainerCallback
@@ -21,6 +21,13 @@ from vramfit.units import GIB, MIB, format_bytes
 
 DECIMALS = 4
 """Of a GiB: a tenth of a MiB."""
+
+
+class Watching(TypedDict, total=False):
+    """What a callback passes on to `watch`."""
+
+    detailed: bool
+    interval_s: float
 
 
 class MonitorCallback(TrainerCallback):  # type: ignore[misc]
@@ -46,12 +53,11 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         *,
         logs: bool = True,
         show: bool = True,
-        detailed: bool = False,
-        interval_s: float = 0.5,
         jsonl: str | Path | None = None,
         prometheus: str | Path | None = None,
+        **watching: Unpack[Watching],
     ) -> None:
-        self._settings: dict[str, Any] = {"detailed": detailed, "interval_s": interval_s, "show_findings": False}
+        self._settings: dict[str, Any] = {**watching, "show_findings": False}
         self._files: dict[str, Any] = {"jsonl": jsonl, "prometheus": prometheus}
         watch(**self._settings)  # refuses what it cannot do now, not when training begins
         self._logs = logs

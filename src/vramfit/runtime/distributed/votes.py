@@ -292,7 +292,7 @@ class Heartbeat:
         size: processes in all.
         connect: gives a connection to the meeting point; again whenever it broke.
         on_silence: called with what is wrong, once; by default it is said, and the process ends.
-        beat_s, silence_s: how often, and how long is too long.
+        times_s: how often, and how long is too long.
     """
 
     def __init__(
@@ -302,12 +302,11 @@ class Heartbeat:
         *,
         connect: Callable[[], Any] = meeting_point,
         on_silence: Callable[[str], None] | None = None,
-        beat_s: float = BEAT_S,
-        silence_s: float = SILENCE_S,
+        times_s: tuple[float, float] = (BEAT_S, SILENCE_S),
     ) -> None:
         self._rank, self._size, self._next = rank, size, (rank + 1) % size
         self._connect, self._on_silence = connect, on_silence or self._end
-        self._beat_s, self._silence_s = beat_s, silence_s
+        self._beat_s, self._silence_s = times_s
         self._stopped = threading.Event()
         self._heard, self._heard_at = b"", time.monotonic()
         self._reached_at = time.monotonic()

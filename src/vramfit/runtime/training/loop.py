@@ -2,22 +2,20 @@
 
 import math
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vramfit.records.run import Status
-from vramfit.runtime.data.samples import BatchOrder, Samples, make_metrics
-from vramfit.runtime.inference import Inference
+from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.checkpoints import Checkpoint
-from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Recorded, Saved, Stepped, StopRequest
+from vramfit.runtime.training.events import Evaluated, Evaluating, HistoryKept, Saved, Stepped, StopRequest
 from vramfit.runtime.training.memory_history import MemoryHistory
-from vramfit.runtime.training.preparation import Run
-from vramfit.runtime.training.progress import Progress, Watch
-from vramfit.runtime.training.schedule import Schedule, seed_everything
+from vramfit.runtime.training.progress import Divergence, Progress
+from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -35,22 +33,8 @@ from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import attended
 from vramfit.techniques import packing
 
-
-@dataclass(kw_only=True, slots=True)
-class Parts:
-    """What a loop moves."""
-
-    run: Run
-    order: BatchOrder
-    num_steps: int
-    """Batches to learn from in all."""
-    model: Any
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    stepper: Stepper
-    inference: Inference
-    identity: dict[str, Any] = field(default_factory=dict)
-    """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
+if TYPE_CHECKING:
+    from vramfit.runtime.training.session import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,44 +58,43 @@ class _EvaluationStopped(Exception):
 class Loop:
     """Trains from wherever `progress` is to the end."""
 
-    def __init__(self, parts: Parts, stop: StopRequest, on_event: OnEvent) -> None:
+    def __init__(self, session: "Session", stop: StopRequest) -> None:
         self.progress = Progress()
-        self.watch = Watch(scales=parts.stepper.loss_scale is not None)
-        self._parts = parts
+        self.divergence = Divergence(scales=session.stepper.loss_scale is not None)
+        self._session = session
         self._stop = stop
-        self._on_event = on_event
+        self._on_event = session.tell
         self._saved_step = -1
-        self._history = MemoryHistory(parts.run.run_device)
+        self._history = MemoryHistory(session.run.run_device)
         self._taken: _Taken | None = None
         """The last step, while its loss has not been read."""
         self._read_at = 0.0
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Be where a checkpoint was written."""
-        p, processes = self._parts, self._parts.run.processes
+        p, processes = self._session, self._session.run.processes
         state = processes.first(checkpoint.state)
         restore_learned(p.model, processes.first_tensors(lambda: checkpoint.tensors("weights")))
         moments = processes.first_tensors(lambda: checkpoint.tensors("optimizer"))
         restore_optimizer(p.model, p.optimizer, moments, state["optimizer"], host=p.stepper.host)
         p.schedule.load_state_dict(state["schedule"])
         p.stepper.load_state_dict(state["stepper"])
-        self.watch.load_state_dict(state["watch"])
+        self.divergence.load_state_dict(state["watch"])
         self.progress = Progress.from_state(state["progress"])
         self._restore_generators(checkpoint, state)
         self._saved_step = checkpoint.step
 
     def _restore_generators(self, checkpoint: Checkpoint, state: dict[str, Any]) -> None:
         """Where they were, on every rank that was there; on others, begun anew."""
-        processes, others = self._parts.run.processes, state.get("other_ranks", [])
+        processes, others = self._session.run.processes, state.get("other_ranks", [])
         for rank in range(processes.size):
             values = state["random"] if rank == 0 else others[rank - 1] if rank <= len(others) else None
-            found = (
-                None if values is None else processes.first_tensors(lambda r=rank: checkpoint.tensors(_generators(r)))
-            )  # type: ignore[misc]
+            read = partial(checkpoint.tensors, _generators(rank))
+            found = None if values is None else processes.first_tensors(read)
             if processes.rank != rank:
                 continue
             if found is None or values is None:
-                seed_everything(self._parts.run.request.seed + checkpoint.step * processes.size + rank)
+                seed_everything(self._session.run.request.seed + checkpoint.step * processes.size + rank)
             else:
                 restore_random(found, values)
 
@@ -124,7 +107,7 @@ class Loop:
             RecoveryExhausted: not even one sample fits.
             VramfitError: a checkpoint could not be written.
         """
-        p, progress = self._parts, self.progress
+        p, progress = self._session, self.progress
         progress.num_sessions += 1
         batches = p.order.epoch(progress.epoch)
         epoch = progress.epoch
@@ -141,12 +124,12 @@ class Loop:
         return "stopped early" if progress.step < p.num_steps else "completed"
 
     def _is_enough(self) -> bool:
-        patience = self._parts.run.request.patience
+        patience = self._session.run.request.patience
         return patience is not None and self.progress.num_without_better >= patience
 
     def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
         """One step. A GPU's loss is read when the next step has been sent: so it need not wait for the host."""
-        p, stepper, progress, began = self._parts, self._parts.stepper, self.progress, time.perf_counter()
+        p, stepper, progress, began = self._session, self._session.stepper, self.progress, time.perf_counter()
         if self._taken is None:
             self._read_at = began
         batch = p.run.data.train.collate(rows, epoch=epoch)
@@ -174,7 +157,7 @@ class Loop:
 
         A step's time is from one reading to the next; where no step has been sent after it, it is its own.
         """
-        p, stepper, taken = self._parts, self._parts.stepper, self._taken
+        p, stepper, taken = self._session, self._session.stepper, self._taken
         if taken is None:
             return
         self._taken = None
@@ -184,7 +167,7 @@ class Loop:
         self.progress.time_s += now - since
         time_s = now - (since if next_is_sent else taken.began)
         self.progress.lost(loss)
-        diverged = None if taken.loss is None else self.watch.see(taken.step, loss, skipped=taken.skipped)
+        diverged = None if taken.loss is None else self.divergence.see(taken.step, loss, skipped=taken.skipped)
         self._on_event(
             Stepped(
                 step=taken.step,
@@ -195,7 +178,7 @@ class Loop:
                 tokens_per_s=taken.num_tokens / max(time_s, 1e-9),
                 num_skipped=stepper.num_skipped,
                 num_recoveries=stepper.num_recoveries,
-                num_nonfinite=self.watch.num_nonfinite,
+                num_nonfinite=self.divergence.num_nonfinite,
                 loss_scale=stepper.loss_scale,
                 micro_batch=stepper.micro_batch,
                 reserved_bytes=p.run.run_device.reserved_bytes,
@@ -205,11 +188,11 @@ class Loop:
             raise diverged
 
     def _step(self, batch: Batch) -> torch.Tensor:
-        """One step, written down where it is the dearest so far and memory did not run out in it.
+        """One step, written down where it is the largest so far and memory did not run out in it.
 
         A step whose passes are replayed asks for nothing, and is not.
         """
-        p, stepper = self._parts, self._parts.stepper
+        p, stepper = self._session, self._session.stepper
         if stepper.uses_graphs:
             with p.run.run_device.active():
                 return stepper.advance(batch)
@@ -224,11 +207,11 @@ class Loop:
         with history as courses, p.run.run_device.active():
             loss = stepper.advance(batch)
         if courses and stepper.num_recoveries == recoveries_before:
-            self._on_event(Recorded(course=courses[0]))
+            self._on_event(HistoryKept(course=courses[0]))
         return loss
 
     def _after_step(self, *, is_end_of_epoch: bool) -> None:
-        p, step = self._parts, self.progress.step
+        p, step = self._session, self.progress.step
         due = self._evaluate_where_due()
         saves = p.run.request.save_every
         if (step % saves == 0) if saves is not None else (due or is_end_of_epoch):
@@ -241,7 +224,7 @@ class Loop:
 
     def _evaluate_where_due(self) -> bool:
         """Evaluate, if it is time to; says whether it is. A signal that comes meanwhile does not wait for the end."""
-        p, step = self._parts, self.progress.step
+        p, step = self._session, self.progress.step
         every = p.run.request.eval_every
         due = step >= p.num_steps or (step % every == 0 if every is not None else self.progress.index == 0)
         if p.run.data.evaluation is not None and due:
@@ -253,8 +236,8 @@ class Loop:
         return due
 
     def _tell_evaluating(self, done: int, total: int) -> None:
-        alone = self._parts.run.processes.size == 1  # several processes stop together, between steps
-        if alone and self._stop.number is not None and self.progress.step < self._parts.num_steps:
+        alone = self._session.run.processes.size == 1  # several processes stop together, between steps
+        if alone and self._stop.number is not None and self.progress.step < self._session.num_steps:
             raise _EvaluationStopped
         self._on_event(Evaluating(num_done=done, num_samples=total))
 
@@ -262,18 +245,18 @@ class Loop:
         """Metrics of the weights as they are; the best ones are saved at once."""
         self._read_loss()
         started = time.perf_counter()
-        metrics, processes = make_metrics(samples), self._parts.run.processes
+        metrics, processes = make_metrics(samples), self._session.run.processes
         own = None  # a model in shards is passed through by all together
         if processes.size > 1 and not processes.shards:
             own = share_out(samples.lengths, processes.size)[processes.rank]
         if own is None or own:
-            self._parts.inference.run(
+            self._session.inference.run(
                 samples,
                 lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
                 self._tell_evaluating,
                 rows=own,
             )
-        self._parts.stepper.ranks.rest()
+        self._session.stepper.ranks.rest()
         if own is not None:
             metrics, *others = processes.gather(metrics)
             for other in others:
@@ -283,7 +266,7 @@ class Loop:
         progress = self.progress
         progress.time_s += time_s
         progress.evaluated(
-            progress.epochs(self._parts.order.num_batches),
+            progress.epochs(self._session.order.num_batches),
             result,
             float(result[metrics.best_metric]),
             higher=metrics.higher_is_better,
@@ -295,12 +278,12 @@ class Loop:
 
     def _save(self) -> None:
         """A checkpoint of this moment, unless there is one."""
-        p, progress = self._parts, self.progress
+        p, progress = self._session, self.progress
         self._read_loss()
         if self._saved_step == progress.step:
             return
         learned = [local(q.detach()) for group in p.optimizer.param_groups for q in group["params"]]
-        self.watch.check_weights(progress.step, learned)
+        self.divergence.check_weights(progress.step, learned)
         p.run.processes.votes.agree()
         tensors, scalars = optimizer_state(p.model, p.optimizer, p.stepper.host)
         generators = p.run.processes.gather(RandomState.now())
@@ -309,7 +292,7 @@ class Loop:
             "optimizer": scalars,
             "schedule": p.schedule.state_dict(),
             "stepper": p.stepper.state_dict(),
-            "watch": self.watch.state_dict(),
+            "watch": self.divergence.state_dict(),
             "progress": progress.state_dict(),
             "random": random_values(generators[0]),
             "other_ranks": [random_values(g) for g in generators[1:]],

@@ -2,7 +2,7 @@
 
 import platform
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,11 +11,14 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
 from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.device import RunDevice
-from vramfit.runtime.training.loop import Loop, Parts
 from vramfit.settings import CHOSEN, chosen_in_words
 from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
+
+if TYPE_CHECKING:
+    from vramfit.runtime.training.loop import Loop
+    from vramfit.runtime.training.session import Session
 
 MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 """Of a step, and in all: a run with seven a step took ten times as long as predicted."""
@@ -37,16 +40,16 @@ def settings_in_words(workload: Workload) -> str:
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", *chosen_in_words(w)])
 
 
-def make_record(parts: Parts, loop: Loop, status: Status, notes: list[str]) -> RunRecord:
+def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:
     """What a finished run has to say."""
-    run, progress, stepper = parts.run, loop.progress, parts.stepper
+    run, progress, stepper = session.run, loop.progress, session.stepper
     request, data, plan, run_device = run.request, run.data, run.plan, run.run_device
     evaluated = make_metrics(data.evaluation) if data.evaluation is not None else None
-    losses = progress.last_losses(parts.order.num_batches)
+    losses = progress.last_losses(session.order.num_batches)
     training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
     return RunRecord(
         model=request.model,
-        model_class=type(parts.model).__name__.removeprefix("FSDP" if run.processes.shards else ""),
+        model_class=type(session.model).__name__.removeprefix("FSDP" if run.processes.shards else ""),
         task=request.task,
         data=request.data,
         eval_data=request.eval_data,
@@ -60,11 +63,11 @@ def make_record(parts: Parts, loop: Loop, status: Status, notes: list[str]) -> R
         num_texts=len(texts_of(data.train.references[0])),
         label_names=tuple(data.train.label_names),
         settings=settings_of(run.workload),
-        num_epochs=progress.epochs(parts.order.num_batches),
+        num_epochs=progress.epochs(session.order.num_batches),
         num_steps=stepper.num_steps,
         num_skipped=stepper.num_skipped,
         loss_scale=stepper.loss_scale,
-        num_recoveries=stepper.num_recoveries + parts.inference.num_recoveries,
+        num_recoveries=stepper.num_recoveries + session.inference.num_recoveries,
         final_micro_batch=stepper.micro_batch,
         train_loss=sum(losses) / len(losses) if losses else None,
         num_loss_batches=len(losses),
@@ -89,7 +92,7 @@ def make_record(parts: Parts, loop: Loop, status: Status, notes: list[str]) -> R
         notes=(
             *data.train.notes,
             *(data.evaluation.notes if data.evaluation is not None else ()),
-            *notes,
+            *session.notes,
             *_short_of_memory(run_device.num_retries or 0, progress.step),
         ),
     )

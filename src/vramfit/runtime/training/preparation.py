@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import VramfitError, WorkloadError
+from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request
 from vramfit.loader.request import make_request
 from vramfit.models.anatomy import max_positions
@@ -27,6 +28,7 @@ from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.stages import tell
 from vramfit.tasks import find_task
+from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
@@ -154,15 +156,15 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     limits = [max_positions(resolved.config) or LONGEST, request.seq]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
-    settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
+    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
     tell(f"reading {request.data}")
     source = request.source(request.data)
-    train = read_samples(source, tokenizer, **settings)
+    train = read_samples(source, how, seed=request.seed)
     check_classes(source, train.label_names)
     evaluation = None
     if request.eval_data is not None:
-        names = train.label_names or None
-        evaluation = read_samples(request.source(request.eval_data), tokenizer, label_names=names, **settings)
+        how = replace(how, label_names=train.label_names)
+        evaluation = read_samples(request.source(request.eval_data), how, seed=request.seed)
     return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
 
 
@@ -221,7 +223,7 @@ def num_steps(request: TrainRequest, data: Data) -> int:
 def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
     if request.memory is not None:
         return parse_bytes(request.memory, name="memory")
-    return run_device.free_bytes
+    return free_bytes(run_device.device) if run_device.least_free_bytes is None else run_device.least_free_bytes
 
 
 def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
@@ -330,12 +332,13 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
         seed=request.seed,
         **keywords,
     )
-    loaded = load_request(asked, progress=progress)
+    model: Any
+    model, report = load_request(asked, progress=progress)
     names = run.data.train.label_names
     if names:
-        loaded[0].config.id2label = dict(enumerate(names))
-        loaded[0].config.label2id = {name: i for i, name in enumerate(names)}
-    return loaded
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: i for i, name in enumerate(names)}
+    return model, report
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

@@ -5,9 +5,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
@@ -16,7 +13,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint
-from vramfit.runtime.training.loop import Loop, Parts
+from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import settings_in_words
 from vramfit.runtime.training.preparation import Run, load_model, load_source, source_fingerprint
 from vramfit.runtime.training.progress import Journal
@@ -39,7 +36,7 @@ class Session:
     """Everything that one process makes for a run."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._processes, self._on_event = run, run.processes, run.on_event
+        self.run, self._processes, self._on_event = run, run.processes, run.on_event
         request, data, plan, workload = run.request, run.data, run.plan, run.workload
         self._journal: Journal | None = None
         self.notes: list[str] = []
@@ -55,42 +52,37 @@ class Session:
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
         evaluation_batch = plan.evaluation_batch if plan is not None else EVALUATION_WITHOUT_PLAN
         seq = plan.workload.seq if plan is not None else workload.seq
-        self.parts = Parts(
-            run=run,
-            order=order,
-            num_steps=num_steps,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            stepper=self._stepper(model, optimizer, schedule, ranks),
-            inference=Inference(
-                model,
-                run.run_device,
-                max_tokens=evaluation_batch * seq,
-                precision=workload.precision,
-                votes=self._processes.votes if self._processes.shards else None,
-            ),
-            identity={
-                "request": request.as_data(),
-                "data": data.train.fingerprint,
-                "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
-                "source": source_fingerprint(data.resolved),
-            },
+        self.model, self.optimizer, self.order, self.num_steps = model, optimizer, order, num_steps
+        self.schedule = schedule
+        self.stepper = self._stepper(ranks)
+        self.inference = Inference(
+            model,
+            run.run_device,
+            max_tokens=evaluation_batch * seq,
+            precision=workload.precision,
+            votes=self._processes.votes if self._processes.shards else None,
         )
+        self.identity = {
+            "request": request.as_data(),
+            "data": data.train.fingerprint,
+            "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
+            "source": source_fingerprint(data.resolved),
+        }
+        """What a checkpoint is known by: the request and the data's fingerprints."""
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.graphs) and not (workload.graphs and self.parts.stepper.uses_graphs):
+        if (request.graphs or workload.graphs) and not (workload.graphs and self.stepper.uses_graphs):
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
-        if not self._run.workload.compile:
+        if not self.run.workload.compile:
             return
-        emulated = self._run.run_device.emulated is not None
-        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self._run.run_device.device)
+        emulated = self.run.run_device.emulated is not None
+        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self.run.run_device.device)
         if reason is None:
-            compiling.apply(self.parts.model)
+            compiling.apply(self.model)
         else:
             self._warn(f"layers are not compiled: {reason}")
 
@@ -98,20 +90,18 @@ class Session:
         self.notes.append(text)
         self._on_event(events.Note(text=text[:1].upper() + text[1:] + ".", warns=True))
 
-    def _stepper(
-        self, model: Any, optimizer: torch.optim.Optimizer, schedule: Schedule, ranks: Ranks | None
-    ) -> Stepper:
-        w, smoothing = self._run.workload, self._run.request.label_smoothing
+    def _stepper(self, ranks: Ranks | None) -> Stepper:
+        w, smoothing = self.run.workload, self.run.request.label_smoothing
         stepper = Stepper(
-            model,
-            optimizer,
+            self.model,
+            self.optimizer,
             replace(
                 w,
-                memory=self._run.limit_bytes,
-                max_grad_norm=self._run.request.max_grad_norm,
+                memory=self.run.limit_bytes,
+                max_grad_norm=self.run.request.max_grad_norm,
                 host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
             ),
-            scheduler=schedule,
+            scheduler=self.schedule,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
             count_fn=(lambda batch: num_labelled(batch["labels"])) if smoothing else None,
             ranks=ranks,
@@ -126,48 +116,48 @@ class Session:
         self._on_event(event)
 
     def rehearse(self, checkpoint: Checkpoint | None) -> None:
-        """Try the dearest batch there can be: the longest samples, in full micro-batches."""
-        stepper = self.parts.stepper
+        """Try the largest batch there can be: the longest samples, in full micro-batches."""
+        stepper = self.stepper
         if checkpoint is not None:
             stepper.load_state_dict(self._processes.first(checkpoint.state)["stepper"])
-        lengths = self._run.data.train.lengths
-        longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self._run.workload.batch]
-        batch = self._run.data.train.collate(longest)
+        lengths = self.run.data.train.lengths
+        longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self.run.workload.batch]
+        batch = self.run.data.train.collate(longest)
         began = time.perf_counter()
         try:
-            with self._run.run_device.active():
+            with self.run.run_device.active():
                 stepper.rehearse(batch)
         except Exception as error:
             if not compiling.has_failed(error):
                 raise
-            compiling.undo(self.parts.model)
+            compiling.undo(self.model)
             self._warn(f"layers are not compiled: {' '.join(str(error).split())[:200]}")
-            with self._run.run_device.active():
+            with self.run.run_device.active():
                 stepper.rehearse(batch)
-        if compiling.is_applied(self.parts.model):
+        if compiling.is_applied(self.model):
             self.compile_s = time.perf_counter() - began
             self._on_event(
                 events.Note(text=f"Layers are compiled; that and the rehearsal took {self.compile_s:.0f} s.")
             )
-        if stepper.micro_batch < (self._run.workload.micro_batch or 1) and checkpoint is None:
+        if stepper.micro_batch < (self.run.workload.micro_batch or 1) and checkpoint is None:
             self.notes.append(f"the rehearsal ran out of memory; micro-batches of {stepper.micro_batch} fit")
             self._on_event(events.Note(text=self.notes[-1].capitalize() + ".", warns=True))
 
     def start(self, loop: Loop) -> None:
         """Training is about to begin."""
         if self._processes.leads:
-            self._journal = Journal(Path(self._run.request.output), from_step=loop.progress.step)
+            self._journal = Journal(Path(self.run.request.output), from_step=loop.progress.step)
         if self._fresh and loop.progress.step == 0:
             names = ", ".join(self._fresh[:NUM_NAMED]) + (", …" if len(self._fresh) > NUM_NAMED else "")
-            text = f"Not in the checkpoint, and drawn with seed {self._run.request.seed}: {names}."
+            text = f"Not in the checkpoint, and drawn with seed {self.run.request.seed}: {names}."
             self._on_event(events.Note(text=text))
-        plan = self._run.plan
+        plan = self.run.plan
         self._on_event(
             events.Started(
                 step=loop.progress.step,
-                num_steps=self.parts.num_steps,
-                settings=settings_in_words(self._run.workload),
-                budget_bytes=self._run.limit_bytes if plan is None else plan.budget_bytes,
+                num_steps=self.num_steps,
+                settings=settings_in_words(self.run.workload),
+                budget_bytes=self.run.limit_bytes if plan is None else plan.budget_bytes,
             )
         )
 
@@ -178,24 +168,24 @@ class Session:
 
     def save(self, loop: Loop, output: Path) -> None:
         """The best weights, or the last ones where nothing was evaluated, as a model."""
-        model, best = self.parts.model, loop.progress.best_step
+        model, best = self.model, loop.progress.best_step
         if best is not None and best != loop.progress.step:
-            checkpoint = self._processes.first(lambda: self._run.store.at(best))
+            checkpoint = self._processes.first(lambda: self.run.store.at(best))
             if checkpoint is None:
                 self.notes.append(f"the best checkpoint, of step {best}, is damaged: the last weights were saved")
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
                 restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
-        if self._run.workload.quantize is not None:
+        if self.run.workload.quantize is not None:
             self.notes.append(
-                f"weights that were {self._run.workload.quantize} did not learn: saved as the source has them"
+                f"weights that were {self.run.workload.quantize} did not learn: saved as the source has them"
             )
         whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._processes.shards else {}
-        source = partial(load_source, self._run)
+        source = partial(load_source, self.run)
         self._processes.first(
             lambda: save_model(
                 put_together(source(), whole) if whole else model,
-                self._run.data.tokenizer,
+                self.run.data.tokenizer,
                 output,
                 load_source=source,
             )

@@ -38,7 +38,7 @@ from vramfit.units import counted
 def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
     """Fine-tune a model, and save it as a normal `transformers` folder.
 
-    Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the dearest
+    Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the largest
     batch there can be is tried before the first one is learned from. With `resume`, the run goes on from its newest
     whole checkpoint, to the same weights bit for bit as if it had never stopped (on one kind of machine).
 
@@ -54,7 +54,7 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     Raises:
         WorkloadError, UnknownModel, VramfitError: the request, the model or the data, before any GPU time.
         NoPlanFits: nothing that is allowed fits the budget.
-        Interrupted: Ctrl-C or a polite kill; a checkpoint is written, unless it came before the first step.
+        Interrupted: Ctrl-C or SIGTERM; a checkpoint is written, unless it came before the first step.
         Diverged: losses or weights are no numbers any more.
         RecoveryExhausted: not even one sample of full length fits.
         RankFailed: another process of the run has stopped.
@@ -95,7 +95,7 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         seed_everything(request.seed)
         stop.check()
         session = Session(run)
-        loop = Loop(session.parts, stop, session.tell)
+        loop = Loop(session, stop)
         session.rehearse(checkpoint)
         if checkpoint is not None:
             loop.restore(checkpoint)
@@ -109,7 +109,7 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         finally:
             session.end()
     session.save(loop, output)
-    record = make_record(session.parts, loop, status, session.notes)
+    record = make_record(session, loop, status)
     processes.first(lambda: replace_file(output / RECORD, (to_json(record) + "\n").encode()))
     on_event(events.Saved(folder=output, step=loop.progress.step, final=True))
     return record

@@ -57,7 +57,7 @@ def told_by(connect: Callable[[], Any], happened: threading.Event | None = None)
         told.append(what)
         happened.set()
 
-    heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, beat_s=BEAT_S, silence_s=SILENCE_S)
+    heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, times_s=(BEAT_S, SILENCE_S))
     heartbeat.start()
     assert happened.wait(LIMIT_S)
     heartbeat.stop()

@@ -22,7 +22,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(graphs, "CudaCapture", lambda device: calls)
 
     def ready(session: Session, checkpoint: Any) -> None:
-        session.parts.stepper._graph_use.is_on = True
+        session.stepper._graph_use.is_on = True
         rehearse(session, checkpoint)
 
     monkeypatch.setattr(Session, "rehearse", ready)

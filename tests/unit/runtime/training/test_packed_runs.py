@@ -50,3 +50,13 @@ def test_a_run_whose_passes_are_not_recorded_says_so(tmp_path: Path) -> None:
     record = run(tmp_path, graphs=True, max_steps=2, **asked)
     assert record.settings["graphs"] is True
     assert any("passes are not recorded" in note for note in record.notes)
+
+
+def test_several_processes_plan_for_the_gpu_that_has_least(tmp_path: Path) -> None:
+    run_device: Any = SimpleNamespace(
+        device=torch.device("cuda", 0), has_budget=True, emulated=None, least_free_bytes=64 * 2**20
+    )
+    request = request_of(tmp_path, device=None, memory=None, gpu="l4")
+    made = make_plan(request, read_data(request, None), run_device)
+    assert made is not None
+    assert made.budget_bytes == 64 * 2**20

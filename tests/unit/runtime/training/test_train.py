@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import BudgetExceeded, DataError, VramfitError, WorkloadError
 from vramfit.loader.load import load
+from vramfit.monitor.sources import Reading
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
@@ -169,7 +171,8 @@ def test_a_run_that_was_short_of_memory_says_so(tmp_path: Path, monkeypatch: pyt
 def test_what_was_given_back_before_a_run_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 12])
     monkeypatch.setattr("vramfit.runtime.device.find_device", lambda name, *more: torch.device(name or "cuda"))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(counts)})
+    memory = SimpleNamespace(read=lambda: Reading(num_retries=next(counts)))
+    monkeypatch.setattr("vramfit.runtime.device.CudaMemory", lambda index: memory)
     assert RunDevice("cuda").num_retries == 7
     assert RunDevice("cpu").num_retries is None
 
