@@ -14,6 +14,8 @@ from vramfit.errors import WorkloadError
 
 MAX_STILL_BYTES = 16 * 2**20
 """A larger tensor keeps its copy only if the first window changed it."""
+PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
+"""Types of values that cannot change themselves."""
 OF_A_PASS: Any = object()
 """Stands for a tensor with a graph: the result of a pass, which the next one makes anew, and no state."""
 ABSENT: Any = object()
@@ -144,15 +146,43 @@ class HeldEntries:
         self.has_names = isinstance(live, dict)
         self._live, self._path, self._skipped = live, path, skipped
         entries = live.items() if self.has_names else enumerate(live)
-        self._kept = {
-            name: OF_A_PASS if is_of_a_pass(value) else held_tensor(tensors, value) or value for name, value in entries
-        }
-        self._is_simple = not any(type(value) is HeldTensor or value is OF_A_PASS for value in self._kept.values())
+        self._note(
+            {
+                name: OF_A_PASS if is_of_a_pass(value) else held_tensor(tensors, value) or value
+                for name, value in entries
+            }
+        )
+
+    def _note(self, kept: dict[Any, Any]) -> None:
+        self._kept = kept
+        self._is_simple = not any(type(value) is HeldTensor or value is OF_A_PASS for value in kept.values())
 
     def is_same(self) -> bool:
         """Whether all entries are what they were."""
         live, kept = self._live.values() if self.has_names else self._live, self._kept
         return len(live) == len(kept) and all(map(is_ if self._is_simple else _stands, live, kept.values()))
+
+    def renew(self, hold: Callable[[torch.Tensor, str], HeldTensor]) -> bool:
+        """Hold entries as they are now; False where one of them is new and has to be looked through.
+
+        Args:
+            hold: gives what holds a tensor at a path.
+        """
+        kept = {}
+        for name, value in self._live.items() if self.has_names else enumerate(self._live):
+            was = self._kept.get(name, ABSENT)
+            if type(value) in PLAIN or name in self._skipped:
+                kept[name] = value
+            elif _stands(value, was):
+                kept[name] = was
+            elif is_of_a_pass(value):
+                kept[name] = OF_A_PASS
+            elif type(value) is torch.Tensor:
+                kept[name] = hold(value, join(self._path, name))
+            else:
+                return False
+        self._note(kept)
+        return True
 
     def moved(self) -> Iterable[str]:
         """Names that stand for another number, or for another tensor of the same shape; a list whose items changed."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.monitor.places import warn_user
 from vramfit.runtime.held_values import (
+    PLAIN,
     HeldCount,
     HeldEntries,
     HeldTensor,
@@ -36,8 +37,6 @@ MAX_NAMED = 3
 """Values that a warning names."""
 MAX_ITEMS = 10_000
 """Of a container that is looked through."""
-PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
-"""Types of values that cannot change themselves."""
 OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Names that every module has: parameters, submodules, hooks, and whether it trains."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -103,7 +102,7 @@ class ModelState:
         """
         with _disable_current_modes():
             self._random = RandomState.now()
-            if not self._found.is_same():
+            if not self._found.is_current():
                 self._search()
             self._found.keep()
             self._versions = self._versions_now()
@@ -257,9 +256,13 @@ class _Search:
         ]
         self._submodules = [HeldEntries(live, "", self.tensors) for live in self._module_dicts]
 
-    def is_same(self) -> bool:
-        """Whether something was held, and all of it stands for what it stood for."""
-        return bool(self.entries) and all(one.is_same() for one in (*self.entries, *self._submodules))
+    def is_current(self) -> bool:
+        """Whether something is held, and nothing is new that has to be looked through."""
+        return (
+            bool(self.entries)
+            and all(one.is_same() for one in self._submodules)
+            and all(one.is_same() or one.renew(self._hold_tensor) for one in self.entries)
+        )
 
     def keep(self) -> None:
         """Hold tensors and values as they are, and forget tensors that are gone."""
@@ -368,7 +371,8 @@ class _Search:
             self._hold_tensor(tensor, path)
 
     def _hold_tensor(self, tensor: torch.Tensor, path: str) -> HeldTensor:
-        held = held_tensor(self._known, tensor) or HeldTensor(tensor, path, moves=path in self._moving)
+        known = held_tensor(self.tensors, tensor) or held_tensor(self._known, tensor)
+        held = known or HeldTensor(tensor, path, moves=path in self._moving)
         self.tensors[id(tensor)] = held
         return held
 
