@@ -168,6 +168,13 @@ def test_a_run_that_was_short_of_memory_says_so(tmp_path: Path, monkeypatch: pyt
     assert any("gave back all that it had cached 7,000 times" in note for note in short.notes)
 
 
+def test_other_libraries_say_nothing_while_a_model_is_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    request = request_of(tmp_path, max_steps=1)
+    capfd.readouterr()
+    train(request)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_was_given_back_before_a_run_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 12])
     monkeypatch.setattr("vramfit.runtime.device.find_device", lambda name, *more: torch.device(name or "cuda"))
