@@ -154,7 +154,7 @@ def _model(case: Case) -> Any:
 def _cap() -> None:
     import torch
 
-    from vramfit.runtime.budget import enforce
+    from vramfit.runtime.device import enforce
 
     torch.cuda.init()
     torch.set_float32_matmul_precision("highest")

@@ -13,7 +13,7 @@ def make_model(workload: Any) -> Any:
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
 
     torch.cuda.init()

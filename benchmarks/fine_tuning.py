@@ -145,11 +145,11 @@ def plain(
 
     import vramfit
     from vramfit.runtime.data.samples import BatchOrder
-    from vramfit.runtime.training.place import Place
+    from vramfit.runtime.device import RunDevice
     from vramfit.runtime.training.preparation import read_data
     from vramfit.runtime.training.request import TrainRequest
 
-    place, batch, lr = Place(device, memory="64GiB"), settings["batch"], settings["lr"]
+    run_device, batch, lr = RunDevice(device, memory="64GiB"), settings["batch"], settings["lr"]
     train, dev = (str(Path(folder) / name) for name in settings["files"])
     data = read_data(TrainRequest(model=model, data=train, eval_data=dev, max_rows=max_rows, output="none"), None)
     held: Any = data.evaluation
@@ -159,19 +159,19 @@ def plain(
     net.load_state_dict(begun.state_dict())
     torch.manual_seed(seed)
     losses, times, num_tokens = [], [], 0
-    net.to(place.device).train()
+    net.to(run_device.device).train()
     if half:
         net.half()
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01)
     scheduler = get_linear_schedule_with_warmup(optimizer, int(0.1 * steps), steps)
     order = BatchOrder(data.train.lengths, batch, seed=seed)
     batches = (chosen for epoch in count() for chosen in order.epoch(epoch))
-    with forked.GPU if alone else nullcontext(), place.active():
+    with forked.GPU if alone else nullcontext(), run_device.active():
         for _step in range(steps):
             began = time.perf_counter()
             inputs = _padded(data.train.collate(next(batches)), pad_to)
             num_tokens += int(inputs["attention_mask"].sum())
-            inputs = {name: value.to(place.device) for name, value in inputs.items()}
+            inputs = {name: value.to(run_device.device) for name, value in inputs.items()}
             loss = net(**inputs).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -180,8 +180,8 @@ def plain(
             optimizer.zero_grad()
             losses.append(loss.item())
             times.append(time.perf_counter() - began)
-        peaks = {"reserved_bytes": place.reserved_bytes, "allocated_bytes": place.allocated_bytes}
-        inputs = {name: value.to(place.device) for name, value in held.collate(range(len(held))).items()}
+        peaks = {"reserved_bytes": run_device.reserved_bytes, "allocated_bytes": run_device.allocated_bytes}
+        inputs = {name: value.to(run_device.device) for name, value in held.collate(range(len(held))).items()}
         with torch.no_grad():
             right = net.eval()(**inputs).logits.argmax(-1) == inputs["labels"]
     return {

@@ -175,15 +175,15 @@ def _best(classify: Callable[[int], None]) -> dict[str, Any]:
 def _predict(folder: str, options: argparse.Namespace, *, attention: Any) -> dict[str, Any]:
     """What `vramfit predict` does, but for writing the rows down; the file is read each time."""
     from vramfit.runtime.data.source import DataSource
-    from vramfit.runtime.training.place import Place
-    from vramfit.runtime.training.trained import open_model
+    from vramfit.runtime.device import RunDevice
+    from vramfit.runtime.trained import open_model
 
     trained = open_model(folder, seq=SEQ)
-    place = Place()
+    run_device = RunDevice()
     source = DataSource(
         path=options.data, task=trained.task, needs_labels=False, skip_bad_rows=True, max_rows=options.max_rows
     )
-    inference = trained.load(place, memory=options.cap, precision="bf16", attention=attention, batch=options.batch)
+    inference = trained.load(run_device, memory=options.cap, precision="bf16", attention=attention, batch=options.batch)
     rows: list[dict[str, Any]] = []
 
     def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:

@@ -210,7 +210,7 @@ def _stepper(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
     from vramfit.techniques import compiling
@@ -235,7 +235,7 @@ def _planned(side: str, plan: Any, name: str, ids: list[Any], *, profiles: bool)
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
 

@@ -126,9 +126,8 @@ def measure(case: dict[str, Any], device_name: str, events_path: Path | None = N
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.distributed.accord import Accord
-    from vramfit.runtime.distributed.replicas import Replicas
-    from vramfit.runtime.distributed.sharded import Shards
+    from vramfit.runtime.distributed.parallel import Replicas, Shards
+    from vramfit.runtime.distributed.votes import RankVotes
     from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
     from vramfit.step.plain import make_batch
@@ -142,8 +141,8 @@ def measure(case: dict[str, Any], device_name: str, events_path: Path | None = N
     torch.manual_seed(0)
     model = prepare(resolved, workload).to(device)
     noted.end("weights")
-    accord = Accord(0, workload.num_gpus, group=dist.group.WORLD)
-    ranks = Replicas(model, accord) if case["parallel"] == "ddp" else Shards(model, accord)
+    votes = RankVotes(0, workload.num_gpus, group=dist.group.WORLD)
+    ranks = Replicas(model, votes) if case["parallel"] == "ddp" else Shards(model, votes)
     noted.end("load")
     optimizer = optimizers.make(workload.optimizer, model.parameters())
     stepper = Stepper(

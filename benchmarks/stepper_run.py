@@ -139,7 +139,7 @@ def _train(micro_batch: int, num_steps: int, folder: str | None = None) -> dict[
     import torch
 
     import vramfit
-    from vramfit.runtime.budget import use_expandable_segments
+    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.stepper import Stepper
 
     torch.manual_seed(0)

@@ -141,10 +141,6 @@ def import_everything() -> None:
     import torch
     import transformers.quantizers  # noqa: F401
 
-    import vramfit.cli.main
-    import vramfit.runtime.training.train
-    import vramfit.runtime.training.trained  # noqa: F401
-
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what was imported is no garbage, and forks need not look through it

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding, LoadReport
     from vramfit.records.plan import Plan
-    from vramfit.runtime.distributed.company import company
+    from vramfit.runtime.distributed.processes import company
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
     from vramfit.techniques.application import make_optimizer, prepare
@@ -60,7 +60,7 @@ _HOME = {
     "VramfitError": "vramfit.errors",
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
-    "company": "vramfit.runtime.distributed.company",
+    "company": "vramfit.runtime.distributed.processes",
     "estimate": "vramfit.estimator.predict",
     "load": "vramfit.loader.load",
     "make_optimizer": "vramfit.techniques.application",

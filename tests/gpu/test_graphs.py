@@ -37,8 +37,8 @@ def test_gradients_are_those_of_passes_as_they_are(family: str, task: Any) -> No
     for _ in range(3):
         assert float(stepper.gradients(batch)) == pytest.approx(loss, rel=5e-3)
         assert (flat_gradient(stepper.model) - right).norm() / right.norm() < 0.02
-    assert stepper._recording.recorder is not None
-    assert stepper._recording.recorder.num_recorded >= 1
+    assert stepper._graph_use.passes is not None
+    assert stepper._graph_use.passes.num_captured >= 1
 
 
 DROPS = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -57,7 +57,7 @@ def learn(looks_at: tuple[int, ...] = (), *, num: int = 6) -> tuple[list[float],
                 stepper.model(**{k: v.cuda() for k, v in make_batch(TASK).items()})
             stepper.model.train()
         losses.append(stepper.step(make_batch(TASK, seed=step % 2)))
-    assert stepper._recording.recorder is not None
+    assert stepper._graph_use.passes is not None
     return losses, flat_weights(stepper.model)
 
 
@@ -109,7 +109,7 @@ def test_too_little_memory_to_record_costs_no_step() -> None:
     stepper.step(batch)
     assert stepper.num_steps == 2
     assert stepper.num_recoveries >= 1
-    assert stepper._recording.recorder is None
+    assert stepper._graph_use.passes is None
     stepper.step(batch)
 
 
@@ -121,7 +121,7 @@ def test_a_capture_that_cuda_makes_invalid_costs_no_step() -> None:
     stepper = make_stepper(changes=DROPS)
     hook = stepper.model.classifier.register_forward_pre_hook(look_at)
     stepper.step(make_batch(TASK))
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         stepper.step(make_batch(TASK))
     stepper.step(make_batch(TASK))  # dropout draws, as before
     assert (stepper.num_steps, stepper.num_recoveries) == (3, 0)
@@ -130,7 +130,7 @@ def test_a_capture_that_cuda_makes_invalid_costs_no_step() -> None:
     other = make_stepper(changes=DROPS)
     other.rehearse(make_batch(TASK))
     first, second = (float(other.gradients(make_batch(TASK))) for _ in range(2))
-    assert other._recording.recorder is not None
+    assert other._graph_use.passes is not None
     assert first != second
 
 
@@ -176,8 +176,8 @@ def test_compiled_layers_are_recorded() -> None:
     compiling.apply(stepper.model)
     stepper.rehearse(batch)
     losses = [stepper.step(batch) for _ in range(4)]
-    assert stepper._recording.recorder is not None
-    assert stepper._recording.recorder.num_recorded >= 1
+    assert stepper._graph_use.passes is not None
+    assert stepper._graph_use.passes.num_captured >= 1
     assert losses == pytest.approx([plain.step(batch) for _ in range(4)], rel=0.02)
 
 

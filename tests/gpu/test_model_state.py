@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.unit.runtime.small_models import make_batch, make_model
 from tests.unit.runtime.stateful import KINDS, MovingAverage, Small, state_of
 
-from vramfit.runtime.state.model_state import ModelState
+from vramfit.runtime.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import packing
 
@@ -74,7 +74,7 @@ def test_windows_done_again_leave_no_trace() -> None:
 
 def test_what_is_kept_takes_no_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, peak = train(set())
-    for name in ("keep", "settle"):
+    for name in ("keep", "learn"):
         monkeypatch.setattr(ModelState, name, lambda self: None)
     assert train(set())[2] == peak
 
@@ -91,9 +91,9 @@ def test_what_replayed_passes_change_is_put_back() -> None:
     batch = make_batch(TASK)
     for _ in range(3):
         stepper.step(batch)
-    recorder = stepper._recording.recorder
-    assert recorder is not None
-    assert recorder.num_recorded
+    graphs_ = stepper._graph_use.passes
+    assert graphs_ is not None
+    assert graphs_.num_captured
     before, counted = average.mean.clone(), average.mean._version
     stepper._state.keep()
     stepper._window(batch, finishes=True)

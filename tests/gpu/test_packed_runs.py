@@ -8,8 +8,8 @@ import torch
 from tests.unit.runtime.training.small_runs import request_of, run, write_classes
 
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.trained import open_model
+from vramfit.runtime.device import RunDevice
+from vramfit.runtime.trained import open_model
 
 pytestmark = pytest.mark.gpu
 CAPABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
@@ -19,14 +19,14 @@ needs_kernel = pytest.mark.skipif(not CAPABLE, reason="needs a GPU of sm_80 or n
 @needs_kernel
 def test_packed_predictions_are_the_padded_ones_within_rounding(tmp_path: Path) -> None:
     run(tmp_path, device="cuda", epochs=1)
-    trained, place = open_model(str(tmp_path / "out")), Place("cuda")
+    trained, run_device = open_model(str(tmp_path / "out")), RunDevice("cuda")
     data = write_classes(tmp_path / "new.csv", num_rows=600, seed=9)
     source = DataSource(path=str(data), task="sequence-classification", needs_labels=False)
     samples = trained.read(source)
     found: dict[str, torch.Tensor] = {}
     for asked in ("sdpa", None):
-        chosen = trained.attention(place, "bf16", asked)
-        inference = trained.load(place, samples, precision="bf16", attention=chosen)
+        chosen = trained.attention(run_device, "bf16", asked)
+        inference = trained.load(run_device, samples, precision="bf16", attention=chosen)
         logits = torch.zeros(len(samples), 2)
 
         def take(output: Any, batch: Any, rows: list[int], logits: torch.Tensor = logits) -> None:
@@ -41,10 +41,10 @@ def test_packed_predictions_are_the_padded_ones_within_rounding(tmp_path: Path) 
 @needs_kernel
 def test_a_batch_is_sent_without_waiting_for_the_device(tmp_path: Path) -> None:
     run(tmp_path, device="cuda", epochs=1)
-    trained, place = open_model(str(tmp_path / "out")), Place("cuda")
+    trained, run_device = open_model(str(tmp_path / "out")), RunDevice("cuda")
     source = DataSource(path=str(tmp_path / "train.csv"), task="sequence-classification")
     samples = trained.read(source)
-    inference = trained.load(place, samples, precision="bf16", attention="packed")
+    inference = trained.load(run_device, samples, precision="bf16", attention="packed")
     inference.run(samples, lambda *_: None)
     inference.model.eval()
     torch.cuda.set_sync_debug_mode("error")

@@ -13,7 +13,7 @@ from vramfit.errors import BudgetExceeded
 from vramfit.estimator.predict import estimate
 from vramfit.loader.load import load
 from vramfit.models.resolve import resolve
-from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.runtime.stepper import Stepper
 
 pytestmark = pytest.mark.gpu

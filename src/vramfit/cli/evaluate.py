@@ -84,19 +84,21 @@ def run(
     look_at_data_for(model, source, task)
     with working("Reading"):
         from vramfit.runtime.data.samples import make_metrics
-        from vramfit.runtime.training.place import Place
-        from vramfit.runtime.training.trained import open_model
+        from vramfit.runtime.device import RunDevice
+        from vramfit.runtime.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
         samples = trained.read(source(trained.task))
         metrics = make_metrics(samples)
-        place = Place(device, memory=memory)
+        run_device = RunDevice(device, memory=memory)
     say_what_was_cut(samples)
     with working("Evaluating"):
         kind: Any = precision
-        chosen = trained.attention(place, precision, attention, gpu)
-        inference = trained.load(place, samples, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
+        chosen = trained.attention(run_device, precision, attention, gpu)
+        inference = trained.load(
+            run_device, samples, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen
+        )
         inference.run(
             samples,
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
@@ -105,7 +107,7 @@ def run(
     read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
     result = {**read, **metrics.result(), "notes": trained.notes_on(samples)}
     if json:
-        print_json({**result, "num_recoveries": inference.num_recoveries, "reserved_bytes": place.reserved_bytes})
+        print_json({**result, "num_recoveries": inference.num_recoveries, "reserved_bytes": run_device.reserved_bytes})
         return
     from vramfit.report.run import render_metrics
 

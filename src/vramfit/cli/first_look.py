@@ -80,8 +80,8 @@ def look_at_columns(source: "DataSource") -> None:
     look_at_file(source.path)
     if not Path(source.path).is_file():  # a pipe can be read once
         return
-    from vramfit.runtime.data.documents import open_table
     from vramfit.runtime.data.examples import find_columns
+    from vramfit.runtime.data.rows import open_table
 
     with open_table(source) as table:
         first = next(table.rows, None)

@@ -88,15 +88,15 @@ def run(
 
     look_at_data_for(model, source, task)
     with _unwritten(output), working("Reading"):
-        from vramfit.runtime.training.place import Place
-        from vramfit.runtime.training.trained import open_model
+        from vramfit.runtime.device import RunDevice
+        from vramfit.runtime.trained import open_model
 
         trained = open_model(model, task=task, seq=seq, trust_remote_code=trust_remote_code)
         trained.check_head()
         wanted = _num_scores(trained, top_k, all_scores)
         rows = source(trained.task)
-        place = Place(device, memory=memory)
-        chosen = trained.attention(place, precision, attention, gpu)
+        run_device = RunDevice(device, memory=memory)
+        chosen = trained.attention(run_device, precision, attention, gpu)
         parts = trained.read_ahead(rows) if chosen == "packed" else iter([trained.read(rows)])
         first = next(parts)
     found: list[dict[str, Any]] = []
@@ -114,7 +114,9 @@ def run(
                 yield samples
 
         whole = None if chosen == "packed" else first
-        inference = trained.load(place, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen)
+        inference = trained.load(
+            run_device, whole, memory=memory, gpu=gpu, batch=batch, precision=kind, attention=chosen
+        )
         inference.run_parts(pass_on(), take, lambda done: tell(f"{done:,} done"))
     for note in trained.notes_on(first):
         console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from vramfit.units import format_bytes
 MIN_GRAPH_BYTES = 2**20
 """A graph of an evaluation pass that holds less is not worth a word."""
 PILE = 3
-"""So many tensors in a growing container are a pile."""
+"""So many tensors in a growing container count as growing."""
 MIN_PILE_BYTES = 2**16
 SUM_DEPTH = 3
 """Losses added to each other that make a sum over steps."""
@@ -150,7 +150,7 @@ class Look:
     """Whether that memory is the host's, where tensors that are kept belong."""
 
 
-class Piles:
+class GrowingContainers:
     """Containers of the user's code into which tensors go, round after round, and sums with their graphs."""
 
     def __init__(self) -> None:
@@ -217,12 +217,31 @@ class Piles:
 
     def _pile(self, frame: FrameType, name: str, value: Any, last: torch.Tensor, look: Look) -> int:
         num_bytes = _storage_bytes(value)
-        if num_bytes >= MIN_PILE_BYTES:
-            make = _outputs if look.evaluating else _tensors_kept
-            origin = look.origin(last)
-            module = origin.module if origin is not None and origin.module else look.module
-            made = f", made by {origin.operator} at {origin.source}" if origin is not None else ""
-            self._keep(make(name, place_of(frame, name), module, len(value), num_bytes, made), name)
+        if num_bytes < MIN_PILE_BYTES:
+            return num_bytes
+        origin = look.origin(last)
+        made = f", made by {origin.operator} at {origin.source}" if origin is not None else ""
+        found = MemoryFinding(
+            check="watch.tensors-pile-up",
+            module=origin.module if origin is not None and origin.module else look.module,
+            source=place_of(frame, name),
+            num_bytes=num_bytes,
+            what=f"`{name}` holds {len(value)} tensors on the device, {format_bytes(num_bytes)}, more with every "
+            f"step{made}",
+            why="what a step leaves behind is memory that the longest batch will miss",
+            fix=f"keep numbers (.item()) or host copies (.cpu()) in `{name}`, or clear it",
+        )
+        if look.evaluating:
+            found = replace(
+                found,
+                check="watch.outputs-pile-up",
+                what=f"`{name}` holds {len(value)} outputs on the device, {format_bytes(num_bytes)}, more with every "
+                f"batch{made}",
+                why="evaluation then needs more memory the longer it runs, and fails near its end",
+                fix=f"{name}.append(output.cpu()), or the metric batch by batch; with Trainer: "
+                "eval_accumulation_steps=1 and preprocess_logits_for_metrics",
+            )
+        self._keep(found, name)
         return num_bytes
 
     def _keep(self, finding: MemoryFinding, name: str) -> None:
@@ -273,29 +292,4 @@ def _graphs_kept(source: str, name: str, value: Any, grown: int, look: Look) -> 
         what=f"`{name}` {how}, more with every {'batch' if look.evaluating else 'step'}{held}",
         why="a loss or an output that is kept keeps the graph behind it, and with it whatever backward has not freed",
         fix=fix,
-    )
-
-
-def _outputs(name: str, source: str, module: str, size: int, num_bytes: int, made: str) -> MemoryFinding:
-    return MemoryFinding(
-        check="watch.outputs-pile-up",
-        module=module,
-        source=source,
-        num_bytes=num_bytes,
-        what=f"`{name}` holds {size} outputs on the device, {format_bytes(num_bytes)}, more with every batch{made}",
-        why="evaluation then needs more memory the longer it runs, and fails near its end",
-        fix=f"{name}.append(output.cpu()), or the metric batch by batch; with Trainer: eval_accumulation_steps=1 and "
-        "preprocess_logits_for_metrics",
-    )
-
-
-def _tensors_kept(name: str, source: str, module: str, size: int, num_bytes: int, made: str) -> MemoryFinding:
-    return MemoryFinding(
-        check="watch.tensors-pile-up",
-        module=module,
-        source=source,
-        num_bytes=num_bytes,
-        what=f"`{name}` holds {size} tensors on the device, {format_bytes(num_bytes)}, more with every step{made}",
-        why="what a step leaves behind is memory that the longest batch will miss",
-        fix=f"keep numbers (.item()) or host copies (.cpu()) in `{name}`, or clear it",
     )

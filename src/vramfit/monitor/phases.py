@@ -16,8 +16,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from vramfit.monitor.noticing import OutputHook, RetainedGraphs
 from vramfit.monitor.places import all_frames, locals_of, tensors_in
-from vramfit.monitor.retained_graphs import OutputHook, RetainedGraphs
 from vramfit.records.watch import WatchPhase
 
 LOOKS_ALWAYS_UNTIL, LOOKS_EVERY = 4, 16

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import IO, Any
 from weakref import WeakSet, ref
@@ -14,7 +14,11 @@ from weakref import WeakSet, ref
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.monitor.failure import (
+from vramfit.monitor.ledger import Ledger, categories, python_tensors
+from vramfit.monitor.noticing import Noticing
+from vramfit.monitor.outlets import Outlet
+from vramfit.monitor.phases import Phases
+from vramfit.monitor.places import (
     JobSeen,
     first_line,
     frames_of,
@@ -23,14 +27,9 @@ from vramfit.monitor.failure import (
     requested_bytes,
     see_job,
     source_of,
+    user_line,
 )
-from vramfit.monitor.ledger import Ledger, categories, python_tensors
-from vramfit.monitor.noticing import Noticing
-from vramfit.monitor.outlets import Outlet
-from vramfit.monitor.phases import Phases
-from vramfit.monitor.places import user_line
-from vramfit.monitor.sources import MemorySource, Reading, held_bytes
-from vramfit.monitor.tally import Tally
+from vramfit.monitor.sources import MemorySource, PhasePeaks, Reading, held_bytes
 from vramfit.records.watch import LiveTensors, MemoryFinding, MemorySample, OutOfMemoryReport, WatchPhase, WatchRecord
 
 MAX_GROUPS = 200
@@ -42,46 +41,43 @@ GROWN_TO_LOOK_AGAIN = 1.01
 Adviser = Callable[[JobSeen, OutOfMemoryReport, MemorySource], Sequence[str]]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchSettings:
+    """How a program is watched."""
+
+    detailed: bool = False
+    """Follow every operator: largest tensors, leaks, what was alive. Costs time; exact peaks by phase."""
+    interval_s: float = 0.5
+    """Seconds between samples."""
+    outlets: tuple[Outlet, ...] = ()
+    """Who is told of every sample beside the record."""
+    on_sample: Callable[[WatchRecord], None] | None = None
+    """Called with the record after every sample, in a thread of its own."""
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, torch.OutOfMemoryError)
+    """Whether an error means that the GPU's memory ran out."""
+    advise: Adviser | None = None
+    """Asked for the settings that would have fitted, when memory runs out."""
+    show_findings: bool = True
+    """Write findings at the end."""
+    stream: IO[str] | None = None
+    """Where findings and reports are written in plain words; standard error if not given."""
+
+
 class Watch(ContextDecorator):
     """Watches what runs inside a `with` block, or a decorated function; made by `vramfit.watch`.
 
     Args:
         source: the memory that is watched.
-        detailed: follow every operator: largest tensors, leaks, what was alive. Costs time; exact peaks by phase.
-        interval_s: seconds between samples.
-        outlets: who is told of every sample beside the record.
-        on_sample: called with the record after every sample, in a thread of its own.
-        is_out_of_memory: whether an error means that the GPU's memory ran out.
-        advise: asked for the settings that would have fitted, when memory runs out.
-        show_findings: write findings at the end.
-        stream: where findings and reports are written in plain words; standard error if not given.
+        settings: how.
     """
 
-    def __init__(
-        self,
-        source: MemorySource,
-        *,
-        detailed: bool = False,
-        interval_s: float = 0.5,
-        outlets: Sequence[Outlet] = (),
-        on_sample: Callable[[WatchRecord], None] | None = None,
-        is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, torch.OutOfMemoryError),
-        advise: Adviser | None = None,
-        show_findings: bool = True,
-        stream: IO[str] | None = None,
-    ) -> None:
-        self.detailed = detailed
+    def __init__(self, source: MemorySource, settings: WatchSettings) -> None:
+        self._settings = settings
         self._source = source
-        self._interval_s = interval_s
-        self._outlets = tuple(outlets)
-        self._on_sample = on_sample
-        self._is_out_of_memory = is_out_of_memory
-        self._advise = advise
-        self._show_findings = show_findings
-        self._stream = stream
-        self._tally = Tally()
+        self._outlets = settings.outlets
+        self._peaks = PhasePeaks()
         self._phases = Phases(self, self._guarded)
-        self._ledger = Ledger(self._owns, lambda: self._phases.current, self._failed) if detailed else None
+        self._ledger = Ledger(self._owns, lambda: self._phases.current, self._failed) if settings.detailed else None
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._noticing = Noticing(
@@ -133,32 +129,32 @@ class Watch(ContextDecorator):
         self._sampler = None
         frame = sys._getframe(1)
         self._guarded(lambda: self._finish(frame))
-        if value is not None and self._is_out_of_memory(value):
+        if value is not None and self._settings.is_out_of_memory(value):
             self._guarded(lambda: self._report(value, trace))
-        elif self._show_findings:
+        elif self._settings.show_findings:
             self._guarded(self._tell)
         self._guarded(self._close)
 
     @property
     def record(self) -> WatchRecord:
         """What was seen so far."""
-        began, last = self._began or Reading(), self._tally.last
-        last_sample = self._tally.samples[-1].time_s if self._tally.samples else 0.0
+        began, last = self._began or Reading(), self._peaks.last
+        last_sample = self._peaks.samples[-1].time_s if self._peaks.samples else 0.0
         return WatchRecord(
             device=self._source.name,
-            detailed=self.detailed,
+            detailed=self._settings.detailed,
             time_s=last_sample if self._sampler is None else self._now(),
             num_steps=self._phases.step,
             num_forwards=self._phases.num_forwards,
             capacity_bytes=self._source.capacity_bytes,
-            phases=self._tally.phases(),
-            peak_requested_bytes=self._tally.peak("requested_bytes"),
-            peak_allocated_bytes=self._tally.peak("allocated_bytes"),
-            peak_reserved_bytes=self._tally.peak("reserved_bytes"),
-            peak_process_bytes=self._tally.peak_process_bytes,
+            phases=self._peaks.phases(),
+            peak_requested_bytes=self._peaks.peak("requested_bytes"),
+            peak_allocated_bytes=self._peaks.peak("allocated_bytes"),
+            peak_reserved_bytes=self._peaks.peak("reserved_bytes"),
+            peak_process_bytes=self._peaks.peak_process_bytes,
             num_retries=max(last.num_retries - began.num_retries, 0),
             num_ooms=max(last.num_ooms - began.num_ooms, 0),
-            samples=tuple(self._tally.samples),
+            samples=tuple(self._peaks.samples),
             findings=self.findings,
             largest=self._largest,
             out_of_memory=tuple(self._reports),
@@ -167,8 +163,8 @@ class Watch(ContextDecorator):
 
     @property
     def findings(self) -> tuple[MemoryFinding, ...]:
-        """Habits that cost memory, the dearest first."""
-        return self._noticing.findings(sized=held_bytes(self._tally.last) is not None)
+        """Habits that cost memory, the largest first."""
+        return self._noticing.findings(sized=held_bytes(self._peaks.last) is not None)
 
     def sample(self) -> MemorySample:
         """Memory now."""
@@ -221,7 +217,7 @@ class Watch(ContextDecorator):
             self._device = self._source.name
             self._ledger.keep_only("cuda" if self._device.startswith("cuda") else "cpu")
         reading = self._read()
-        self._tally.leave(old, reading)
+        self._peaks.leave(old, reading)
         self._keep_largest(reading)
         self._restart(reading)
 
@@ -230,7 +226,7 @@ class Watch(ContextDecorator):
         self._model, self._job = ref(model), see_job(inputs)
         if self._ledger is not None:
             self._ledger.know(model)
-        held, frame = held_bytes(self._tally.last), sys._getframe(1)
+        held, frame = held_bytes(self._peaks.last), sys._getframe(1)
         self._noticing.forward(model, inputs, self._phases.num_forwards, held, user_line(frame))
         if not model.training and self._noticing.next_round(frame, evaluating=True, held=held):
             self._announce()
@@ -238,7 +234,7 @@ class Watch(ContextDecorator):
     def on_output(self, model: torch.nn.Module, output: Any) -> None:
         if self._noticing.wants_output(model, self._phases.num_forwards):  # a reading costs time
             reading = self._read()
-            self._tally.see(self._phases.current, reading)
+            self._peaks.see(self._phases.current, reading)
             self._noticing.output(output, held_bytes(reading))
 
     def on_backward(self, forward_number: int) -> None:
@@ -246,7 +242,7 @@ class Watch(ContextDecorator):
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
-        if self._noticing.next_round(sys._getframe(1), evaluating=False, held=held_bytes(self._tally.last)):
+        if self._noticing.next_round(sys._getframe(1), evaluating=False, held=held_bytes(self._peaks.last)):
             self._announce()
 
     # the rest is ours
@@ -261,7 +257,7 @@ class Watch(ContextDecorator):
                 self._notes.append(note)
 
     def _now(self) -> float:
-        return time.perf_counter() - self._tally.began_at
+        return time.perf_counter() - self._peaks.began_at
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         return self._source.owns(tensor)
@@ -285,7 +281,7 @@ class Watch(ContextDecorator):
                 peak_allocated_bytes=reading.allocated_bytes,
                 peak_reserved_bytes=reading.reserved_bytes,
             )
-        self._tally.enter(reading)
+        self._peaks.enter(reading)
 
     def _categories(self) -> dict[int, str]:
         return categories(list(self._models), list(self._optimizers))
@@ -310,24 +306,24 @@ class Watch(ContextDecorator):
     def _sample_on(self) -> None:
         while True:
             self._guarded(self._take_sample)
-            if self._end.wait(self._interval_s):
+            if self._end.wait(self._settings.interval_s):
                 return
 
     def _take_sample(self) -> None:
         sample = self.sample()
-        self._tally.sample(sample, self._source.name)
-        if not self._outlets and self._on_sample is None:
+        self._peaks.sample(sample, self._source.name)
+        if not self._outlets and self._settings.on_sample is None:
             return
         record = self.record
         for outlet in self._outlets:
             outlet.sample(sample, record)
-        if self._on_sample is not None:
-            self._on_sample(record)
+        if self._settings.on_sample is not None:
+            self._settings.on_sample(record)
 
     def _finish(self, frame: FrameType) -> None:
         """The last reading, the last look."""
         reading = self._read()
-        self._tally.leave(self._phases.current, reading)
+        self._peaks.leave(self._phases.current, reading)
         self._keep_largest(reading)
         self._take_sample()
         self._noticing.finish(frame, self._phases.num_forwards, held_bytes(reading))
@@ -340,7 +336,7 @@ class Watch(ContextDecorator):
 
     def _failed(self, error: BaseException, operator: str, module: str) -> None:
         """An operator failed; all that was alive still is."""
-        if self._is_out_of_memory(error) and len(self._reports) < MAX_REPORTS:
+        if self._settings.is_out_of_memory(error) and len(self._reports) < MAX_REPORTS:
             self._guarded(lambda: self._capture(error, operator, module, user_line()))
 
     def _capture(self, error: BaseException, operator: str, module: str, source: str) -> None:
@@ -379,7 +375,7 @@ class Watch(ContextDecorator):
         report = replace(report, findings=self.findings)
         self._write(report.lines())
         job = replace(self._job, model=model)
-        advice = self._advise(job, report, self._source) if self._advise is not None else ()
+        advice = self._settings.advise(job, report, self._source) if self._settings.advise is not None else ()
         remedies = tuple(advice) or tuple(remedies_without_a_model(report))
         self._reports[-1] = replace(report, remedies=remedies)
         self._write(f"  → {line}" for line in remedies)
@@ -390,7 +386,7 @@ class Watch(ContextDecorator):
             self._write([f"vramfit: {shown.what}", f"  → {shown.fix}"])
 
     def _write(self, lines: Iterable[str]) -> None:
-        stream = self._stream or sys.stderr
+        stream = self._settings.stream or sys.stderr
         with suppress(OSError, ValueError):  # a terminal that has gone
             stream.write("".join(f"{line}\n" for line in lines))
             stream.flush()

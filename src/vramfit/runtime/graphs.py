@@ -1,4 +1,4 @@
-"""Passes recorded once and replayed: of a step, the host then sends little more than its batch.
+"""Passes captured as CUDA graphs and replayed: of a step, the host then sends little more than its batch.
 
 A small model's kernels are over sooner than the host can send them. A CUDA graph is all that a pass sends, kept with
 its places in memory: sent at once, as often as wanted. So rows are filled up to a few sizes (`packing`), what
@@ -11,22 +11,24 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from vramfit.models.anatomy import max_positions
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import HeadLoss, model_inputs
-from vramfit.techniques import packing
+from vramfit.techniques import compiling, packing
 from vramfit.techniques.packing import FILLED, fill_up, row_size
 
 _UNENDED: list[torch.cuda.CUDAGraph] = []
 """Captures that torch could not end: its allocators may ask them later on whose memory a stream takes."""
 
 
-class CudaRecords:
-    """Calls as CUDA graphs, all of them in the memory of one."""
+class CudaCapture:
+    """Captures calls as CUDA graphs, all of them in the memory of one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,7 +53,7 @@ class CudaRecords:
         torch.cuda.synchronize(self._device)
 
     def __call__(self, call: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record a call, which does nothing yet.
+        """Capture a call, which does nothing yet.
 
         What others of the process do meanwhile is their own affair (`thread_local`): a loader may be at work.
         """
@@ -97,38 +99,47 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 """Of a module."""
 
 
-class CannotRecord(RuntimeError):
+class CannotCapture(RuntimeError):
     """A model or a batch does something that no graph can hold."""
 
 
-class Replayed(Protocol):
-    """What was recorded."""
+class Graph(Protocol):
+    """A captured call."""
 
     def replay(self) -> None:
         """Do it again."""
 
 
-class Records(Protocol):
-    """What records calls."""
+class Capture(Protocol):
+    """Captures calls."""
 
-    def __call__(self, call: Callable[[], None]) -> Replayed:
-        """Record a call, which does nothing yet."""
+    def __call__(self, call: Callable[[], None]) -> Graph:
+        """Capture a call, which does nothing yet."""
 
     def forget(self) -> None:
-        """What was recorded is gone: its memory is free."""
+        """All graphs are gone: their memory is free."""
 
 
-class Recorder:
-    """Records the passes of a model, one graph a size, and adds up gradients and losses by replaying them.
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """The sizes of packed rows."""
+
+    max_tokens: int
+    """Of a row at most."""
+    longest: int
+    """Tokens of the longest sequence there can be."""
+    least_tokens: int = 0
+    """Of a row at least."""
+
+
+class PassGraphs:
+    """The passes of a model, one graph a size; adds up gradients and losses by replaying them.
 
     Args:
         model: that takes packed batches.
-        learned: its parameters that get a gradient, as a pass that ran as it is has shown.
+        learned: its parameters that get a gradient, as an eager pass has shown.
         autocast: the context of a forward pass.
-        max_tokens: of a row at most.
-        longest: tokens of the longest sequence there can be.
-        least_tokens: of a row at least.
-        records: records calls; as CUDA graphs.
+        capture: captures calls; as CUDA graphs.
     """
 
     _guard: Any = None
@@ -138,22 +149,20 @@ class Recorder:
         model: torch.nn.Module,
         learned: Sequence[torch.nn.Parameter],
         autocast: Callable[[], AbstractContextManager[Any]],
+        sizes: RowSizes,
         *,
-        max_tokens: int,
-        longest: int,
-        least_tokens: int = 0,
-        records: Records | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        self.num_recorded = 0
+        self.num_captured = 0
         """Graphs made, of which some may be gone."""
         self.learned = learned
-        """Changed only while nothing is recorded."""
+        """Changed only while there are no graphs."""
         self._model, self._autocast = model, autocast
-        self._max_tokens, self._longest, self._least_tokens = max_tokens, longest, least_tokens
+        self._sizes = sizes
         self._device = next(model.parameters()).device
-        self._records: Records = records or CudaRecords(self._device)
-        self._graphs: OrderedDict[tuple[int, int], tuple[Replayed, dict[str, Any]]] = OrderedDict()
-        self._places: dict[str, torch.Tensor] = {}
+        self._capture: Capture = capture or CudaCapture(self._device)
+        self._graphs: OrderedDict[tuple[int, int], tuple[Graph, dict[str, Any]]] = OrderedDict()
+        self._inputs: dict[str, torch.Tensor] = {}
         self._gradients: list[torch.Tensor] = []
         self._mean = self._total = torch.empty(0)
         self._is_at_work = False
@@ -176,7 +185,7 @@ class Recorder:
         """As `Step.passes`: gradients of the mean loss are left, and the loss is given.
 
         Raises:
-            CannotRecord: then nothing was changed but gradients, and all graphs are gone.
+            CannotCapture: then nothing was changed but gradients, and all graphs are gone.
         """
         self._begin(total)
         self._is_at_work = True
@@ -189,19 +198,20 @@ class Recorder:
 
     def _replay(self, batch: Batch, loss: HeadLoss) -> None:
         packed = packing.pack(batch, self._model)
-        num_tokens, longest = packed["input_ids"].shape[1], packed["max_length_q"]
-        if num_tokens > self._max_tokens or longest > self._longest:
+        num_tokens, longest, most = packed["input_ids"].shape[1], packed["max_length_q"], self._sizes
+        if num_tokens > most.max_tokens or longest > most.longest:
             self.release()
-            raise CannotRecord(f"a row of {num_tokens:,} tokens, the longest sequence of {longest:,}")
+            raise CannotCapture(f"a row of {num_tokens:,} tokens, the longest sequence of {longest:,}")
         num_sequences = len(packed["cu_seq_lens_q"]) - 1
-        size = row_size(num_tokens, num_sequences, self._max_tokens, self._longest, self._least_tokens)
-        if not self._graphs and size < self._max_tokens:  # the largest first: the memory of all others lies in its own
-            self._graph(fill_up(packed, self._model, self._max_tokens, self._longest), loss)
-        row = fill_up(packed, self._model, size, self._longest)
+        size = row_size(num_tokens, num_sequences, most.max_tokens, most.longest, most.least_tokens)
+        if not self._graphs and size < most.max_tokens:  # the largest first: the memory of all others lies in its own
+            self._graph(fill_up(packed, self._model, most.max_tokens, most.longest), loss)
+        row = fill_up(packed, self._model, size, most.longest)
         graph, inputs = self._graph(row, loss)
-        for name, place in inputs.items():
-            if isinstance(place, torch.Tensor):
-                place.copy_(_pinned(row[name], self._device), non_blocking=True)
+        for name, buffer in inputs.items():
+            if isinstance(buffer, torch.Tensor):
+                source = row[name].pin_memory() if self._device.type == "cuda" else row[name]
+                buffer.copy_(source, non_blocking=True)
         graph.replay()
         self._num_replays += 1
 
@@ -212,9 +222,9 @@ class Recorder:
             self._guard = None
         self._graphs.clear()
         self._gradients.clear()
-        self._places.clear()
+        self._inputs.clear()
         self._mean = self._total = torch.empty(0)
-        self._records.forget()
+        self._capture.forget()
 
     @property
     def is_worth_it(self) -> bool:
@@ -224,7 +234,7 @@ class Recorder:
     def _begin(self, total: int) -> None:
         """Gradients and loss of nothing yet, in their places."""
         if not self._gradients:
-            self._records.forget()  # what stays is to lie close together, and not among what will be given back
+            self._capture.forget()  # what stays is to lie close together, and not among what will be given back
             self._gradients = [torch.empty_like(p) for p in self.learned]
             self._mean, self._total = (torch.empty((), device=self._device) for _ in range(2))
         torch._foreach_zero_(self._gradients)
@@ -233,7 +243,7 @@ class Recorder:
         for parameter, gradient in zip(self.learned, self._gradients, strict=True):
             parameter.grad = gradient
 
-    def _graph(self, row: dict[str, Any], loss: HeadLoss) -> tuple[Replayed, dict[str, Any]]:
+    def _graph(self, row: dict[str, Any], loss: HeadLoss) -> tuple[Graph, dict[str, Any]]:
         """The graph of a row's size, and the places that the row is to be put in."""
         key = (row["input_ids"].shape[1], len(row["cu_seq_lens_q"]))
         if key in self._graphs:
@@ -243,24 +253,26 @@ class Recorder:
             self._graphs.popitem(last=False)
         if self._guard is None:
             self._guard = self._model.register_forward_pre_hook(_Guard(self))
-        inputs = {name: self._place(name, value) if _is_tensor(value) else value for name, value in row.items()}
+        inputs = {name: self._input(name, value) for name, value in row.items()}
         try:
-            graph = self._records(lambda: self._pass(inputs, loss))
+            graph = self._capture(lambda: self._pass(inputs, loss))
             self._check_what_learns()
         except BaseException as error:
             self.release()
             if is_out_of_memory(error) or not isinstance(error, Exception):
                 raise
-            raise CannotRecord(" ".join(str(error).split())[:300]) from error
+            raise CannotCapture(" ".join(str(error).split())[:300]) from error
         self._graphs[key] = graph, inputs
-        self.num_recorded += 1
+        self.num_captured += 1
         return graph, inputs
 
-    def _place(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Where an input of a pass is put: the beginning of a place that has room for the longest row."""
-        if name not in self._places:
-            self._places[name] = torch.zeros(self._max_tokens + 1, dtype=value.dtype, device=self._device)
-        return self._places[name][: value.numel()].view(value.shape)
+    def _input(self, name: str, value: Any) -> Any:
+        """Where a tensor is put before a replay: the beginning of a buffer that has room for the longest row."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if name not in self._inputs:
+            self._inputs[name] = torch.zeros(self._sizes.max_tokens + 1, dtype=value.dtype, device=self._device)
+        return self._inputs[name][: value.numel()].view(value.shape)
 
     def _pass(self, inputs: dict[str, Any], loss: HeadLoss) -> None:
         torch.clear_autocast_cache()  # of a context around: a graph makes the casts that it reads, and lends none
@@ -271,10 +283,10 @@ class Recorder:
         self._mean.add_(value.detach())
 
     def _check_what_learns(self) -> None:
-        """A gradient that was made while recording would lie in the memory of graphs, and learn nothing."""
+        """A gradient that was made while capturing would lie in the memory of graphs, and learn nothing."""
         known = set(map(id, self.learned))
         if any(p.grad is not None and id(p) not in known for p in self._model.parameters()):
-            raise CannotRecord("a parameter that had no gradient in the passes before has one now")
+            raise CannotCapture("a parameter that had no gradient in the passes before has one now")
 
     def give_way(self) -> None:
         """The model is called by someone else, who needs memory for it."""
@@ -307,23 +319,80 @@ def fixed_state(model: torch.nn.Module) -> list[Any]:
 
 
 class _Guard:
-    """Tells a recorder that its model is called, and does not keep it; a copy of the model has no recorder."""
+    """Tells the graphs of a model that it is called, and does not keep them; a copy of the model has none."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
-        self._recorder = None if recorder is None else weakref.ref(recorder)
+    def __init__(self, graphs: PassGraphs | None) -> None:
+        self._graphs = None if graphs is None else weakref.ref(graphs)
 
     def __call__(self, model: torch.nn.Module, inputs: Any) -> None:
-        recorder = None if self._recorder is None else self._recorder()
-        if recorder is not None:
-            recorder.give_way()
+        graphs = None if self._graphs is None else self._graphs()
+        if graphs is not None:
+            graphs.give_way()
 
     def __reduce__(self) -> Any:
         return _Guard, (None,)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+class GraphUse:
+    """Whether the passes of a `Stepper` are captured and replayed, from when on, and until when.
 
+    The first eager pass shows which parameters get gradients; later passes of the same model are captured.
 
-def _pinned(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return value.pin_memory() if device.type == "cuda" else value
+    Args:
+        model, autocast: of the passes.
+        is_on: whether they are captured at all.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, autocast: Callable[[], AbstractContextManager[Any]], *, is_on: bool
+    ) -> None:
+        self.is_on = is_on
+        self.is_paused = False
+        """Whether passes run eagerly for now."""
+        self.has_stopped = False
+        """Whether memory was short, or something could not be captured: the state of a run says so."""
+        self.passes: PassGraphs | None = None
+        self._model, self._autocast = model, autocast
+        self._learned: list[torch.nn.Parameter] | None = None
+        self._state_then: list[Any] = []
+
+    def saw(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Passes have run eagerly: of these parameters, those that have gradients learn."""
+        if self.is_on:
+            self._learned = [p for p in parameters if p.grad is not None]
+            self._state_then = fixed_state(self._model)
+
+    def graphs_for(self, batch: Batch, loss: HeadLoss, *, max_tokens: int, seq: int) -> PassGraphs | None:
+        """What replays the passes of a batch; None where they run eagerly, as the first ones do.
+
+        Args:
+            max_tokens: of a row at most.
+            seq: tokens of a sequence at most.
+        """
+        if not self.is_on or self.is_paused or self._learned is None or not PassGraphs.takes(batch, loss):
+            return None
+        if fixed_state(self._model) != self._state_then:
+            self._learned = None
+            if self.passes is not None:
+                self.passes.give_way()
+            return None
+        if self.passes is None:
+            least = max_tokens // 2 if compiling.is_applied(self._model) else 0
+            longest = min(seq, max_positions(self._model) or seq)
+            sizes = RowSizes(max_tokens, longest, least)
+            self.passes = PassGraphs(self._model, self._learned, self._autocast, sizes)
+        self.passes.learned = self._learned
+        if not self.passes.is_worth_it:
+            self.stop()
+        return self.passes
+
+    def stop(self) -> None:
+        """From now on passes run eagerly: memory is short, or what they do cannot be captured."""
+        self.release()
+        self.is_on, self.has_stopped = False, True
+
+    def release(self) -> None:
+        """Let go of all graphs."""
+        if self.passes is not None:
+            self.passes.release()
+            self.passes = None

@@ -13,10 +13,9 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
+from vramfit.runtime.device import RunDevice
+from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.state.model_state import ModelState
-from vramfit.runtime.training.place import Place
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.plain import Batch, bring, each_tensor
 from vramfit.step.ranks import Unanimous, Votes
 from vramfit.tasks.parts.losses import model_inputs
@@ -57,7 +56,7 @@ class Inference:
 
     Args:
         model: on its device; it is put into evaluation mode for the time, and its generators are left as they were.
-        place: where it runs.
+        run_device: where it runs.
         max_tokens: tokens of a batch at most, padding included; one sample at the least. Of a model that takes packed
             batches, real tokens.
         precision: as in training: `amp-*` runs under autocast.
@@ -67,7 +66,7 @@ class Inference:
     def __init__(
         self,
         model: torch.nn.Module,
-        place: Place,
+        run_device: RunDevice,
         *,
         max_tokens: int,
         precision: str = "fp32",
@@ -79,7 +78,7 @@ class Inference:
         self.max_tokens = max_tokens
         self.num_recoveries = 0
         """How often a batch ran out of memory and was halved."""
-        self._place = place
+        self._run_device = run_device
         self._state = ModelState(model)
         self._dtype = precisions.autocast_dtype(precision)
         words = getattr(model, "get_output_embeddings", lambda: None)()
@@ -153,9 +152,9 @@ class Inference:
             while waiting:
                 group = waiting.popleft()
                 passed = self._try(samples, group, on_output)
-                if isinstance(passed, str):
+                if isinstance(passed, Failed):
                     left = [*group, *(i for other in waiting for i in other)]
-                    waiting = deque(self._smaller_groups(samples, group, left, passed))
+                    waiting = deque(self._smaller_groups(samples, group, left, passed.message))
                     continue
                 flying.append(passed)
                 if len(flying) > NUM_FLYING:
@@ -163,9 +162,7 @@ class Inference:
         yield from flying
 
     def _smaller_groups(self, samples: Samples, group: list[int], left: list[int], failure: str) -> list[list[int]]:
-        """What is left to do, in half the tokens a batch; what the failed one changed in the model is put back."""
-        free_memory()
-        self._state.put_back()
+        """What is left to do, in half the tokens a batch."""
         self.num_recoveries += 1
         if len(group) == 1:
             raise RecoveryExhausted(
@@ -183,46 +180,43 @@ class Inference:
         most = even_tokens([samples.lengths[i] for i in rows], self.max_tokens)
         return group_by_length(samples.lengths, most, chosen=rows, packs=True)
 
-    def _try(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed | str:
-        """One batch; gives what was said where memory ran out."""
+    def _try(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed | Failed:
+        """One batch."""
+        self._state.keep()
+        return self._state.attempt(lambda: self._pass(samples, group, on_output), see=self._votes.report)
+
+    def _pass(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed:
         on_host = samples.collate(group)
         packed = packing.pack(on_host, self.model) if self.packs else None
         inputs = model_inputs(on_host if packed is None else packed)
-        autocast = torch.autocast(self._place.device.type, dtype=self._dtype) if self._dtype else nullcontext()
+        autocast = torch.autocast(self._run_device.device.type, dtype=self._dtype) if self._dtype else nullcontext()
         passed = _Passed(samples, group, on_host)
-        self._state.keep()
-        try:
-            with self._place.active(), torch.no_grad():
-                batch = each_tensor(inputs, self._bring)
-                with autocast:
-                    output = self.model(**batch)
-                if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
-                    passed = self._send(output, replace(passed, is_packed=packed is not None))
-                else:
-                    padded = each_tensor(on_host, self._bring)
-                    output = output if packed is None else packing.unpack(output, padded["attention_mask"])
-                    on_output(samples, output, padded, group)
-            self._votes.agree()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            self._votes.report(error)
-            return str(error).splitlines()[0]
+        with self._run_device.active(), torch.no_grad():
+            batch = each_tensor(inputs, self._bring)
+            with autocast:
+                output = self.model(**batch)
+            if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
+                passed = self._send(output, replace(passed, is_packed=packed is not None))
+            else:
+                padded = each_tensor(on_host, self._bring)
+                output = output if packed is None else packing.unpack(output, padded["attention_mask"])
+                on_output(samples, output, padded, group)
+        self._votes.agree()
         return passed
 
     def _bring(self, value: torch.Tensor) -> torch.Tensor:
-        return bring(value, self._place.device)
+        return bring(value, self._run_device.device)
 
     def _send(self, output: Any, passed: _Passed) -> _Passed:
         """The output on its way to the host, where nothing runs out half-way."""
         tensors = {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
-        if self._place.device.type != "cuda":
+        if self._run_device.device.type != "cuda":
             return replace(passed, output=type(output)(**{name: value.cpu() for name, value in tensors.items()}))
         made = {name: torch.empty_like(value, device="cpu", pin_memory=True) for name, value in tensors.items()}
         for name, value in tensors.items():
             made[name].copy_(value, non_blocking=True)
         arrival = torch.cuda.Event()
-        arrival.record(torch.cuda.current_stream(self._place.device))
+        arrival.record(torch.cuda.current_stream(self._run_device.device))
         return replace(passed, output=type(output)(**made), arrival=arrival)
 
 

@@ -1,12 +1,12 @@
 """What depends on how a batch is split: found, and named, before it is learned from."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.monitor.places import warn_user
 from vramfit.step.plain import Batch
 
 IN_BATCH = ("contrastive", "infonce", "multiplenegatives", "ntxent", "gistembed", "tripletsemihard", "supcon", "clip")
@@ -31,10 +31,9 @@ def warn_of_names(model: torch.nn.Module, loss_fn: Any) -> None:
     named += [type(module).__name__ for module in model.modules()]
     for name in named:
         if any(part in name.lower().replace("_", "") for part in IN_BATCH):
-            warnings.warn(
+            warn_user(
                 f"{name} looks like a loss over pairs of a batch: in micro-batches it sees fewer of them, and learns "
-                "something else; give micro_batch the whole batch, or a loss that caches its embeddings",
-                stacklevel=3,
+                "something else; give micro_batch the whole batch, or a loss that caches its embeddings"
             )
             return
 

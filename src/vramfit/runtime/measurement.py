@@ -26,7 +26,7 @@ from vramfit.models.tasks import default_attention
 from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
-from vramfit.runtime.budget import ALLOCATOR_VARIABLES
+from vramfit.runtime.device import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch, forward_step, make_batch, train_step

@@ -8,7 +8,11 @@ import torch
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
+from vramfit.step.plain import Batch
+from vramfit.step.splitting import width_of
+from vramfit.tasks.base import PER_TOKEN
 from vramfit.techniques import layer_inputs, offloading
+from vramfit.techniques.packing import is_per_token
 from vramfit.units import parse_bytes, plain
 from vramfit.workload import CHOICES, HOST_STEPS, Workload
 
@@ -82,8 +86,8 @@ class StepSettings:
     host_memory: str | int | None = None
     """What that may take of the host's memory."""
     graphs: bool = False
-    """Record packed passes as CUDA graphs and replay them, once one has run as it is. For amp-bf16 and bf16, on a GPU
-    of sm_80 or newer; whatever cannot be recorded runs as it is. A change of the model is seen at the next step, but
+    """Capture packed passes as CUDA graphs and replay them, once one has run eagerly. For amp-bf16 and bf16, on a GPU
+    of sm_80 or newer; whatever cannot be captured runs eagerly. A change of the model is seen at the next step, but
     hooks are not called by a replay."""
     attention: str | None = None
     """`packed` packs batches; None does so where the model takes packed ones."""
@@ -184,3 +188,24 @@ def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
     if not getattr(model, "is_gradient_checkpointing", False):
         return ["offload weights computes every layer again in backward: checkpointing must be full"]
     return []
+
+
+def largest_like(batch: Batch, num_samples: int, seq: int, *, packs: bool = False) -> Batch:
+    """A batch of `num_samples` sequences of `seq` tokens, its samples and tokens repeated.
+
+    A mask hides one token of each sequence, so that it is not taken for a mask that hides nothing; but not where the
+    sequences are packed, since there a token less is a token less.
+    """
+    width = width_of(batch)
+    device = next(iter(batch.values())).device
+    rows = torch.arange(num_samples, device=device)
+    columns = torch.arange(seq, device=device) % width
+    made = {}
+    for name, value in batch.items():
+        chosen = value.index_select(0, rows % value.shape[0])
+        made[name] = chosen.index_select(1, columns) if is_per_token(name, chosen, width) else chosen
+    if "attention_mask" in made and made["attention_mask"].dim() == PER_TOKEN:
+        made["attention_mask"] = torch.ones_like(made["attention_mask"])
+        if seq > PER_TOKEN and not packs:
+            made["attention_mask"][:, 1] = 0
+    return made

@@ -5,7 +5,6 @@ own state are turned back, and the window is done again: first as it was, then i
 checkpointing. The step itself is taken whole.
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,15 +13,14 @@ from typing import Any
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.monitor.places import warn_user
 from vramfit.records.plan import Plan
-from vramfit.runtime.budget import enforce, use_expandable_segments
-from vramfit.runtime.graphs import CannotRecord
+from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.runtime.graphs import CannotCapture, GraphUse
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_once
-from vramfit.runtime.recording import Recording
-from vramfit.runtime.rehearsal import dearest_like
-from vramfit.runtime.state.model_state import ModelState, untouched
-from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch
+from vramfit.runtime.model_state import Failed, ModelState, untouched
+from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, largest_like
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring, each_tensor
@@ -135,7 +133,7 @@ class Stepper:
         self._state = ModelState(model, loss=loss_fn)
         is_plain = ranks is None and self.host is None and self._step.scaler is None and self._loss is None
         is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
-        self._recording = Recording(model, self._autocast, is_on=chosen.graphs and is_able)
+        self._graph_use = GraphUse(model, self._autocast, is_on=chosen.graphs and is_able)
         if precision == "tf32":
             torch.set_float32_matmul_precision("high")
 
@@ -161,7 +159,7 @@ class Stepper:
         """Leave the gradients of one effective batch to a loop that clips and steps by itself; gives its mean loss.
 
         They are scaled where there is a GradScaler, and neither unscaled nor clipped. Optimizer state is made. Where
-        passes are recorded, the next call writes its gradients to the same places: copy what is to be kept.
+        passes are CUDA graphs, the next call writes its gradients to the same places: copy what is to be kept.
 
         Raises:
             RecoveryExhausted: not even one sample at a time fits; weights and state are as before the call.
@@ -172,7 +170,7 @@ class Stepper:
         return self.ranks.total(loss)
 
     def rehearse(self, batch: Batch) -> None:
-        """Run the dearest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
+        """Run the largest micro-batches there can be, learning nothing: what does not fit shows now, not at step 4,000.
 
         Samples of `batch`, a whole effective batch, are repeated to full length and full micro-batches; optimizer
         state is made, and random generators and the model's own state are as before. What was cached on the way serves
@@ -183,18 +181,18 @@ class Stepper:
         """
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
-        self._recording.is_paused = True  # first as it is
+        self._graph_use.is_paused = True  # eagerly first
         try:
             for _ in range(NUM_REHEARSALS):
                 num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
-                self._try_out(dearest_like(batch, num_samples, self._seq, packs=self._packs))
-            if self.records and compiling.is_applied(self.model):  # no row will be shorter: nothing is compiled later
-                self._try_out(dearest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
+                self._try_out(largest_like(batch, num_samples, self._seq, packs=self._packs))
+            if self.uses_graphs and compiling.is_applied(self.model):  # no row is shorter: nothing is compiled later
+                self._try_out(largest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
         finally:
-            self._recording.is_paused = False
-        if self.records:  # the largest first: the memory of all others lies in its own
+            self._graph_use.is_paused = False
+        if self.uses_graphs:  # the largest first: the memory of all others lies in its own
             free_memory()
-            self._try_out(dearest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
+            self._try_out(largest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
 
     def _try_out(self, batch: Batch) -> None:
         """A window that leaves nothing but optimizer state and cached memory."""
@@ -207,7 +205,7 @@ class Stepper:
         scaler = {} if self._step.scaler is None else self._step.scaler.state_dict()
         counts = {"num_recoveries": self.num_recoveries, "num_steps": self.num_steps, "num_skipped": self.num_skipped}
         kept = {"scaler": scaler, "seq": self._seq, "size": self._size.state_dict()}
-        return kept | counts | {"graphs": not self._recording.has_stopped}
+        return kept | counts | {"graphs": not self._graph_use.has_stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken."""
@@ -216,14 +214,14 @@ class Stepper:
         self._size.load_state_dict(state["size"])
         self._seq, self.num_skipped = state["seq"], state["num_skipped"]
         self.num_recoveries, self.num_steps = state["num_recoveries"], state["num_steps"]
-        self._recording.release()  # it was for another size
+        self._graph_use.release()  # it was for another size
         if not state.get("graphs", True):
-            self._recording.stop()
+            self._graph_use.stop()
 
     @property
-    def records(self) -> bool:
-        """Whether passes are recorded, once one has run as it is; no more where that could not be."""
-        return self._recording.is_on
+    def uses_graphs(self) -> bool:
+        """Whether passes are replayed as CUDA graphs, once one has run eagerly; no more where that could not be."""
+        return self._graph_use.is_on
 
     @property
     def micro_batch(self) -> int:
@@ -255,9 +253,8 @@ class Stepper:
         self._step.drop_gradients()
         attempts: list[str] = []
         self._state.keep()
-        while (loss := self._try(batch, attempts, finishes=finishes)) is None:
-            self._go_back()
-            if not attempts:  # a pass that could not be recorded, and runs as it is now
+        while isinstance(loss := self._try(batch, attempts, finishes=finishes), Failed):
+            if not attempts:  # a pass that could not be captured runs eagerly now
                 continue
             self.num_recoveries += 1
             self._size.trouble()
@@ -266,49 +263,45 @@ class Stepper:
                 self._state.keep()  # checkpointing, where it was turned on, is to stay
         return loss
 
-    def _go_back(self) -> None:
-        """To where the window began, with all memory freed that can be."""
-        self._step.forget()
-        self._recording.stop()
-        free_memory()
-        try:
-            self._state.put_back()
-        except BaseException as error:
-            self.ranks.accord.give_up(error)
-            raise
+    def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | Failed:
+        """The loss of the window, whose gradients are made; where memory ran out, all is as before it."""
 
-    def _try(self, batch: Batch, attempts: list[str], *, finishes: bool) -> torch.Tensor | None:
-        """Gradients of the window and its loss; None where memory ran out. Finished: unscaled and clipped."""
-        accord = self.ranks.accord
-        try:
+        def window() -> torch.Tensor:
             loss = self._window(batch, finishes=finishes)
-            self._learn_what_moves()
+            self._learn_state()
             self._step.finish(clips=finishes)
-        except CannotRecord as error:
-            warnings.warn(f"passes run as they are, since they cannot be recorded: {error}", stacklevel=2)
-            return None
-        except BaseException as error:
-            if not is_out_of_memory(error):
-                self._step.forget()
-                accord.give_up(error)
-                raise
-            accord.report(error)
+            return loss
+
+        def see(error: BaseException) -> None:
+            if isinstance(error, CannotCapture):
+                warn_user(f"passes run eagerly, since they cannot be captured as CUDA graphs: {error}")
+                return
+            self.ranks.votes.report(error)
             attempts.append(f"micro-batch {self.micro_batch}: {str(error).splitlines()[0]}")
             if self.on_out_of_memory is not None:
                 self.on_out_of_memory(error)
-            return None
-        return loss
 
-    def _learn_what_moves(self) -> None:
+        def drop() -> None:
+            self._step.forget()
+            self._graph_use.stop()
+
+        try:
+            return self._state.attempt(window, recovers=_is_recovered, see=see, drop=drop)
+        except BaseException as error:
+            self._step.forget()
+            self.ranks.votes.give_up(error)
+            raise
+
+    def _learn_state(self) -> None:
         """The first window shows what state passes change: it is kept from now on, and said."""
-        is_first = not self._state.is_settled
-        self._state.settle()
+        is_first = not self._state.is_known
+        self._state.learn()
         if not is_first:
             return
         self._state.warn_of_splits()
-        if self.records and self._state.moves_in_python:
-            warnings.warn("passes run as they are: a recorded one would not change what Python keeps", stacklevel=2)
-            self._recording.stop()
+        if self.uses_graphs and self._state.moves_in_python:
+            warn_user("passes run eagerly: a replayed CUDA graph would not change what Python keeps")
+            self._graph_use.stop()
 
     def _window(self, batch: Batch, *, finishes: bool) -> torch.Tensor:
         self._seq = self._seq or width_of(batch)
@@ -319,16 +312,16 @@ class Stepper:
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
         max_tokens = self.micro_batch * (self._seq if "input_ids" in batch else width_of(batch))
-        recorder = self._recording.recorder_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
-        evenly = recorder is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
+        graphs = self._graph_use.graphs_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
+        evenly = graphs is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
         parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, packs=self._packs, evenly=evenly)
         if not loss.splits and len(parts) * self.ranks.size > 1:
             problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"
             raise WorkloadError([problem], hint=OWN_HINT)
-        if recorder is not None:
-            return recorder.accumulate(parts, loss, totals[0])
+        if graphs is not None:
+            return graphs.accumulate(parts, loss, totals[0])
         mean = self._step.passes(parts, loss, totals, num_counted=num_own, finishes=finishes)
-        self._recording.saw(self._step.with_gradients)
+        self._graph_use.saw(self._step.with_gradients)
         return mean
 
     def _loss_for(self, batch: Batch) -> HeadLoss:
@@ -353,14 +346,14 @@ class Stepper:
             if self.ranks.size > 1:
                 float(loss)  # what goes wrong on the device comes to light here
         except BaseException as error:
-            self.ranks.accord.give_up(error)
+            self.ranks.votes.give_up(error)
             raise
-        self.ranks.accord.agree()
+        self.ranks.votes.agree()
         return self.ranks.total(loss)
 
     def _room_bytes(self) -> int:
         """Memory that the optimizer's step can use without raising the peak of the window."""
-        if self._device.type != "cuda" or self._recording.recorder is not None:  # whose graphs hold it
+        if self._device.type != "cuda" or self._graph_use.passes is not None:  # whose graphs hold it
             return 0
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
@@ -383,6 +376,11 @@ class Stepper:
             return False
         checkpointing.apply(model, "full")
         return True
+
+
+def _is_recovered(error: BaseException) -> bool:
+    """Whether a window that ended in an error is done again."""
+    return is_out_of_memory(error) or isinstance(error, CannotCapture)
 
 
 def _bring(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch) -> Batch:

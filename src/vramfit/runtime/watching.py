@@ -7,17 +7,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
-from vramfit.emulator.gpu import EmulatedGPU, active_gpu
+from vramfit.emulator.gpu import active_gpu
 from vramfit.errors import VramfitError, WorkloadError
-from vramfit.monitor.failure import JobSeen
 from vramfit.monitor.outlets import JsonLines, Outlet, Prometheus
-from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
-from vramfit.monitor.watch import Watch
+from vramfit.monitor.places import JobSeen
+from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource
+from vramfit.monitor.watch import Watch, WatchSettings
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
+from vramfit.runtime.device import EmulatedMemory
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.units import MIB, format_bytes
 
@@ -179,55 +180,17 @@ def watch(
         outlets.append(JsonLines(jsonl))
     if prometheus is not None:
         outlets.append(Prometheus(prometheus))
-    return Watch(
-        Present(),
+    settings = WatchSettings(
         detailed=detailed,
         interval_s=interval_s,
-        outlets=outlets,
+        outlets=tuple(outlets),
         on_sample=on_sample,
         is_out_of_memory=lambda error: is_out_of_memory(error) and not isinstance(error, VramfitError),  # explained
         advise=advise if plan_on_failure else None,
         show_findings=show_findings,
         stream=stream,
     )
-
-
-class EmulatedMemory:
-    """The memory of an emulated GPU."""
-
-    name = "emulated"
-
-    def __init__(self, gpu: EmulatedGPU) -> None:
-        self.gpu = gpu
-        self.capacity_bytes: int | None = gpu.memory_bytes
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu"
-
-    def read(self) -> Reading:
-        gpu = self.gpu
-        return Reading(
-            requested_bytes=gpu.requested_bytes,
-            allocated_bytes=gpu.allocated_bytes,
-            reserved_bytes=gpu.reserved_bytes,
-            peak_requested_bytes=gpu.max_requested_bytes,
-            peak_allocated_bytes=gpu.max_allocated_bytes,
-            peak_reserved_bytes=gpu.max_reserved_bytes,
-            num_retries=gpu.num_retries,
-            num_ooms=gpu.num_failures,
-        )
-
-    def restart_peaks(self) -> None:
-        self.gpu.reset_peaks()
-
-    def process_bytes(self) -> int | None:
-        return resident_bytes()
-
-    def budget_bytes(self) -> int | None:
-        return self.gpu.capacity_bytes
-
-    def note(self) -> str | None:
-        return "an emulated GPU: process memory is the host's"
+    return Watch(cast(MemorySource, Present()), settings)
 
 
 class Present:
@@ -247,28 +210,6 @@ class Present:
             self._now = CudaMemory(torch.cuda.current_device())
         return self._now
 
-    @property
-    def name(self) -> str:
-        return self._source().name
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        return self._source().capacity_bytes
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        return self._source().owns(tensor)
-
-    def read(self) -> Reading:
-        return self._source().read()
-
-    def restart_peaks(self) -> None:
-        self._source().restart_peaks()
-
-    def process_bytes(self) -> int | None:
-        return self._source().process_bytes()
-
-    def budget_bytes(self) -> int | None:
-        return self._source().budget_bytes()
-
-    def note(self) -> str | None:
-        return self._source().note()
+    def __getattr__(self, name: str) -> Any:
+        """As the memory that is in use now."""
+        return getattr(self._source(), name)

@@ -8,8 +8,7 @@ from typing import Any
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.loading import Loaded
-from vramfit.serve.protocol import Asked, beginning, has_more, read_body, write_vector
-from vramfit.serve.request_queue import Refused, Reply, answer, problem
+from vramfit.serve.requests import Asked, Refused, Reply, answer, beginning, has_more, problem, read_body, write_vector
 from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.tasks.parts.reading import Encoded, texts_of
 
@@ -57,7 +56,7 @@ class Engine:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.place = loaded.place
+        self.run_device = loaded.run_device
         self.budget_bytes = loaded.budget_bytes
         self.task, self._kind = loaded.trained.task, loaded.trained.kind
         self.max_length = loaded.trained.max_length
@@ -78,7 +77,7 @@ class Engine:
         return self._inference.num_recoveries
 
     def rehearse(self) -> None:
-        """Run the dearest batch there can be: what is slow the first time is behind, and what does not fit is known.
+        """Run the largest batch there can be: what is slow the first time is behind, and what does not fit is known.
 
         Raises:
             RecoveryExhausted: not even one text of full length fits.
@@ -199,17 +198,7 @@ class Engine:
         return None
 
     def _samples(self, encoded: Sequence[Encoded]) -> Samples:
-        tokenizer = self._trained.tokenizer
-        return Samples(
-            task=self.task,
-            label_names=self._trained.label_names,
-            bad_rows=(),
-            encoded=encoded,
-            max_length=self.max_length,
-            pad_id=tokenizer.pad_token_id or 0,
-            hiding=None,
-            token_types="token_type_ids" in tokenizer.model_input_names,
-        )
+        return Samples(self.task, encoded, self._trained.tokenizing)
 
     def _note(self, work: Round, number: int, row: Row) -> Replies:
         """The answer to a request, once this row was its last."""

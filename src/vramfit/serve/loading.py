@@ -1,6 +1,6 @@
 """A model loaded to serve: its weights in any precision, and as many tokens a batch as its share of memory holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,18 +11,17 @@ from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.target import target_of
 from vramfit.loader.budget import free_bytes
-from vramfit.loader.load import load_request, make_request
 from vramfit.planner.margin import margin_of
-from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import gpu_here
-from vramfit.runtime.training.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model, refuse_fresh
+from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model
 from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
 from vramfit.tasks.parts.results import wrong_top_k
-from vramfit.techniques import packing
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
+
+PREDICTED = ("task", "mode", "seq", "precision", "quantize", "offload", "allocator", "gpu")
+"""Settings of a workload that decide how much a batch may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Loaded:
 
     trained: TrainedModel
     inference: Inference
-    place: Place
+    run_device: RunDevice
     budget_bytes: int | None
     top_k: int | None = None
     """Scores that are given where a request does not say."""
@@ -65,53 +64,38 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     if wrong is not None:
         raise WorkloadError([wrong])
     share_bytes = settings.share_bytes(worker)
-    place = Place(settings.device_of(worker), memory=share_bytes)
-    budget_bytes = share_bytes if share_bytes is not None else _free_share(place, settings, worker)
-    room = _room(trained, settings, place, budget_bytes, settings.sharers(worker))
-    use_expandable_segments(place.device)
-    if share_bytes is not None:
-        enforce(share_bytes, place.device)
-    model = _weights(trained, settings, place, budget_bytes, room)
-    kind: Any = settings.precision
-    inference = Inference(model, place, max_tokens=room.max_tokens, precision=kind)
-    return Loaded(trained, inference, place, budget_bytes, settings.top_k)
-
-
-def _free_share(place: Place, settings: ServeSettings, worker: int) -> int | None:
-    """A worker's part of what is free, with room for the contexts of the others."""
-    free, num_sharers = free_bytes(place.device), settings.sharers(worker)
-    return None if free is None else max(free - (num_sharers - 1) * CONTEXT_BYTES, 1) // num_sharers
-
-
-def _weights(
-    trained: TrainedModel, settings: ServeSettings, place: Place, budget_bytes: int | None, room: Room
-) -> torch.nn.Module:
-    memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
-    request = make_request(
-        trained.model,
-        task=trained.task,
+    run_device = RunDevice(settings.device_of(worker), memory=share_bytes)
+    budget_bytes = share_bytes if share_bytes is not None else _free_share(run_device, settings, worker)
+    workload = trained.workload(
         precision=settings.precision,
         quantize=settings.quantize,
         offload=settings.offload,
-        memory=memory if place.has_budget else None,
-        device=str(place.device),
-        trust_remote_code=trained.trust_remote_code,
+        allocator="expandable",
+        gpu=settings.gpu or run_device.gpu,
     )
-    model, report = load_request(request)
-    if trained.kind.has_head:
-        refuse_fresh(trained.model, trained.task, report.fresh, hint=FINE_TUNE_OR_VECTORS)
-    if _packs(trained, place, settings):
-        packing.apply(model, trained.task)
+    most = MAX_SAMPLES_A_BATCH * trained.max_length if run_device.has_budget else CPU_TOKENS
+    room = Room(min(most, settings.max_tokens or most), None)
+    if budget_bytes is not None:
+        room = _room(trained, workload, budget_bytes, room.max_tokens, settings.sharers(worker))
+    use_expandable_segments(run_device.device)
+    if share_bytes is not None:
+        enforce(share_bytes, run_device.device)
+    if settings.offload is None:  # packed where torch has a kernel for it
+        workload = replace(workload, attention=trained.attention(run_device, settings.precision))
+    memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
+    model = trained.load_weights(workload, run_device, memory, hint=FINE_TUNE_OR_VECTORS)
     if trained.kind.gives_vectors:
         pool_outputs(model, settings.pooling)
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)
-    return model
+    inference = Inference(model, run_device, max_tokens=room.max_tokens, precision=settings.precision)
+    return Loaded(trained, inference, run_device, budget_bytes, settings.top_k)
 
 
-def _packs(trained: TrainedModel, place: Place, settings: ServeSettings) -> bool:
-    """Whether packing helps: where torch has a kernel for it."""
-    return settings.offload is None and trained.attention(place, settings.precision) == "packed"
+def _free_share(run_device: RunDevice, settings: ServeSettings, worker: int) -> int | None:
+    """A worker's part of what is free, with room for the contexts of the others."""
+    free, num_sharers = free_bytes(run_device.device), settings.sharers(worker)
+    return None if free is None else max(free - (num_sharers - 1) * CONTEXT_BYTES, 1) // num_sharers
 
 
 def _rehearse(model: torch.nn.Module, fail_every: int) -> None:
@@ -126,34 +110,14 @@ def _rehearse(model: torch.nn.Module, fail_every: int) -> None:
     model.register_forward_pre_hook(fail)
 
 
-def _room(
-    trained: TrainedModel, settings: ServeSettings, place: Place, budget_bytes: int | None, num_sharers: int
-) -> Room:
-    """Tokens of a batch, so that any batch of so many fits beside the weights."""
-    most = MAX_SAMPLES_A_BATCH * trained.max_length
-    if not place.has_budget:
-        most = CPU_TOKENS
-    most = min(most, settings.max_tokens or most)
-    if budget_bytes is None:
-        return Room(most, None)
-    gpu = settings.gpu or gpu_here(place)
-    job: dict[str, Any] = {
-        "task": trained.task,
-        "mode": "infer",
-        "seq": trained.max_length,
-        "precision": settings.precision,
-        "quantize": settings.quantize,
-        "offload": settings.offload,
-        "allocator": "expandable",
-        "gpu": gpu,
-    }
-    workload = Workload.from_keywords(model=trained.model, **job)
+def _room(trained: TrainedModel, workload: Workload, budget_bytes: int, most: int, num_sharers: int) -> Room:
+    """Tokens of a batch, `most` at most, so that any batch of so many fits beside the weights."""
     basis = target_of(workload).basis
-    job["trust_remote_code"] = trained.trust_remote_code
+    job = {name: getattr(workload, name) for name in PREDICTED} | {"trust_remote_code": trained.trust_remote_code}
     for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
         margin = margin_of(budget_bytes, basis, workload, varied=varied, whole=True)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)
-        room = _offloaded(trained, job) if settings.offload else _resident(trained, job)
+        room = _offloaded(trained, job) if workload.offload else _resident(trained, job)
         if room is not None:
             return Room(min(room.max_tokens, most), room.weights_bytes)
     raise _too_small(trained, job, budget_bytes, num_sharers)
@@ -197,7 +161,7 @@ class Embeddings(ModelOutput):  # type: ignore[misc]
 
 
 def pool_outputs(model: torch.nn.Module, pooling: str) -> None:
-    """Let an encoder give one vector a text, in place, for padded and for packed batches.
+    """Let an encoder give one vector a text, in run_device, for padded and for packed batches.
 
     Args:
         pooling: mean of all tokens, as sentence encoders are trained for, or the first one.

@@ -9,16 +9,14 @@ from typing import Any
 
 from vramfit.listening.connections import most_connections
 from vramfit.listening.server import Server, listen, url_of
-from vramfit.serve.app import App
-from vramfit.serve.metrics import Metrics
-from vramfit.serve.pool import Pool
+from vramfit.serve.app import App, Metrics
+from vramfit.serve.pool import Pool, Ready
 from vramfit.serve.settings import STOP_S, ServeSettings
-from vramfit.serve.worker import Ready
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
 LAST_CALLS_S = 1
-"""After a polite kill: clients that keep connections open hear of the end with an answer."""
+"""After SIGTERM: clients that keep connections open hear of the end with an answer."""
 LAST_ANSWERS_S = 7
 """Beyond the time after which nothing waits any more: for what is being computed."""
 
@@ -57,7 +55,7 @@ def serve(
     on_listening()
     metrics = Metrics()
     max_waiting = min(settings.max_waiting, most_connections() // 2)  # /ping needs a connection, too
-    pool = Pool(replace(settings, max_waiting=max_waiting), metrics)
+    pool = Pool(replace(settings, max_waiting=max_waiting), metrics.restarts.inc)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         workers = pool.start()
@@ -93,5 +91,5 @@ class _Server(Server):
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """A polite kill while the model is loaded ends it as Ctrl-C does."""
+    """SIGTERM while the model is loaded ends it as Ctrl-C does."""
     raise KeyboardInterrupt

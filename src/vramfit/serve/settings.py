@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from vramfit.errors import WorkloadError, nearest_names
+from vramfit.errors import WorkloadError
+from vramfit.settings import SETTINGS
+from vramfit.settings.values import Choice, Count, Number, Value
 from vramfit.tasks import all_tasks
-from vramfit.units import SizeError, parse_bytes
-from vramfit.workload import CHOICES
+from vramfit.units import parse_bytes
 
 POOLINGS = ("mean", "first")
 MAX_WORKERS = 64
@@ -26,7 +27,7 @@ TIMEOUT_S = 55.0
 BODY_S = 20.0
 """Until a request has been sent whole."""
 STOP_S = 20.0
-"""After a polite kill, what still waits is told to come again; SageMaker kills after 30."""
+"""After SIGTERM, what still waits is told to come again; SageMaker kills after 30."""
 CONTEXT_BYTES = 700 * 2**20
 """What CUDA takes for each further worker on a GPU, where the budget is what is free: 701 MiB on an H200 after
 attention."""
@@ -38,6 +39,16 @@ OFFLOADED_BATCHES = (8, 4, 2, 1)
 """Samples of full length that are tried where layers wait in host memory: the fewer, the more layers stay."""
 BYTES_A_TOKEN = 4
 """Of a request's body, roughly: how it is guessed what a request weighs before it is read."""
+CHECKED: dict[str, Value] = {
+    "task": Choice(names=tuple(task.name for task in all_tasks() if task.is_served), optional=True),
+    **{name: SETTINGS[name].value for name in ("precision", "quantize", "memory")},
+    "offload": Choice(names=("weights",), optional=True),
+    "pooling": Choice(names=POOLINGS),
+    **dict.fromkeys(("seq", "top_k", "max_tokens", "fail_every"), Count(optional=True)),
+    **dict.fromkeys(("num_workers", "max_waiting"), Count()),
+    "timeout_s": Number(high=86_401, words="a number of seconds up to a day"),
+}
+"""What each field may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +91,15 @@ class ServeSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        problems = [*_wrong_choices(self), *_wrong_numbers(self)]
+        problems = [p for name, value in CHECKED.items() for p in value.problems(name, getattr(self, name))]
+        wrong = [d for d in self.devices if d not in ("cpu", "emulated") and d.split(":")[0] != "cuda"]
+        problems += [f"device {d!r} is not one of cuda, cuda:N, cpu, emulated" for d in wrong]
         if "emulated" in self.devices and self.memory is None:
             problems.append("device emulated needs memory: how large the GPU is to be, such as 600MiB")
-        if self.memory is not None:
-            try:
-                parse_bytes(self.memory, name="memory")
-            except SizeError as error:
-                problems.append(str(error))
+        if not problems and self.num_workers > MAX_WORKERS:
+            problems.append(f"num_workers {self.num_workers} is more than {MAX_WORKERS}")
+        if not self.model:
+            problems.append("model is needed")
         if problems:
             raise WorkloadError(problems)
 
@@ -103,34 +115,3 @@ class ServeSettings:
     def share_bytes(self, worker: int) -> int | None:
         """A worker's part of the memory of its device; None where nothing was said."""
         return None if self.memory is None else parse_bytes(self.memory, name="memory") // self.sharers(worker)
-
-
-def _wrong_choices(s: ServeSettings) -> list[str]:
-    allowed = {
-        "task": (s.task, tuple(task.name for task in all_tasks() if task.is_served), True),
-        "precision": (s.precision, CHOICES["precision"], False),
-        "quantize": (s.quantize, CHOICES["quantize"], True),
-        "offload": (s.offload, ("weights",), True),
-        "pooling": (s.pooling, POOLINGS, False),
-    }
-    problems = [
-        f"{name} {value!r} is not one of {', '.join(known)} (nearest: {nearest_names(str(value), known, 1)[0]})"
-        for name, (value, known, optional) in allowed.items()
-        if value not in known and not (value is None and optional)
-    ]
-    wrong = [d for d in s.devices if d not in ("cpu", "emulated") and d.split(":")[0] != "cuda"]
-    problems += [f"device {d!r} is not one of cuda, cuda:N, cpu, emulated" for d in wrong]
-    return problems if s.model else [*problems, "model is needed"]
-
-
-def _wrong_numbers(s: ServeSettings) -> list[str]:
-    problems = []
-    for name in ("seq", "top_k", "max_tokens", "num_workers", "max_waiting", "fail_every"):
-        value = getattr(s, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            problems.append(f"{name} {value!r} is not a whole number from 1")
-    if not problems and s.num_workers > MAX_WORKERS:
-        problems.append(f"num_workers {s.num_workers} is more than {MAX_WORKERS}")
-    if not isinstance(s.timeout_s, int | float) or not 0 < s.timeout_s <= 86_400:
-        problems.append(f"timeout_s {s.timeout_s!r} is not a number of seconds up to a day")
-    return problems

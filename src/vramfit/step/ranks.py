@@ -7,7 +7,7 @@ import torch
 
 
 class Votes(Protocol):
-    """The part of an `Accord` that a step uses."""
+    """The part of an `RankVotes` that a step uses."""
 
     def agree(self, *values: int) -> tuple[int, ...]: ...
     def agree_on(self, value: int, what: str) -> None: ...
@@ -25,7 +25,7 @@ class Ranks(Protocol):
     """Whether each process has a part of the model: passes are meetings then, and autocast keeps no casts."""
 
     @property
-    def accord(self) -> Votes:
+    def votes(self) -> Votes:
         """Their votes."""
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Alone:
 
     rank, size = 0, 1
     is_sharded = False
-    accord: Votes = Unanimous()
+    votes: Votes = Unanimous()
 
     def begin(self) -> None:
         return
@@ -114,4 +114,4 @@ class Alone:
         return parameter.nbytes
 
     def total(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss if self.size == 1 else loss.new_tensor(self.accord.sum(float(loss)))
+        return loss if self.size == 1 else loss.new_tensor(self.votes.sum(float(loss)))

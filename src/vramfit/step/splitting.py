@@ -53,7 +53,7 @@ def passes_of(
         parts = [part for part in split(batch, max_tokens, packs=packs, evenly=evenly) if any(loss.counts(part))]
         return parts, len(parts)
     lengths = lengths_of(batch, packs=packs)
-    ranks.accord.agree_on(_fingerprint(batch), "batch")
+    ranks.votes.agree_on(_fingerprint(batch), "batch")
     rows = share_out(lengths, ranks.size)[ranks.rank]
     own = take_rows(batch, rows, width_of(batch)) if rows else None
     num_passes = ranks.num_passes(0 if own is None else len(split(own, max_tokens, packs=packs)))

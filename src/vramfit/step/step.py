@@ -107,7 +107,7 @@ class Step:
         with self._where_optimizer_is():
             if self.host is not None:
                 self.host.gather()
-            self.ranks.accord.agree()
+            self.ranks.votes.agree()
             self.ranks.synchronise()
             if clips and self.scaler is not None and not self._is_host_traced:
                 self.ranks.unscale(self.scaler, self.optimizer)
@@ -116,7 +116,7 @@ class Step:
             elif clips:
                 self.ranks.clip(self.parameters, self.max_grad_norm)
             secure_state(self.optimizer)
-        self.ranks.accord.agree()
+        self.ranks.votes.agree()
 
     def commit(self, room: Callable[[], int] = lambda: 0) -> bool:
         """The optimizer's step, taken whole, or skipped where fp16 gradients overflowed; gradients go.

@@ -105,7 +105,7 @@ def test_a_folder_comes_before_a_published_name(tmp_path: Path, monkeypatch: pyt
 
 def test_data_that_can_be_read_once_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("vramfit.runtime.data.documents.open_table", lambda source: opened.append(source.path))
+    monkeypatch.setattr("vramfit.runtime.data.rows.open_table", lambda source: opened.append(source.path))
     os.mkfifo(tmp_path / "pipe.csv")
     look_at_data(DataSource(path=str(tmp_path / "pipe.csv"), task="sequence-classification"))
     look_at_data(DataSource(path="-", task="sequence-classification"))

@@ -41,7 +41,7 @@ def test_an_interrupt_is_said(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vramfit.planner.plan.plan", interrupt)
-    monkeypatch.setattr("vramfit.runtime.training.trained.open_model", interrupt)
+    monkeypatch.setattr("vramfit.runtime.trained.open_model", interrupt)
     (tmp_path / "data.csv").touch()
     arguments = ["bert-tiny", "--memory", "1GiB"] if verb == "plan" else ["bert-tiny", str(tmp_path / "data.csv")]
     assert leave(monkeypatch, verb, *arguments) == INTERRUPTED
@@ -52,7 +52,7 @@ def test_an_interrupt_is_said(
 def test_an_interrupted_predict_says_that_nothing_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vramfit.runtime.training.trained.open_model", interrupt)
+    monkeypatch.setattr("vramfit.runtime.trained.open_model", interrupt)
     data, output = tmp_path / "data.csv", tmp_path / "out.jsonl"
     data.touch()
     assert leave(monkeypatch, "predict", "bert-tiny", str(data), "--output", str(output)) == INTERRUPTED

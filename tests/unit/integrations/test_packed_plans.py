@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.unit.integrations.packed_trainers import MEMORY, SPLIT, packed_plan
 from tests.unit.integrations.small_trainers import make_trainer, rows_of
-from tests.unit.integrations.test_packable import Own, own_function
+from tests.unit.integrations.test_packing_rules import Own, own_function
 from tests.unit.runtime.small_models import make_batch, make_model
 from transformers import Trainer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vramfit.runtime import graphs as cuda_graphs
-from vramfit.runtime.graphs import CudaRecords
+from vramfit.runtime.graphs import CudaCapture
 
 
 class FakeGraph:
@@ -50,7 +50,7 @@ def fail(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("not permitted when stream is capturing"), KeyboardInterrupt()])
 def test_an_invalid_capture_is_ended_and_the_generator_with_it(done: list[str], error: BaseException) -> None:
-    records = CudaRecords(torch.device("cpu"))
+    records = CudaCapture(torch.device("cpu"))
     with pytest.raises(type(error)):
         records(lambda: fail(error))
     assert done == ["begin", "_cuda_endAllocateToPool(0, (0, 7))", "_cuda_releasePool(0, (0, 7))", "begin", "end"]
@@ -59,7 +59,7 @@ def test_an_invalid_capture_is_ended_and_the_generator_with_it(done: list[str], 
 
 def test_a_capture_that_can_be_ended_is(done: list[str]) -> None:
     FakeGraph.is_invalid = False
-    records = CudaRecords(torch.device("cpu"))
+    records = CudaCapture(torch.device("cpu"))
     with pytest.raises(torch.OutOfMemoryError):
         records(lambda: fail(torch.OutOfMemoryError("CUDA out of memory")))
     assert done == ["begin", "end"]
@@ -67,6 +67,6 @@ def test_a_capture_that_can_be_ended_is(done: list[str]) -> None:
 
 
 def test_a_call_that_leaves_the_capture_invalid_is_an_error(done: list[str]) -> None:
-    records = CudaRecords(torch.device("cpu"))
+    records = CudaCapture(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="previous error"):
         records(lambda: None)

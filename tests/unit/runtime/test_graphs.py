@@ -12,7 +12,7 @@ from tests.unit.runtime.small_models import FAMILIES, flat_gradient, flat_weight
 from tests.unit.techniques.test_packing import with_pads
 
 from vramfit.runtime import graphs, stepper
-from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotRecord, Recorder
+from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotCapture, PassGraphs, RowSizes
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.splitting import lengths_of, split
 from vramfit.step.step import Step
@@ -59,14 +59,14 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
-    monkeypatch.setattr(graphs, "CudaRecords", lambda device: made)
+    monkeypatch.setattr(graphs, "CudaCapture", lambda device: made)
     return made
 
 
 def make_stepper(model: torch.nn.Module, micro_batch: int = 4, **keywords: Any) -> Stepper:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     made = Stepper(model, optimizer, micro_batch=micro_batch, **keywords)
-    made._recording.is_on = True  # as on a GPU
+    made._graph_use.is_on = True  # as on a GPU
     return made
 
 
@@ -127,13 +127,13 @@ def test_gradients_and_loss_are_those_of_passes_that_run_as_they_are(family: str
     batch = with_pads(family, make_batch(task))
     stepper = make_stepper(model)
     before = float(stepper.gradients(batch))
-    assert stepper._recording.recorder is None  # the first shows what learns
+    assert stepper._graph_use.passes is None  # the first shows what learns
     right = flat_gradient(model)
     for _ in range(2):
         assert float(stepper.gradients(batch)) == pytest.approx(before, rel=1e-5)
         assert (flat_gradient(model) - right).norm() / right.norm() < 1e-5
-    assert stepper._recording.recorder is not None
-    assert stepper._recording.recorder.num_recorded >= 1
+    assert stepper._graph_use.passes is not None
+    assert stepper._graph_use.passes.num_captured >= 1
 
 
 def test_training_goes_the_same_way(calls: Calls) -> None:
@@ -141,7 +141,7 @@ def test_training_goes_the_same_way(calls: Calls) -> None:
     for records in (False, True):
         model = packed_model()
         stepper = make_stepper(model, max_grad_norm=1.0)
-        stepper._recording.is_on = records
+        stepper._graph_use.is_on = records
         stepper.rehearse(make_batch(TASK))
         for seed in range(4):
             stepper.step(with_pads("bert", make_batch(TASK, seed=seed)))
@@ -164,8 +164,8 @@ def test_a_size_is_recorded_once(calls: Calls) -> None:
     stepper = make_stepper(packed_model(), micro_batch=12)
     for _ in range(5):
         stepper.step(make_batch(TASK))
-    assert stepper._recording.recorder is not None
-    assert stepper._recording.recorder.num_recorded == 1
+    assert stepper._graph_use.passes is not None
+    assert stepper._graph_use.passes.num_captured == 1
 
 
 def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
@@ -174,8 +174,8 @@ def test_the_largest_size_is_recorded_first(calls: Calls) -> None:
     for _ in range(2):
         for _ in range(2):
             made.step(make_batch(TASK))
-        assert made._recording.recorder is not None
-        sizes = [num_tokens for num_tokens, _ in made._recording.recorder._graphs]
+        assert made._graph_use.passes is not None
+        sizes = [num_tokens for num_tokens, _ in made._graph_use.passes._graphs]
         assert sizes == [1600, 512]
         with torch.no_grad():
             model(**make_batch(TASK))
@@ -186,20 +186,20 @@ def test_whoever_calls_the_model_is_given_the_memory_first(calls: Calls) -> None
     stepper = make_stepper(model)
     for _ in range(3):
         stepper.step(make_batch(TASK))
-    recorder = stepper._recording.recorder
-    assert recorder is not None
-    assert recorder._graphs
+    graphs_ = stepper._graph_use.passes
+    assert graphs_ is not None
+    assert graphs_._graphs
     copied = copy.deepcopy(model)
     copied(**make_batch(TASK))
-    assert recorder._graphs  # another model
+    assert graphs_._graphs  # another model
     model.eval()
     with torch.no_grad():
         model(**make_batch(TASK))
-    assert not recorder._graphs
-    assert not recorder._gradients
+    assert not graphs_._graphs
+    assert not graphs_._gradients
     model.train()
     stepper.step(make_batch(TASK))
-    assert recorder._graphs
+    assert graphs_._graphs
 
 
 def test_a_loop_that_calls_the_model_at_every_step_is_not_recorded_for_long(calls: Calls) -> None:
@@ -209,15 +209,15 @@ def test_a_loop_that_calls_the_model_at_every_step_is_not_recorded_for_long(call
         stepper.step(make_batch(TASK))
         with torch.no_grad():
             model(**make_batch(TASK))
-    assert stepper._recording.recorder is None
-    assert not stepper._recording.is_on
+    assert stepper._graph_use.passes is None
+    assert not stepper._graph_use.is_on
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(calls: Calls) -> None:
     model, batch = packed_model(), make_batch(TASK)
     twin = copy.deepcopy(model)
     stepper, plain = make_stepper(model), make_stepper(twin)
-    plain._recording.is_on = False
+    plain._graph_use.is_on = False
     calls.error = RuntimeError("operation not permitted when stream is capturing")
     for number in range(3):
         if number == 1:
@@ -237,7 +237,7 @@ def test_memory_that_runs_out_while_recording_costs_no_step(calls: Calls) -> Non
     for _ in range(3):
         stepper.step(batch)
     assert (stepper.num_recoveries, stepper.num_steps) == (1, 3)
-    assert stepper._recording.recorder is None
+    assert stepper._graph_use.passes is None
     assert not stepper.state_dict()["graphs"]
 
 
@@ -253,12 +253,12 @@ def test_rows_of_samples_that_are_too_long_run_as_they_are(calls: Calls) -> None
 
 def test_labels_that_no_loss_leaves_out_are_not_filled_up() -> None:
     model = packed_model()
-    recorder = Recorder(model, [], torch.no_grad, max_tokens=64, longest=16, records=Calls())
+    graphs_ = PassGraphs(model, [], torch.no_grad, RowSizes(64, 16), capture=Calls())
     batch = make_batch(TASK)
     fractions = batch | {"labels": torch.rand(12, 2)}
-    assert recorder.takes(batch, head_loss(model, batch))
-    assert not recorder.takes(fractions, head_loss(model, fractions))
-    assert not recorder.takes(batch | {"bbox": batch["input_ids"]}, head_loss(model, batch))
+    assert graphs_.takes(batch, head_loss(model, batch))
+    assert not graphs_.takes(fractions, head_loss(model, fractions))
+    assert not graphs_.takes(batch | {"bbox": batch["input_ids"]}, head_loss(model, batch))
 
 
 def test_rows_are_levelled_where_they_are_recorded() -> None:
@@ -274,17 +274,17 @@ def test_rows_are_levelled_where_they_are_recorded() -> None:
 
 
 def test_cannot_record_is_an_error_of_its_own() -> None:
-    assert not isinstance(CannotRecord("x"), torch.OutOfMemoryError)
-    assert stepper.CannotRecord is CannotRecord
+    assert not isinstance(CannotCapture("x"), torch.OutOfMemoryError)
+    assert stepper.CannotCapture is CannotCapture
 
 
-def recorded(model: torch.nn.Module, **keywords: Any) -> tuple[Stepper, Recorder]:
+def recorded(model: torch.nn.Module, **keywords: Any) -> tuple[Stepper, PassGraphs]:
     made = make_stepper(model, **keywords)
     for _ in range(3):
         made.step(make_batch(TASK))
-    assert made._recording.recorder is not None
-    assert made._recording.recorder._graphs
-    return made, made._recording.recorder
+    assert made._graph_use.passes is not None
+    assert made._graph_use.passes._graphs
+    return made, made._graph_use.passes
 
 
 def drop_less(model: torch.nn.Module) -> None:
@@ -321,26 +321,26 @@ CHANGES += [halve_gradients, step_in_backward, look_at_outputs]
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_was_recorded_of_a_model_as_it_is_no_more_is_let_go(change: Callable[[Any], Any], calls: Calls) -> None:
     model: Any = packed_model()
-    made, recorder = recorded(model)
-    before = recorder.num_recorded
+    made, graphs_ = recorded(model)
+    before = graphs_.num_captured
     change(model)
     made.step(make_batch(TASK))  # as it is
-    assert not recorder._graphs
-    assert recorder.num_recorded == before
+    assert not graphs_._graphs
+    assert graphs_.num_captured == before
     made.step(make_batch(TASK))
-    assert recorder.num_recorded == 2 * before
+    assert graphs_.num_captured == 2 * before
 
 
 def test_parameters_that_learn_later_have_gradients(calls: Calls) -> None:
     model: Any = packed_model()
     model.bert.embeddings.requires_grad_(False)
-    made, recorder = recorded(model)
+    made, graphs_ = recorded(model)
     late = list(model.bert.embeddings.parameters())
     model.bert.embeddings.requires_grad_(True)
     for _ in range(3):
         made.gradients(make_batch(TASK))
         assert all(p.grad is not None for p in late)
-    assert {id(p) for p in late} <= {id(p) for p in recorder.learned}
+    assert {id(p) for p in late} <= {id(p) for p in graphs_.learned}
 
 
 def test_a_model_that_changes_with_every_pass_is_not_recorded_for_long(calls: Calls) -> None:
@@ -350,18 +350,18 @@ def test_a_model_that_changes_with_every_pass_is_not_recorded_for_long(calls: Ca
     made = make_stepper(model)
     for _ in range(4 * MAX_GIVEN_AWAY):
         made.step(make_batch(TASK))
-    assert not made._recording.is_on
+    assert not made._graph_use.is_on
 
 
 def test_weights_that_are_loaded_in_place_change_nothing(calls: Calls) -> None:
     model = packed_model()
-    made, recorder = recorded(model)
-    before = recorder.num_recorded
+    made, graphs_ = recorded(model)
+    before = graphs_.num_captured
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     made.optimizer.load_state_dict(copy.deepcopy(made.optimizer.state_dict()))
     made.step(make_batch(TASK))
-    assert recorder._graphs
-    assert recorder.num_recorded == before
+    assert graphs_._graphs
+    assert graphs_.num_captured == before
 
 
 def test_a_model_does_not_keep_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,13 +369,13 @@ def test_a_model_does_not_keep_what_was_recorded(monkeypatch: pytest.MonkeyPatch
         def __call__(self, call: Callable[[], None]) -> Any:
             return Nothing()
 
-    monkeypatch.setattr(graphs, "CudaRecords", Kept)
+    monkeypatch.setattr(graphs, "CudaCapture", Kept)
     model = packed_model()
     hooks = len(model._forward_pre_hooks)
-    made, recorder = recorded(model)
+    made, graphs_ = recorded(model)
     assert len(model._forward_pre_hooks) == hooks + 1
-    seen = weakref.ref(recorder)
-    del made, recorder
+    seen = weakref.ref(graphs_)
+    del made, graphs_
     assert seen() is None  # at once: nobody collects garbage for a GPU
     assert len(model._forward_pre_hooks) == hooks
 
@@ -384,7 +384,7 @@ def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
     model, batch = packed_model(), make_batch(TASK)
     twin = copy.deepcopy(model)
     made, plain = (make_stepper(m, precision="amp-bf16") for m in (model, twin))
-    plain._recording.is_on = False
+    plain._graph_use.is_on = False
     made.step(batch)
     plain.step(batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which keeps casts until it ends
@@ -392,7 +392,7 @@ def test_a_graph_casts_its_weights_itself(calls: Calls) -> None:
             made.step(batch)
     for _ in range(3):
         plain.step(batch)
-    assert made._recording.recorder is not None
+    assert made._graph_use.passes is not None
     assert (flat_weights(model) - flat_weights(twin)).norm() / flat_weights(twin).norm() < 1e-3
 
 
@@ -405,29 +405,29 @@ def test_a_gradient_that_is_new_is_not_recorded(monkeypatch: pytest.MonkeyPatch)
             late.grad = torch.zeros_like(late)  # in the memory of graphs
             return Call(call)
 
-    monkeypatch.setattr(graphs, "CudaRecords", MakesOne)
+    monkeypatch.setattr(graphs, "CudaCapture", MakesOne)
     made = make_stepper(model)
     made.step(batch)
-    assert made._recording._learned is not None
-    made._recording._learned = [p for p in made._recording._learned if p is not late]
+    assert made._graph_use._learned is not None
+    made._graph_use._learned = [p for p in made._graph_use._learned if p is not late]
     with pytest.warns(UserWarning, match="had no gradient in the passes before"):
         made.gradients(batch)
     assert late.grad is not None
     assert late.grad.any()
-    assert not made._recording.is_on
+    assert not made._graph_use.is_on
 
 
 def test_a_state_of_another_size_is_recorded_anew(calls: Calls) -> None:
     model = packed_model()
-    made, recorder = recorded(model)
+    made, graphs_ = recorded(model)
     larger = make_stepper(packed_model(), micro_batch=8)
     larger.step(make_batch(TASK))
     made.load_state_dict(larger.state_dict())
     for _ in range(2):
         made.step(make_batch(TASK))
-    assert made._recording.is_on
-    assert made._recording.recorder is not recorder
-    assert made._recording.recorder is not None
+    assert made._graph_use.is_on
+    assert made._graph_use.passes is not graphs_
+    assert made._graph_use.passes is not None
 
 
 def test_a_run_without_graphs_says_nothing_against_them() -> None:
@@ -436,7 +436,7 @@ def test_a_run_without_graphs_says_nothing_against_them() -> None:
     plain.step(make_batch(TASK))
     made = make_stepper(packed_model())
     made.load_state_dict(plain.state_dict())
-    assert made._recording.is_on
+    assert made._graph_use.is_on
 
 
 def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,15 +446,15 @@ def test_a_rehearsal_that_fails_is_no_word_on_graphs(calls: Calls, monkeypatch: 
         with pytest.raises(ZeroDivisionError):
             made.rehearse(batch)
     made.rehearse(batch)
-    assert made._recording.recorder is not None
+    assert made._graph_use.passes is not None
 
 
 def test_batches_that_cannot_be_filled_up_make_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "CudaRecords", lambda device: 1 / 0)
+    monkeypatch.setattr(graphs, "CudaCapture", lambda device: 1 / 0)
     made = make_stepper(packed_model())
     for _ in range(3):
         made.step(make_batch(TASK) | {"labels": torch.rand(12, 3)})
-    assert made._recording.recorder is None
+    assert made._graph_use.passes is None
 
 
 def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None:
@@ -463,8 +463,8 @@ def test_rows_are_filled_up_with_places_that_the_model_has(calls: Calls) -> None
     made = make_stepper(model, micro_batch=1, seq=16 * most)
     for _ in range(2):
         made.step(make_batch(TASK, size=31))  # one more makes it 32
-    assert made._recording.recorder is not None
-    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._recording.recorder._graphs.values())
+    assert made._graph_use.passes is not None
+    assert all(int(inputs["position_ids"].max()) < most for _, inputs in made._graph_use.passes._graphs.values())
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_only_passes_of_the_packed_kernel_are_recorded(
     made = Stepper(
         model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=4, precision=precision, graphs=True
     )
-    assert made.records is is_recorded
+    assert made.uses_graphs is is_recorded
 
 
 @pytest.mark.filterwarnings("error")
@@ -490,9 +490,9 @@ def test_a_recorder_that_could_not_be_made_goes_quietly(monkeypatch: pytest.Monk
     def fail(device: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(graphs, "CudaRecords", fail)
+    monkeypatch.setattr(graphs, "CudaCapture", fail)
     made = make_stepper(packed_model())
     for _ in range(3):
         made.step(make_batch(TASK))
     assert (made.num_steps, made.num_recoveries) == (3, 1)
-    assert not made.records
+    assert not made.uses_graphs

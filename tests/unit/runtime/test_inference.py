@@ -13,9 +13,9 @@ from tests.unit.runtime.training.small_runs import write_classes, write_model, w
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.runtime.data import samples as samples_module
 from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference, even_tokens, group_by_length
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.trained import open_model
+from vramfit.runtime.trained import open_model
 from vramfit.techniques import packing
 
 
@@ -33,7 +33,7 @@ def test_a_batch_that_failed_leaves_no_trace_in_the_models_own_state(opened: Any
     opened[0].base_model.embeddings.dropout = counter
     for place in (30, 60):
         counter.num_calls, seen = 0, []
-        inference = Inference(opened[0], Place("emulated", memory="1GiB", fail_at=(place,)), max_tokens=512)
+        inference = Inference(opened[0], RunDevice("emulated", memory="1GiB", fail_at=(place,)), max_tokens=512)
         inference.run(opened[1], lambda output, batch, rows, seen=seen: seen.append(rows))
         assert inference.num_recoveries == 1
         assert counter.num_calls == len(seen)
@@ -50,21 +50,21 @@ def opened(tmp_path: Path) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(tmp_path / "m"), samples
 
 
-def logits_of(opened: Any, place: Place, max_tokens: int) -> tuple[torch.Tensor, Inference]:
+def logits_of(opened: Any, run_device: RunDevice, max_tokens: int) -> tuple[torch.Tensor, Inference]:
     model, samples = opened
     found = torch.zeros(len(samples), 2)
 
     def take(output: Any, batch: Any, rows: list[int]) -> None:
         found[torch.tensor(rows)] = output.logits
 
-    inference = Inference(model, place, max_tokens=max_tokens)
+    inference = Inference(model, run_device, max_tokens=max_tokens)
     inference.run(samples, take)
     return found, inference
 
 
 def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(opened: Any) -> None:
-    plain, _ = logits_of(opened, Place("cpu"), 16)
-    disturbed, inference = logits_of(opened, Place("emulated", memory="1GiB", fail_at=(60, 200)), 512)
+    plain, _ = logits_of(opened, RunDevice("cpu"), 16)
+    disturbed, inference = logits_of(opened, RunDevice("emulated", memory="1GiB", fail_at=(60, 200)), 512)
     assert inference.num_recoveries == 2
     assert inference.max_tokens == 128
     assert torch.allclose(plain, disturbed, atol=1e-6)
@@ -73,13 +73,13 @@ def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(opened: Any) ->
 
 def test_one_sample_that_does_not_fit_is_an_error(opened: Any) -> None:
     with pytest.raises(RecoveryExhausted, match="one sample of"):
-        logits_of(opened, Place("emulated", memory="16KiB"), 64)
+        logits_of(opened, RunDevice("emulated", memory="16KiB"), 64)
 
 
 def test_packed_batches_hold_more_and_answer_the_same(opened: Any) -> None:
-    plain, _ = logits_of(opened, Place("cpu"), 64)
+    plain, _ = logits_of(opened, RunDevice("cpu"), 64)
     packing.apply(opened[0], "sequence-classification")
-    packed, _ = logits_of(opened, Place("cpu"), 64)
+    packed, _ = logits_of(opened, RunDevice("cpu"), 64)
     torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5)
     lengths = [9, 1, 1, 1, 1, 1]
     assert len(group_by_length(lengths, 14, packs=True)) < len(group_by_length(lengths, 14))
@@ -101,7 +101,7 @@ def test_packed_answers_for_tokens_are_as_wide_as_their_batch(tmp_path: Path) ->
         longest = max(samples.lengths[i] for i in rows)
         seen.append((output.logits.shape[:2], batch["attention_mask"].shape, longest))
 
-    Inference(model, Place("cpu"), max_tokens=14).run(samples, take)
+    Inference(model, RunDevice("cpu"), max_tokens=14).run(samples, take)
     assert any(longest < width for _, (_, width), longest in seen)
     assert all(logits == mask for logits, mask, _ in seen)
 
@@ -119,7 +119,7 @@ def test_a_part_is_read_while_another_goes_through(tmp_path: Path, monkeypatch: 
 
 
 def test_parts_give_what_the_whole_gives(opened: Any) -> None:
-    plain, _ = logits_of(opened, Place("cpu"), 64)
+    plain, _ = logits_of(opened, RunDevice("cpu"), 64)
     model, samples = opened
     packing.apply(model, "sequence-classification")
     found: list[torch.Tensor] = []
@@ -128,7 +128,7 @@ def test_parts_give_what_the_whole_gives(opened: Any) -> None:
         assert part is samples
         found.append(output.logits[torch.tensor(rows).argsort()])
 
-    Inference(model, Place("cpu"), max_tokens=10_000).run_parts([samples, samples], take)
+    Inference(model, RunDevice("cpu"), max_tokens=10_000).run_parts([samples, samples], take)
     assert len(found) == 2
     for made in found:
         torch.testing.assert_close(made, plain, atol=1e-6, rtol=1e-5)
@@ -158,11 +158,11 @@ def test_packed_is_taken_where_its_kernel_is(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, precision: str, asked: Any, chosen: Any
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
-    place: Any = SimpleNamespace(device=torch.device(device))
+    run_device: Any = SimpleNamespace(device=torch.device(device))
     trained = open_model(str(tmp_path / "m"), task="sequence-classification")
-    assert trained.attention(place, precision, asked) == chosen
-    assert trained.attention(place, precision, asked, "t4") == asked
+    assert trained.attention(run_device, precision, asked) == chosen
+    assert trained.attention(run_device, precision, asked, "t4") == asked
     words = open_model(str(tmp_path / "m"), task="masked-lm")
-    assert words.attention(place, precision) is None
+    assert words.attention(run_device, precision) is None
     with pytest.raises(WorkloadError, match="every word"):
-        words.attention(place, precision, "packed")
+        words.attention(run_device, precision, "packed")

@@ -15,7 +15,7 @@ from tests.unit.runtime.stateful import KINDS, WIDTH, Small, state_of
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import WorkloadError
-from vramfit.runtime.state.model_state import ModelState
+from vramfit.runtime.model_state import ModelState
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import packing
 
@@ -138,7 +138,7 @@ def cost(model: torch.nn.Module) -> tuple[int, int, int]:
 @pytest.mark.filterwarnings(MOVES)
 def test_what_is_kept_takes_no_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [cost(Small(*KINDS)), cost(Leaving())]
-    for name in ("keep", "settle"):
+    for name in ("keep", "learn"):
         monkeypatch.setattr(ModelState, name, lambda self: None)
     assert [cost(Small(*KINDS)), cost(Leaving())] == kept
 
@@ -314,12 +314,31 @@ def test_passes_whose_python_state_changes_are_not_recorded() -> None:
     packing.apply(model, TASK)
     model.bert.pooler.register_forward_pre_hook(_Counting())  # type: ignore[union-attr, operator]
     stepper = Stepper(model, torch.optim.AdamW(model.parameters(), fused=True), micro_batch=12)
-    stepper._recording.is_on = True  # as on a GPU
+    stepper._graph_use.is_on = True  # as on a GPU
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stepper.step(make_batch(TASK))
-    assert any("a recorded one would not change what Python keeps" in str(one.message) for one in caught)
-    assert not stepper.records
+    assert any("a replayed CUDA graph would not change what Python keeps" in str(one.message) for one in caught)
+    assert not stepper.uses_graphs
+
+
+def test_a_list_that_a_hook_fills_is_put_back_and_not_warned_of() -> None:
+    model, seen = Holding(None), []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    stepper, batch = make_stepper(model), make_batch(TASK)
+    with warnings.catch_warnings(), EmulatedGPU("1GiB") as gpu:
+        warnings.simplefilter("error", UserWarning)
+        stepper.step(batch)
+        gpu.fail_at = {gpu.num_allocations + 30}
+        stepper.step(batch)
+    assert stepper.num_recoveries == 1
+    assert len(seen) == 4  # two windows of two passes
+
+
+def test_a_warning_points_to_the_line_of_the_user() -> None:
+    with pytest.warns(UserWarning, match="every forward pass changes") as caught:
+        make_stepper(Small("counter")).step(make_batch(TASK))
+    assert [one.filename for one in caught] == [__file__]
 
 
 class _Counting:

@@ -11,7 +11,7 @@ from tests.unit.runtime.small_models import LENGTH, flat_gradient, flat_weights,
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.rehearsal import dearest_like
+from vramfit.runtime.step_settings import largest_like
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.commit import goes_in_portions, take_step
 from vramfit.step.splitting import split
@@ -174,7 +174,7 @@ def test_a_rehearsal_changes_nothing_that_is_learned() -> None:
 
 @pytest.mark.parametrize("task", [TASK, "token-classification", "question-answering"])
 def test_the_dearest_batch_is_full_and_masked(task: str) -> None:
-    made = dearest_like(make_batch(task), 20, 24)
+    made = largest_like(make_batch(task), 20, 24)
     assert made["input_ids"].shape == (20, 24)
     assert made["attention_mask"][:, -1].all()
     assert not made["attention_mask"].all()

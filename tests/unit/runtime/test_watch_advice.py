@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from vramfit.monitor.failure import JobSeen
+from vramfit.monitor.places import JobSeen
 from vramfit.records.watch import OutOfMemoryReport
 from vramfit.runtime import watching as watch_advice
 from vramfit.units import GIB

@@ -7,11 +7,10 @@ from typing import Any
 from tests.waiting import LIMIT_S
 
 from vramfit.serve import app as app_module
-from vramfit.serve.app import App
-from vramfit.serve.metrics import Metrics
-from vramfit.serve.request_queue import PendingRequest, Reply, RequestQueue, problem
+from vramfit.serve.app import App, Metrics
+from vramfit.serve.pool import Figures
+from vramfit.serve.requests import PendingRequest, Reply, RequestQueue, problem
 from vramfit.serve.settings import MAX_BODY_BYTES
-from vramfit.serve.worker import Figures
 
 JSON = ((b"content-type", b"application/json; charset=utf-8"),)
 SCOPE = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}

@@ -12,9 +12,9 @@ from tests.unit.serve.small_servers import ask, engine_of, write_head
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
+from vramfit.runtime.trained import TrainedModel
 from vramfit.serve import engine as engine_module
-from vramfit.serve import loading as loading_module
-from vramfit.serve import protocol
+from vramfit.serve import requests
 from vramfit.tasks import find_task
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
@@ -70,7 +70,7 @@ def test_tags_answers_and_fills_come_with_their_places(heads: Heads) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_packed_batches_answer_the_same(heads: Heads, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ask(engine_of(heads["features"], pooling=pooling), list(TEXTS))
-    monkeypatch.setattr(loading_module, "_packs", lambda *given: True)  # as where the GPU has a kernel for it
+    monkeypatch.setattr(TrainedModel, "attention", lambda *given: "packed")  # as where the GPU has a kernel for it
     packed = engine_of(heads["features"], pooling=pooling)
     for one, other in zip(plain, ask(packed, list(TEXTS)), strict=True):
         assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-5)
@@ -99,15 +99,15 @@ def test_batches_hold_to_what_was_predicted_to_fit(heads: Heads) -> None:
     assert 48 <= small.max_tokens < large.max_tokens
     ask(small, [TEXTS[2]] * 200)
     assert small.num_recoveries == 0
-    assert small.place.reserved_bytes is not None
-    assert small.place.reserved_bytes <= 80 * 2**20
+    assert small.run_device.reserved_bytes is not None
+    assert small.run_device.reserved_bytes <= 80 * 2**20
 
 
 def test_a_rehearsal_finds_out_what_was_promised_too_much(heads: Heads) -> None:
     engine = engine_of(heads["features"], devices=("emulated",), memory="200MiB", max_tokens=4800)
     engine.rehearse()
     assert engine.max_tokens == 4800
-    gpu = engine.place.emulated
+    gpu = engine.run_device.emulated
     assert gpu is not None
     gpu.fail_at |= {gpu.num_allocations + 10, gpu.num_allocations + 40}
     engine.rehearse()
@@ -155,7 +155,7 @@ def test_a_request_of_too_many_tokens_is_refused(heads: Heads, monkeypatch: pyte
     engine = engine_of(heads["features"])
     said = ask(engine, [TEXTS[2]] * 3, status=413)
     assert said["error"].startswith("144 tokens in 3 pieces")
-    assert protocol.MAX_REQUEST_TOKENS > 100
+    assert requests.MAX_REQUEST_TOKENS > 100
 
 
 def test_a_budget_without_room_for_one_text_says_what_would_help(heads: Heads) -> None:
@@ -215,15 +215,15 @@ def test_hardly_any_of_a_text_without_spaces_is_tokenized_however_long(
 ) -> None:
     engine = engine_of(heads["features"])
     seen: list[int] = []
-    usual = protocol._ids
+    usual = requests._ids
 
     def counted(text: str, tokenizer: Any) -> list[int]:
         seen.append(len(text))
         return usual(text, tokenizer)
 
-    monkeypatch.setattr(protocol, "_ids", counted)
+    monkeypatch.setattr(requests, "_ids", counted)
     told = ask(engine, ["anna", "a" * 8_000_000], status=413)
-    most = protocol.MOST_CHARACTERS_A_TOKEN * engine.max_length
+    most = requests.MOST_CHARACTERS_A_TOKEN * engine.max_length
     assert told["error"] == f"the first {most:,} of a text's 8,000,000 characters do not settle its 48 tokens"
     assert sum(seen) < 2 * most
     assert ask(engine, "anna")["embedding"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.loader.checkpoints import minilm
 from transformers import AutoTokenizer
 
-from vramfit.serve.protocol import beginning, has_more, read_body, write_vector
-from vramfit.serve.request_queue import Refused
+from vramfit.serve.requests import Refused, beginning, has_more, read_body, write_vector
 from vramfit.tasks import all_tasks
 
 FORMS = {task.name: task.request_forms for task in all_tasks() if task.is_served}

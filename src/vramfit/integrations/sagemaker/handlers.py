@@ -39,7 +39,7 @@ def model_fn(model_dir: str, context: Any = None) -> "Engine":
     from vramfit.serve.settings import ServeSettings
 
     engine = Engine(load_model(ServeSettings(model=model_dir, **_options(os.environ.get("VRAMFIT_SERVE", "")))))
-    if engine.place.has_budget:
+    if engine.run_device.has_budget:
         engine.rehearse()
     return engine
 

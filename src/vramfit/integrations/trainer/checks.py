@@ -6,9 +6,19 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.heads import bare_model, follows_count, is_overridden, origin_of, task_of
 from vramfit.integrations.trainer.job import effective_batch, frozen_part
-from vramfit.integrations.trainer.rows import Rows, is_across, is_mean, rows_of, sentence_losses, way_out
+from vramfit.integrations.trainer.losses import (
+    bare_model,
+    follows_count,
+    is_across,
+    is_mean,
+    is_overridden,
+    origin_of,
+    sentence_losses,
+    task_of,
+    way_out,
+)
+from vramfit.integrations.trainer.rows import Rows, rows_of
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples

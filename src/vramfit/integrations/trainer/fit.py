@@ -2,50 +2,55 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
 from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
-from vramfit.integrations.trainer.fitted import FittedTrainer, samples_of
-from vramfit.integrations.trainer.heads import (
+from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
+from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
+from vramfit.integrations.trainer.losses import (
     MAX_DIFFERENCE,
     bare_model,
     loss_pair,
     own_loss,
     summed_loss,
 )
-from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.packable import keeps_moves
+from vramfit.integrations.trainer.rows import keeps_moves
 from vramfit.integrations.trainer.settings import put_plan
-from vramfit.integrations.trainer.steppers import Fit
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
-from vramfit.runtime.budget import enforce, use_expandable_segments
+from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.runtime.random_state import RandomState
 from vramfit.step.plain import each_tensor
 from vramfit.workload import CHOICES
 
 
+class Wishes(TypedDict, total=False):
+    """What a plan for a Trainer is made for and may use."""
+
+    memory: str | int | None
+    gpu: str | None
+    allow: str | Iterable[str]
+    exact: bool
+    margin: float | str | None
+    seq: int | None
+    micro_batch: int | None
+    attention: str | None
+
+
 def fit_trainer(
     trainer: Any,
     *,
-    memory: str | int | None = None,
-    gpu: str | None = None,
-    allow: str | Iterable[str] = (),
-    exact: bool = False,
-    margin: float | str | None = None,
-    seq: int | None = None,
-    micro_batch: int | None = None,
-    attention: str | None = None,
     plan: Plan | None = None,
     loss_fn: Any = None,
     count_fn: Any = None,
     show: bool = True,
+    **wishes: Unpack[Wishes],
 ) -> Fitting:
     """Fit a Hugging Face Trainer into a budget, in place, before its `train`.
 
@@ -57,6 +62,10 @@ def fit_trainer(
 
     Args:
         trainer: a `Trainer` or a subclass, with whatever collator, metrics and callbacks.
+        plan: one that was made before; then nothing is chosen, and what chooses (all of `wishes`) is left out.
+        loss_fn, count_fn: for a loss of your own, as for `Stepper`: a sum over samples, and what to divide it by.
+            Without them a Trainer with its own `compute_loss` gets whole batches, never split.
+        show: print what was changed, and after training what the watch found, to stderr.
         memory, gpu: the budget, as for `plan`; without both, what is free on the GPU that the Trainer uses.
         allow: of "freeze" and "bf16" (weights in bfloat16).
         exact: same maths only: no lower precision, no 8-bit optimizer.
@@ -64,24 +73,31 @@ def fit_trainer(
         seq: tokens of the longest sample, where the datasets do not say; longer ones must not come.
         micro_batch: samples of a pass, where they are not to be chosen.
         attention: sdpa, eager or packed (no padding), where it is not to be chosen.
-        plan: one that was made before; then nothing is chosen, and what chooses (all of the above) is left out.
-        loss_fn, count_fn: for a loss of your own, as for `Stepper`: a sum over samples, and what to divide it by.
-            Without them a Trainer with its own `compute_loss` gets whole batches, never split.
-        show: print what was changed, and after training what the watch found, to stderr.
 
     Raises:
         WorkloadError: what cannot be kept right, everything by name; nothing was changed.
         NoPlanFits: nothing that is allowed fits; nothing was changed.
         BudgetExceeded: the process holds more than the budget already.
     """
+    unknown = [name for name in wishes if name not in Wishes.__annotations__]
+    if unknown:
+        raise TypeError(f"fit_trainer() got an unexpected keyword argument {unknown[0]!r}")
+    allow, attention = wishes.get("allow", ()), wishes.get("attention")
     _check(trainer, allow, loss_fn, count_fn, attention)
     start = RandomState.now()
     try:
         has_loss = loss_fn is not None
-        job = job_of(trainer, seq=seq, micro_batch=micro_batch, has_loss=has_loss, attention=attention)
+        job = job_of(
+            trainer,
+            seq=wishes.get("seq"),
+            micro_batch=wishes.get("micro_batch"),
+            has_loss=has_loss,
+            attention=attention,
+        )
         if plan is None:
-            budget = _budget(trainer, memory, gpu)
-            plan = _plan(trainer, job, {**budget, "allow": allow, "exact": exact, "margin": margin})
+            budget = _budget(trainer, wishes.get("memory"), wishes.get("gpu"))
+            chosen = {"allow": allow, "exact": wishes.get("exact", False), "margin": wishes.get("margin")}
+            plan = _plan(trainer, job, budget | chosen)
         _check_plan(plan, job, attention)
         _compare_losses(trainer, job)
     finally:

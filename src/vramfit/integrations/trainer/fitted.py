@@ -6,21 +6,59 @@ asks of a step, a gradient and a loss, is made by `Stepper`.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
-from vramfit.integrations.trainer import failure
-from vramfit.integrations.trainer.rows import put_together_once
+from vramfit.integrations.trainer import monitoring
+from vramfit.integrations.trainer.evaluation import put_together_once
+from vramfit.integrations.trainer.losses import LossPair, Origin
+from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.rows import why_padded
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
-from vramfit.integrations.trainer.steppers import Fit, is_packed, state_kept, stepper_for
+from vramfit.monitor.places import warn_user
+from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
+from vramfit.records.plan import Plan
+from vramfit.records.watch import OutOfMemoryReport, WatchRecord
+from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
+from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
 from vramfit.techniques.application import undo_to_steps
+
+
+@dataclass(slots=True)
+class Fit:
+    """What a fitted Trainer knows beside."""
+
+    plan: Plan
+    origin: Origin
+    loss: LossPair | None
+    monitor: MonitorCallback
+    waits: bool = True
+    """Whether batches wait on the host until a pass takes its part of one."""
+    attention: str | None = None
+    """Of transformers, where it was asked for."""
+    stepper: Stepper | None = None
+    padded: Stepper | None = None
+    """Beside one that packs: for batches that cannot be."""
+    num_padded: int = 0
+    """Steps of a packed plan that were padded."""
+    states: dict[str, ModelState] = field(default_factory=dict)
+    """Of the model, for what no stepper does: steps that are never split, and evaluation batches."""
+    report: OutOfMemoryReport | None = None
+    """What was alive when memory ran out in a pass that cannot be made smaller."""
+    num_recoveries: int = 0
+    """Of steps and evaluation batches that were done again, without the stepper's."""
+
+    @property
+    def record(self) -> WatchRecord | None:
+        """What the watch saw, of the training that goes on or the last one; None before the first."""
+        return self.monitor.record
 
 
 class FittedTrainer:
@@ -42,7 +80,7 @@ class FittedTrainer:
         except BaseException as error:
             if not _is_unexplained(error):
                 raise
-            raise failure.outside_a_step(self, error) from error
+            raise monitoring.outside_a_step(self, error) from error
         finally:
             self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
             undo_to_steps(self.model)
@@ -55,7 +93,7 @@ class FittedTrainer:
         except BaseException as error:
             if not _is_unexplained(error):
                 raise
-            raise failure.between_batches(self, error) from error
+            raise monitoring.between_batches(self, error) from error
 
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
@@ -95,53 +133,57 @@ class FittedTrainer:
             with _forward_as_written(self.model), packing.in_use(self.model) if packs else nullcontext():
                 return stepper.gradients(batch)
         except RecoveryExhausted as error:
-            raise failure.given_up(self, error, self.vramfit.report) from None
+            raise monitoring.given_up(self, error, self.vramfit.report) from None
         finally:
             stepper.on_out_of_memory = None  # or it would keep a Trainer that is dropped, and its model, alive
 
     def _see_last(self: Any, stepper: Stepper, error: BaseException) -> None:
         """Look at what is alive where passes cannot be made smaller; before that, nothing is lost yet."""
         if stepper.micro_batch == 1:
-            self.vramfit.report = failure.see(self, error)
+            self.vramfit.report = monitoring.see(self, error)
 
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """A step whose loss only the Trainer's class knows: never split, done again as it was."""
         attempts: list[str] = []
+        own_step = super().training_step  # type: ignore[misc]
+
+        def see(error: BaseException) -> None:
+            if len(attempts) == SAME_SIZE_RETRIES:
+                self.vramfit.report = monitoring.see(self, error)
+
         with state_kept(self, "training") as state:
             while len(attempts) <= SAME_SIZE_RETRIES:
-                try:
-                    loss = super().training_step(model, dict(inputs), num_items_in_batch)  # type: ignore[misc]
-                    state.settle()
+                loss = state.attempt(
+                    lambda: own_step(model, dict(inputs), num_items_in_batch),
+                    see=see,
+                    drop=lambda: self.model.zero_grad(set_to_none=True),
+                )
+                if not isinstance(loss, Failed):
+                    state.learn()
                     return loss
-                except BaseException as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    attempts.append(str(error).splitlines()[0])
-                    report = failure.see(self, error) if len(attempts) > SAME_SIZE_RETRIES else None
-                self.model.zero_grad(set_to_none=True)
-                free_memory()
-                state.put_back()
+                attempts.append(loss.message)
                 self.vramfit.num_recoveries += 1
-        raise failure.unsplit(self, attempts, report)
+        raise monitoring.unsplit(self, attempts, self.vramfit.report)
 
     def prediction_step(
         self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, Any, Any]:
         """An evaluation batch; in halves where memory runs out."""
+        own_step = super().prediction_step  # type: ignore[misc]
+
+        def see(error: BaseException) -> None:
+            if len(next(iter(samples_of(inputs).values()))) < 2:
+                self.vramfit.report = monitoring.see(self, error, "evaluation")
+
         with state_kept(self, "evaluation") as state:
-            try:
-                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)  # type: ignore[misc]
-            except BaseException as error:
-                if not is_out_of_memory(error):
-                    raise
-                batch = samples_of(inputs)
-                num_samples = len(next(iter(batch.values())))
-                if num_samples < 2:
-                    message, report = str(error).splitlines()[0], failure.see(self, error, "evaluation")
-            free_memory()
-            state.put_back()
-        if num_samples < 2:
-            raise failure.one_sample([message], report)
+            found = state.attempt(
+                lambda: own_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys), see=see
+            )
+        if not isinstance(found, Failed):
+            return found
+        batch = samples_of(inputs)
+        if len(next(iter(batch.values()))) < 2:
+            raise monitoring.one_sample([found.message], self.vramfit.report)
         self.vramfit.num_recoveries += 1
         return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)
 
@@ -171,7 +213,7 @@ class FittedTrainer:
 
 
 def _is_unexplained(error: BaseException) -> bool:
-    return is_out_of_memory(error) and not isinstance(error, failure.TrainerOutOfMemory)
+    return is_out_of_memory(error) and not isinstance(error, monitoring.TrainerOutOfMemory)
 
 
 def _check_size(trainer: Any, inputs: Any) -> None:
@@ -230,3 +272,70 @@ def _forward_as_written(model: Any) -> Iterator[None]:
         yield
     finally:
         model.forward = wrapped
+
+
+def is_packed(trainer: Any, batch: Batch) -> bool:
+    """Whether the sequences of a batch are to lie end to end; the first batch that cannot be packed is spoken of."""
+    fit: Fit = trainer.vramfit
+    w = fit.plan.workload
+    if w.attention != "packed":
+        return False
+    why = why_padded(batch, trainer.model, w.task)
+    if why is not None:
+        fit.num_padded += 1
+        if fit.num_padded == 1:
+            warn_user(f"step {trainer.state.global_step + 1} is padded: {why}")
+    return why is None
+
+
+def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
+    """The stepper of a batch, for the model and the optimizer of this call of `train`."""
+    fit: Fit = trainer.vramfit
+    optimizer = monitoring.bare_optimizer(trainer)
+    made = fit.stepper or fit.padded
+    if made is not None and (made.optimizer is not optimizer or made.model is not trainer.model):
+        fit.num_recoveries = trainer.num_recoveries
+        fit.stepper = fit.padded = None
+    if fit.plan.workload.attention == "packed" and not packs:
+        share = FUSED_SHARE if fit.plan.workload.fused else PADDED_SHARE
+        fit.padded = fit.padded or _new(trainer, optimizer, packs=False, share=share)
+        return fit.padded
+    fit.stepper = fit.stepper or _new(trainer, optimizer, packs=packs)
+    return fit.stepper
+
+
+@contextmanager
+def state_kept(trainer: Any, purpose: str) -> Iterator[ModelState]:
+    """Inside, the state of the model that the Trainer has now is kept, and the Trainer's own numbers with it."""
+    states: dict[str, ModelState] = trainer.vramfit.states
+    if purpose not in states or states[purpose].model is not trainer.model:
+        states[purpose] = ModelState(trainer.model, loss=trainer.compute_loss_func)
+    state = states[purpose]
+    state.keep(beside=trainer)
+    try:
+        yield state
+    finally:
+        state.let_go()  # or it would keep a Trainer that is dropped, and its model, alive
+
+
+def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Stepper:
+    """A stepper whose passes have a share of the plan's tokens: fewer samples, or less than a whole one's."""
+    fit: Fit = trainer.vramfit
+    micro_batch, seq = fit.plan.micro_batch, fit.plan.workload.seq
+    if micro_batch >= share:
+        micro_batch //= share
+    else:
+        seq = max(seq // share, 1)
+    stepper = Stepper(
+        trainer.model,
+        optimizer,
+        micro_batch=micro_batch,
+        seq=seq,
+        precision=fit.plan.workload.precision,
+        attention="packed" if packs else "sdpa",
+        loss_fn=fit.loss[0] if fit.loss else None,
+        count_fn=fit.loss[1] if fit.loss else None,
+    )
+    if trainer.accelerator.scaler is not None:
+        stepper.scaler = trainer.accelerator.scaler
+    return stepper

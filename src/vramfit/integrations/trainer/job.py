@@ -8,9 +8,17 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.heads import Origin, bare_model, is_overridden, origin_of, task_of
-from vramfit.integrations.trainer.packable import why_not
-from vramfit.integrations.trainer.rows import Rows, is_across, rows_of, sentence_losses, way_out
+from vramfit.integrations.trainer.losses import (
+    Origin,
+    bare_model,
+    is_across,
+    is_overridden,
+    origin_of,
+    sentence_losses,
+    task_of,
+    way_out,
+)
+from vramfit.integrations.trainer.rows import Rows, rows_of, why_not
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.request import Lengths

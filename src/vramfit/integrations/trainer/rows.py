@@ -1,184 +1,36 @@
-"""The samples of a Trainer's datasets: how long they are, and how the collator lays them out."""
+"""The samples of a Trainer: how long they are, how the collator lays them out, and whether a batch may be packed.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+Steps are packed where padded passes would give the very same; a batch is looked at on the host, before any of it is
+sent to the device.
+"""
+
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from vramfit.integrations.trainer.heads import MAX_DIFFERENCE
+from vramfit.integrations.trainer.losses import Origin, bare_model, is_overridden
+from vramfit.models.tasks import supported_attention
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.state.model_state import untouched
-from vramfit.step.own_loss import still
-from vramfit.step.plain import each_tensor
-
-
-@contextmanager
-def put_together_once() -> Iterator[None]:
-    """Evaluations inside pile up their batches, and give the arrays that they would have given."""
-    from transformers import trainer
-    from transformers.trainer_pt_utils import EvalLoopContainer
-
-    class Pile(EvalLoopContainer):  # type: ignore[misc]
-        """Batches as they came: on the GPU, then on the host."""
-
-        tensors: Any
-        arrays: Any
-
-        def add(self, tensors: Any) -> None:
-            self.tensors = self.tensors or []
-            self.tensors.append(whole(tensors))
-
-        def to_cpu_and_numpy(self) -> None:
-            if self.tensors is not None:
-                self.arrays = self.arrays or []
-                self.arrays += [on_host(batch) for batch in self.tensors]
-                self.tensors = None
-
-        def get_arrays(self) -> Any:
-            self.to_cpu_and_numpy()
-            joins = self.arrays is not None and self.do_nested_concat
-            return put_together(self.arrays, self.padding_index) if joins else self.arrays
-
-    before = getattr(trainer, "EvalLoopContainer", None)
-    if before is not EvalLoopContainer:  # another version of transformers, or somebody's own
-        yield
-        return
-    trainer.EvalLoopContainer = Pile
-    try:
-        yield
-    finally:
-        trainer.EvalLoopContainer = before
-
-
-def whole(value: Any) -> Any:
-    """The same tensors, copied where they are a part of something larger: it need not be kept for them."""
-    return _each(value, lambda x: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x)
-
-
-def on_host(value: Any) -> Any:
-    """The same tensors as arrays that keep none of their memory."""
-    return _each(value, _array)
-
-
-def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A tensor changed, or the tensors of lists, tuples and mappings."""
-    kind: Any = type(value)
-    if isinstance(value, list | tuple):
-        return kind(_each(part, change) for part in value)
-    if isinstance(value, Mapping):
-        return kind({name: _each(part, change) for name, part in value.items()})
-    return change(value)
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    moved = tensor.detach().cpu()
-    array = (moved.float() if moved.dtype == torch.bfloat16 else moved).numpy()
-    return array.copy() if tensor.device.type == "cpu" else array
-
-
-def put_together(parts: Sequence[Any], filler: float) -> Any:
-    """Arrays, or lists, tuples and mappings of them, one after another; rows of different widths are filled up."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, list | tuple):
-        return type(first)(put_together(column, filler) for column in zip(*parts, strict=False))
-    if isinstance(first, Mapping):
-        kind: Any = type(first)
-        return kind({name: put_together([part[name] for part in parts], filler) for name in first})
-    arrays = [np.atleast_1d(part) for part in parts]
-    if arrays[0].ndim == 1 or len({array.shape[1] for array in arrays}) == 1:
-        return np.concatenate(arrays)
-    shape = (sum(map(len, arrays)), max(array.shape[1] for array in arrays), *arrays[0].shape[2:])
-    made = np.full(shape, filler, dtype=np.result_type(*arrays))
-    begin = 0
-    for array in arrays:
-        made[begin : begin + len(array), : array.shape[1]] = array
-        begin += len(array)
-    return made
-
-
-PACKAGE = "sentence_transformers"
-NUM_TRIED = 4
-"""Samples that a loss is tried on, and on half of them at a time."""
-CACHED = "CachedMultipleNegatives", "CachedGIST"
-NEGATIVES = "MultipleNegatives", "GIST"
-ACROSS_SAMPLES = (
-    *CACHED,
-    *NEGATIVES,
-    "CoSENT",
-    "AnglE",
-    "OnlineContrastive",
-    "BatchHard",
-    "BatchSemiHard",
-    "BatchAll",
-    "MegaBatch",
-    "ContrastiveTensionLossInBatch",
-)
-"""How the names of losses begin that look at all samples of a batch together."""
-
-
-def sentence_losses(trainer: Any) -> dict[str, Any]:
-    """Losses by dataset, of a trainer of sentence-transformers with one for all under ""; empty for other trainers."""
-    if not any(kind.__module__.partition(".")[0] == PACKAGE for kind in type(trainer).__mro__):
-        return {}
-    loss = getattr(trainer, "loss", None)
-    losses = loss if isinstance(loss, dict) else {"": loss}
-    return {name: one for name, one in losses.items() if isinstance(one, torch.nn.Module)}
-
-
-def is_across(loss: Any) -> bool:
-    """Whether a loss, or one that it wraps, is known to compare the samples of a batch with each other."""
-    return any(type(module).__name__.startswith(ACROSS_SAMPLES) for module in loss.modules())
-
-
-def is_mean(trainer: Any, name: str, loss: Any) -> bool | None:
-    """Whether the loss of a few samples is the mean of their halves'; None where that could not be tried."""
-    datasets = trainer.train_dataset
-    start = RandomState.now()
-    try:
-        dataset = datasets[name] if isinstance(datasets, dict) and name else datasets
-        rows = [dataset[i] for i in range(NUM_TRIED)]
-        with untouched(loss), still(loss):
-            whole, first, last = (
-                _loss(trainer, loss, part) for part in (rows, rows[: NUM_TRIED // 2], rows[NUM_TRIED // 2 :])
-            )
-    except Exception:  # anybody's loss, of anybody's rows
-        return None
-    finally:
-        start.restore()
-    return abs(whole - (first + last) / 2) <= MAX_DIFFERENCE * max(abs(whole), 1e-6)
-
-
-def _loss(trainer: Any, loss: Any, rows: list[Any]) -> float:
-    batch = each_tensor(trainer.data_collator(rows), lambda value: value.to(trainer.args.device))
-    batch.pop("dataset_name", None)
-    features, labels = trainer.collect_features(batch)
-    found = loss(features, labels)
-    return float(sum(found.values()) if isinstance(found, dict) else found)
-
-
-def way_out(loss: Any) -> str:
-    """What to do where a loss compares samples and a step of them does not fit in one pass."""
-    names = [type(module).__name__ for module in loss.modules()]
-    cached = next((name for name in names if name.startswith(CACHED)), None)
-    if cached is not None:
-        return (
-            f"one pass a step, with a smaller mini_batch_size: {cached} splits a batch by itself and compares all of it"
-        )
-    negatives = next((name for name in names if name.startswith(NEGATIVES)), None)
-    if negatives is not None:
-        return f"one pass a step, with Cached{negatives}(mini_batch_size=…), which splits it by itself and compares all"
-    return "one pass a step: per_device_train_batch_size as large as the step; bf16 and checkpointing make room for it"
-
+from vramfit.step.plain import Batch
+from vramfit.tasks import find_task
+from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.losses import LABELS, PLACES
+from vramfit.techniques.casting import CastLinear
+from vramfit.techniques.packed_attention import takes_heads
+from vramfit.techniques.packing import is_per_token, positions_skip
 
 MAX_ROWS = 20_000
 """Rows that are looked at; beyond them, one as long as the model allows is expected."""
 NUM_COLLATED = 8
 """Rows that the collator is tried on, the longest among them."""
+UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - PLACES
+"""Inputs whose meaning for a token, or for a sample, is known; any other may count on where a token lies."""
+MOVES = ("_prepare_inputs", "_prepare_input")
+"""Methods of a Trainer that bring batches to the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,3 +120,125 @@ def _collate(trainer: Any, dataset: Any, places: list[int]) -> dict[str, torch.T
     if not isinstance(made, Mapping) and not hasattr(made, "items"):
         return {}
     return {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
+
+
+def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch) -> str | None:
+    """Why no step of a Trainer can be packed, in words; None where steps can.
+
+    Args:
+        origin: of the loss.
+        planned: what is traced: a configuration, or a module that a configuration does not say all of.
+        batch: a few samples as the collator gives them.
+    """
+    model = bare_model(trainer)
+    attention = getattr(model.config, "_attn_implementation", None)
+    rules = [
+        (origin == "own", f"{type(trainer).__name__} computes a loss of its own, out of padded batches"),
+        (origin == "function", "a loss function of the script's own is given padded outputs"),
+        (
+            find_task(task).reads_padding,
+            "the softmax over an answer's places runs over padding too, which would be gone",
+        ),
+        (
+            isinstance(planned, torch.nn.Module),
+            f"{type(trainer.model).__name__} is not the model that transformers makes of its configuration",
+        ),
+        (
+            "packed" not in supported_attention(type(model)),
+            f"of {type(model).__name__}, rows of several sequences are not known to be kept apart",
+        ),
+        (not takes_heads(model.config), f"the flash kernel does not take the heads of {type(model).__name__}"),
+        (attention != "sdpa", f"attention {attention} was chosen for the model"),
+        (
+            attention == "sdpa" and not isinstance(planned, torch.nn.Module) and is_changed(model),
+            f"{type(model).__name__} has other parts than transformers makes of its configuration",
+        ),
+        (bool(getattr(model.config, "is_decoder", False)), f"{type(model).__name__} is a decoder: it looks back only"),
+        (
+            bool(getattr(model.config, "chunk_size_feed_forward", 0)),
+            "chunk_size_feed_forward cuts rows into pieces of one length",
+        ),
+        (
+            getattr(trainer, "neftune_noise_alpha", None) is not None,
+            "neftune_noise_alpha makes noise by the width of a batch",
+        ),
+        (keeps_moves(trainer), f"{type(trainer).__name__} brings batches to the device in a way of its own"),
+    ]
+    found = next((text for holds, text in rules if holds), None)
+    return found or (why_padded(batch, model, task) if batch else None)
+
+
+def keeps_moves(trainer: Any) -> bool:
+    """Whether a subclass, or accelerate, brings batches to the device by itself: then what it does to them is done."""
+    dispatched = bool(getattr(trainer.accelerator, "dispatch_batches", False))
+    return dispatched or any(is_overridden(trainer, name) for name in MOVES)
+
+
+def is_changed(model: Any) -> bool:
+    """Whether a part of a model was replaced, or its forward: that may look at rows in ways nobody knows."""
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    patched = any("forward" in vars(m) and "_original_forward" not in vars(m) for m in model.modules())
+    return patched or _parts(model) != _parts(made)
+
+
+def _parts(model: torch.nn.Module) -> list[tuple[str, type]]:
+    return [
+        (name, torch.nn.Linear if isinstance(part, CastLinear) else type(part)) for name, part in model.named_modules()
+    ]
+
+
+def why_padded(batch: Batch, model: Any, task: str) -> str | None:
+    """Why a batch is not packed, in words; None for one whose packed gradient is that of the padded one."""
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() != PER_TOKEN:
+        return "it has no input_ids with a row for each sample"
+    unknown = sorted(set(batch) - UNDERSTOOD)
+    if unknown:
+        return f"{', '.join(unknown)} may count on where tokens lie"
+    if any(value.device.type != "cpu" for value in batch.values()):
+        return "it is on the device already, where looking at it would take a wait"
+    odd = [name for name, value in batch.items() if not _is_laid_out(name, value, ids, task)]
+    if odd:
+        return f"{', '.join(odd)} of shape {tuple(batch[odd[0]].shape)} beside {tuple(ids.shape)} tokens"
+    return _in_the_mask(batch, model) or _in_the_tokens(batch, model)
+
+
+def _is_laid_out(name: str, value: torch.Tensor, ids: torch.Tensor, task: str) -> bool:
+    """Whether a tensor has one value a token or one row a sample, whichever its name calls for."""
+    if name == "labels" and find_task(task).counts_samples:
+        return not is_per_token(name, value, ids.shape[1])
+    if name in LABELS - {"labels"}:
+        return value.dim() == 1
+    return value.shape == ids.shape and not value.is_floating_point()
+
+
+def _in_the_mask(batch: Batch, model: Any) -> str | None:
+    """What a mask says that a row of whole sequences does not."""
+    mask, ids = batch.get("attention_mask"), batch["input_ids"]
+    if mask is None:
+        padding = getattr(model.config, "pad_token_id", None)
+        has_padding = padding is not None and bool((ids.numpy() == padding).any())
+        return "it has padding and no attention_mask" if has_padding else None
+    marks = mask.numpy()
+    lengths = np.count_nonzero(marks, axis=1)
+    if not lengths.all():
+        return "a sample has no token that is attended to"
+    if not np.array_equal(marks, np.arange(marks.shape[1]) < lengths[:, None]):
+        return "attention_mask is not ones up to a sample's end and zeros behind it"
+    return None
+
+
+def _in_the_tokens(batch: Batch, model: Any) -> str | None:
+    """Tokens that are counted, or left out, though the mask says otherwise."""
+    ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
+    kept = np.ones(ids.shape, bool) if mask is None else mask.numpy() != 0
+    skipped = positions_skip(model)
+    if skipped is not None and bool((ids.numpy()[kept] == skipped).any()):
+        return f"token {skipped}, which takes no position, is attended to"
+    judged_by_mask = hasattr(model, "discriminator_predictions")
+    if labels is not None and is_per_token("labels", labels, ids.shape[1]) and not judged_by_mask:
+        behind = labels.numpy()[~kept]
+        if bool((behind != IGNORED).any()):
+            return "padding has labels that count"
+    return None

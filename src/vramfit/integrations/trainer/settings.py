@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramfit.integrations.trainer.heads import bare_model
 from vramfit.integrations.trainer.job import Job, is_free
+from vramfit.integrations.trainer.losses import bare_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task
 from vramfit.techniques import packing
 from vramfit.techniques.adamw_8bit import AdamW8bit
-from vramfit.techniques.application import apply, apply_to_steps, undo_to_steps
+from vramfit.techniques.application import apply_to_steps, prepare, undo_to_steps
 from vramfit.workload import Workload
 
 OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
@@ -161,7 +161,7 @@ def put_techniques(model: Any, workload: Workload, attention: str | None) -> Non
     """
     if attention is not None:
         model.config._attn_implementation = attention
-    apply(model, workload)
+    prepare(model, workload, compiles=False)
     undo_to_steps(model)
 
 

@@ -6,9 +6,8 @@ from itertools import islice
 from typing import Any
 
 from vramfit.errors import NEAR, DataError, nearest_names
-from vramfit.runtime.data.documents import open_table
-from vramfit.runtime.data.rows import NOT_UTF8, Table, as_utf8
-from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.runtime.data.rows import Table, open_table
+from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
 from vramfit.tasks import all_tasks
 from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, in_order, some_of
 from vramfit.units import counted

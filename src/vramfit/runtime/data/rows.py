@@ -1,29 +1,23 @@
-"""Lines of a file or a pipe, and the rows they make: a number, fields by name, or what is wrong. Read as a stream."""
+"""The rows of a source: a number, fields by name, or what is wrong. Files of lines are read as a stream.
+
+JSON documents (SQuAD's form too) and `datasets` folders are read whole.
+"""
 
 import csv
 import json
-import os
-import shlex
-import stat
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from vramfit.errors import DataError
-from vramfit.runtime.data.source import STANDARD_INPUT, DataSource
+from vramfit.errors import DataError, MissingExtra
+from vramfit.runtime.data.source import STANDARD_INPUT, DataSource, Lines, open_lines
 from vramfit.tasks import all_tasks
 from vramfit.tasks.parts.reading import Row
-from vramfit.units import format_bytes
 
-MAX_LINE_BYTES = 256 * 2**20
-"""A line this long is no row of a data set; reading on would only fill the memory."""
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-NOT_UTF8 = "not UTF-8"
-"""How the problem of a line begins that cannot be decoded."""
 DELIMITERS = ",;\t|"
 LONGEST_FIELD = 2**30
 TAGS = ("tokens", "tags")
@@ -32,112 +26,9 @@ NUM_ROWS = 1000
 """Rows that are looked at where a file may have no header."""
 MAX_LABELS = 100
 """More different values than this are no labels for certain."""
-
-
-class Lines:
-    """Iterates over decoded lines, each with its line end; counts them."""
-
-    def __init__(self, stream: IO[bytes], name: str) -> None:
-        self.name = name
-        self.number = 0
-        """Of the line given last, from 1."""
-        self.broken: dict[int, str] = {}
-        """Line number → what is wrong with it. Such a line is given all the same, with marks in place of the bytes, so
-        that rows of several lines stay in step."""
-        self._stream = stream
-        self._offset = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        raw = self._stream.readline(MAX_LINE_BYTES + 1)
-        if not raw:
-            raise StopIteration
-        self.number += 1
-        if self.number == 1:
-            self._check_start(raw)
-        if len(raw) > MAX_LINE_BYTES:
-            raise self._too_long(raw)
-        text = self._decode(raw)
-        self._offset += len(raw)
-        return text.removeprefix("\ufeff") if self.number == 1 else text
-
-    def problem(self, first: int, last: int) -> str:
-        """What is wrong with the lines from first to last; empty when nothing is."""
-        if not self.broken:
-            return ""
-        return next((self.broken[n] for n in range(first, last + 1) if n in self.broken), "")
-
-    def _decode(self, raw: bytes) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            where = self._offset + error.start
-            self.broken[self.number] = f"{NOT_UTF8}: byte 0x{raw[error.start]:02x} at offset {where:,} of the file"
-            return raw.decode("utf-8", errors="replace")
-
-    def _check_start(self, raw: bytes) -> None:
-        if raw.startswith(UTF16_MARKS):
-            raise self._not_text("it begins as UTF-16 does")
-        if b"\0" in raw[:4096]:
-            raise self._not_text(f"there is a zero byte at offset {raw.index(0)}, in row 1")
-
-    def _too_long(self, raw: bytes) -> DataError:
-        num_bytes = len(raw)
-        while _is_file(self._stream) and raw and not raw.endswith(b"\n"):
-            raw = self._stream.readline(MAX_LINE_BYTES)
-            num_bytes += len(raw)
-        size = f"has {format_bytes(num_bytes)}" if _is_file(self._stream) else "does not end"
-        return DataError(
-            f"{self.name}: line {self.number:,} {size}, and at most {format_bytes(MAX_LINE_BYTES)} are read of a line",
-            file=self.name,
-            rows=[self.number],
-            hint="write one sample a line; a JSON document as JSON lines (.jsonl)",
-        )
-
-    def _not_text(self, why: str) -> DataError:
-        return DataError(
-            f"{self.name} is not UTF-8 text: {why}",
-            file=self.name,
-            rows=[self.number],
-            hint=as_utf8(self.name, "UTF-16"),
-        )
-
-
-def _is_file(stream: IO[bytes]) -> bool:
-    """Whether a stream has an end for certain."""
-    try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except OSError:
-        return False
-
-
-def as_utf8(name: str, encoding: str) -> str:
-    """The hint for a file in another encoding."""
-    path = Path(name)
-    command = shlex.join(["iconv", "-f", encoding, "-t", "UTF-8", name])
-    return f"save it as UTF-8, for example: {command} > {shlex.quote(f'{path.stem}-utf8{path.suffix}')}"
-
-
-@contextmanager
-def open_lines(source: DataSource) -> Iterator[Lines]:
-    """The lines of a source's file, or of standard input.
-
-    Raises:
-        DataError: no such file, or one that cannot be read.
-    """
-    if source.path == STANDARD_INPUT:
-        yield Lines(sys.stdin.buffer, source.name)
-        return
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(Path(source.path).open("rb"))
-        except OSError as error:
-            raise DataError(
-                f"cannot read {source.path}: {error.strerror}", file=source.path, hint="name a file that is there"
-            ) from None
-        yield Lines(file, source.name)
+SEPARATED = (".csv", ".tsv")
+JSON_LINES = (".jsonl", ".ndjson")
+KNOWN = ".csv, .tsv, .jsonl, .json, .txt, .conll, a folder saved by datasets, or - for standard input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +60,157 @@ class Table:
     """Which columns these are, where the file has no header and its values tell."""
     is_plain_text: bool = False
     """Whether it is a text a line: there is no other column to name."""
+
+
+@contextmanager
+def open_table(source: DataSource) -> Iterator[Table]:
+    """The rows of a source, as a stream.
+
+    Raises:
+        DataError: a file that is not there, is no text, or has an ending that says nothing.
+        MissingExtra: a folder, without `datasets` to read it.
+    """
+    if source.path != STANDARD_INPUT and Path(source.path).is_dir():
+        yield _saved_dataset(source)
+        return
+    with long_fields(), open_lines(source) as lines:
+        yield _table(source, lines)
+
+
+def _table(source: DataSource, lines: Lines) -> Table:
+    suffix = Path(source.path).suffix.lower()
+    if suffix in SEPARATED:
+        return read_separated(lines, source)
+    if suffix in JSON_LINES:
+        return read_json_lines(lines, lines)
+    if suffix == ".json":
+        return _json_file(lines)
+    if suffix == ".conll" or (source.kind.reads_conll and suffix not in (".txt", "")):
+        return read_conll(lines, lines, needs_tags=source.needs_labels)
+    if suffix == ".txt" or source.path == STANDARD_INPUT:
+        return _plain(source, lines)
+    raise DataError(
+        f"{source.name}: the ending {suffix or '(none)'} does not say how to read it", file=source.name, hint=KNOWN
+    )
+
+
+def _plain(source: DataSource, lines: Lines) -> Table:
+    """JSON lines on standard input, tokens with tags, or a text a line: the first line that is not blank tells."""
+    start: list[str] = []
+    for line in lines:
+        start.append(line)
+        if line.strip():
+            break
+    everything = chain(start, lines)
+    first = start[-1] if start else ""
+    if source.path == STANDARD_INPUT and first.lstrip().startswith("{"):
+        return read_json_lines(everything, lines)
+    if source.kind.reads_conll and (source.needs_labels or "\t" in first):
+        return read_conll(everything, lines, needs_tags=source.needs_labels)
+    return read_text(everything, lines, blank_is_a_row=source.kind.reads_blank_lines)
+
+
+def _json_file(lines: Lines) -> Table:
+    """A document, or JSON lines under another ending: then the first line is an object by itself."""
+    start: list[str] = []
+    for line in lines:
+        start.append(line)
+        if line.strip():
+            break
+    second = next(lines, None)
+    everything = chain(start, [] if second is None else [second], lines)
+    if second is not None and _is_object(start[-1]):
+        return read_json_lines(everything, lines)
+    text = "".join(everything)
+    if lines.broken:
+        number, problem = next(iter(lines.broken.items()))
+        raise DataError(f"{lines.name}, row {number}: {problem}", file=lines.name, rows=[number], hint="save as UTF-8")
+    try:
+        document = json.loads(text) if text.strip() else []
+    except (ValueError, RecursionError) as error:
+        row = getattr(error, "lineno", 1)
+        raise DataError(
+            f"{lines.name}, row {row}: not JSON: {error}", file=lines.name, rows=[row], hint="mend or rewrite the file"
+        ) from None
+    return _document(document, lines.name)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _document(document: Any, name: str) -> Table:
+    entries = document.get("data", [document]) if isinstance(document, dict) else document
+    if not isinstance(entries, list):
+        raise DataError(f"{name} is JSON, but neither a list of objects nor SQuAD's form", file=name, hint=KNOWN)
+    if any(isinstance(entry, dict) and "paragraphs" in entry for entry in entries):
+        return Table(("id", "question", "context", "answers"), _numbered(_questions(entries)))
+    columns = next((tuple(entry) for entry in entries if isinstance(entry, dict)), ())
+    return Table(columns, _numbered(entries))
+
+
+def _numbered(entries: Iterable[Any]) -> Iterator[Row]:
+    for number, entry in enumerate(entries, 1):
+        ok = isinstance(entry, dict)
+        yield Row(number, entry) if ok else Row(number, {}, f"not a JSON object but {type(entry).__name__}")
+
+
+def _questions(articles: list[Any]) -> Iterator[Any]:
+    """SQuAD's nesting, flattened; what is not as it should be comes out as something that is no object."""
+    for article in articles:
+        for paragraph in article.get("paragraphs", [None]) if isinstance(article, dict) else [article]:
+            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
+                yield None
+                continue
+            for question in paragraph["qas"]:
+                if not isinstance(question, dict):
+                    yield question
+                    continue
+                answers = [] if question.get("is_impossible") else question.get("answers")
+                yield {**question, "context": paragraph.get("context"), "answers": answers}
+
+
+def _saved_dataset(source: DataSource) -> Table:
+    """A folder that `datasets` wrote with `save_to_disk`; numbers of classes become their names."""
+    folder = Path(source.path)
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        raise DataError(
+            f"{folder} holds several data sets: {', '.join(splits)}",
+            file=str(folder),
+            hint=f"name one of them, for example {folder / (splits[0] if splits else 'train')}",
+        )
+    if not (folder / "dataset_info.json").is_file():
+        raise DataError(f"{folder} is a folder, and datasets did not save it", file=str(folder), hint=KNOWN)
+    try:
+        datasets: Any = import_module("datasets")
+    except ImportError:
+        raise MissingExtra("a folder saved by datasets", extra="datasets", package="datasets") from None
+    data = datasets.load_from_disk(str(folder))
+    names = {column: _class_names(data.features[column]) for column in data.column_names}
+
+    def rows() -> Iterator[Row]:
+        for number, record in enumerate(data, 1):
+            yield Row(number, {column: _by_name(value, names[column]) for column, value in record.items()})
+
+    return Table(tuple(data.column_names), rows())
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    inner = getattr(feature, "feature", feature)
+    names: list[str] | None = getattr(inner, "names", None)
+    return names
+
+
+def _by_name(value: Any, names: list[str] | None) -> Any:
+    if names is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [_by_name(v, names) for v in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 @contextmanager

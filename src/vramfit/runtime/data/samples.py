@@ -15,7 +15,7 @@ import torch
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
-from vramfit.runtime.data.examples import BadRow, Examples, read_examples
+from vramfit.runtime.data.examples import Examples, read_examples
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.step.plain import Batch
 from vramfit.tasks import find_task
@@ -43,35 +43,26 @@ class Samples:
 
     Args:
         task: what they are for.
-        label_names: names of the classes, in the order of their numbers.
-        bad_rows: rows that were kept out.
         encoded: the samples, one after another; each window of a long text is one, where the task reads windows.
-        max_length: the most tokens a sample may have.
-        pad_id: the token that fills up.
+        how: their tokenizer, the most tokens a sample may have, and the names of the classes.
+        examples: what they were read from: rows that were kept out, what to know of the labels.
         hiding: how tokens are hidden, for a task that learns from those.
-        token_types: whether the model takes `token_type_ids`.
-        notes: what to know of the labels.
     """
 
     def __init__(
         self,
-        *,
         task: str,
-        label_names: Sequence[str],
-        bad_rows: Sequence[BadRow],
         encoded: Iterable[Encoded],
-        max_length: int,
-        pad_id: int,
-        hiding: Any,
-        token_types: bool,
-        notes: Sequence[str] = (),
+        how: Tokenizing,
+        examples: Examples | None = None,
+        hiding: Any = None,
     ) -> None:
         self.task = task
-        self.label_names = tuple(label_names)
+        self.label_names = tuple(how.label_names)
         """Names of the classes in the order of their numbers; none for a task without classes."""
-        self.bad_rows = tuple(bad_rows)
+        self.bad_rows = () if examples is None else examples.bad_rows
         """Rows that were kept out."""
-        self.notes = tuple(notes)
+        self.notes = () if examples is None else examples.notes
         """What to know of the labels, in words."""
         self.references: list[dict[str, Any]] = []
         """What metrics and predictions need of each sample: its row, its text, what is true of it."""
@@ -79,11 +70,11 @@ class Samples:
         """Rows longer than the length: cut, or read in several windows."""
         self.longest_before_truncation = 0
         """Tokens of the longest row."""
-        self._kind, self._pad_id, self._hiding = find_task(task), pad_id, hiding
+        self._kind, self._pad_id, self._hiding = find_task(task), how.tokenizer.pad_token_id or 0, hiding
         self._ids, self._types = TokenStore(), TokenStore()
         self._labels = TokenStore(NUMBERS if self._kind.learns_numbers else IDS)
-        self._gather(encoded, max_length)
-        self._has_types = token_types and self._types.any()
+        self._gather(encoded, how.max_length)
+        self._has_types = "token_type_ids" in how.tokenizer.model_input_names and self._types.any()
         self.lengths = self._ids.lengths()
         """Tokens of each sample, as cut."""
         self.widths = self._widths()
@@ -198,43 +189,27 @@ def make_metrics(samples: Samples) -> RunningMetrics:
     return kind.metrics(samples.label_names)
 
 
-def read_samples(
-    source: DataSource,
-    tokenizer: Any,
-    *,
-    max_length: int,
-    label_names: Sequence[str] | None = None,
-    stride: int = 128,
-    seed: int = 0,
-    mask_probability: float = 0.15,
-    token_types: bool | None = None,
-) -> Samples:
+def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> Samples:
     """Reads a data set, checks every row, and tokenizes it.
 
     Args:
         source: which file and which columns.
-        tokenizer: a fast one, as `load_tokenizer` gives it.
-        max_length: tokens a sample may have, special ones included; longer ones are cut, or read in windows.
-        label_names: names of the classes in the order of their numbers; None takes those in the data, numbers by
-            value, names by alphabet.
-        stride: tokens that two windows of one context share (question answering).
+        how: the tokenizer; tokens a sample may have, special ones included: longer ones are cut, or read in windows;
+            names of the classes in the order of their numbers: without, those in the data, numbers by value, names by
+            alphabet.
         seed, mask_probability: of masked language modelling.
-        token_types: whether the model takes `token_type_ids`; None asks the tokenizer.
 
     Raises:
         DataError: a file, a column or rows that cannot be used, with their numbers.
         MissingExtra: a `datasets` folder, and `datasets` is not installed.
         WorkloadError: a length without room for text, or a tokenizer that cannot do the task.
     """
-    examples = read_examples(source, label_names)
-    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=stride)
-    hiding = source.kind.hiding(tokenizer, seed, mask_probability) if source.needs_labels else None
-    return _samples(source.task, examples, how, hiding, token_types)
+    examples = read_examples(source, how.label_names or None)
+    hiding = source.kind.hiding(how.tokenizer, seed, mask_probability) if source.needs_labels else None
+    return _samples(source.task, examples, how, hiding)
 
 
-def read_ahead(
-    source: DataSource, tokenizer: Any, *, max_length: int, label_names: Sequence[str] | None = None
-) -> Iterator[Samples]:
+def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
     """The samples of a source in parts of a few hundred rows, each tokenized while the one before it is in use.
 
     For texts whose order does not matter to each other; questions with windows are read by `read_samples`.
@@ -242,8 +217,7 @@ def read_ahead(
     Raises:
         DataError, WorkloadError: as `read_samples`; what is wrong with rows is known before the first part is there.
     """
-    examples = read_examples(source, label_names)
-    how = Tokenizing(tokenizer=tokenizer, max_length=max_length)
+    examples = read_examples(source, how.label_names or None)
     parts = [
         replace(examples, references=examples.references[begin : begin + PART_ROWS])
         for begin in range(0, len(examples.references), PART_ROWS)
@@ -257,23 +231,10 @@ def read_ahead(
             yield made
 
 
-def _samples(
-    task: str, examples: Examples, how: Tokenizing, hiding: Any = None, token_types: bool | None = None
-) -> Samples:
-    tokenizer = how.tokenizer
-    check_room(tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
-    takes_types = "token_type_ids" in tokenizer.model_input_names
-    return Samples(
-        task=task,
-        label_names=examples.label_names,
-        bad_rows=examples.bad_rows,
-        encoded=find_task(task).encode(examples.references, replace(how, label_names=examples.label_names)),
-        max_length=how.max_length,
-        pad_id=tokenizer.pad_token_id or 0,
-        hiding=hiding,
-        token_types=takes_types if token_types is None else token_types,
-        notes=examples.notes,
-    )
+def _samples(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> Samples:
+    check_room(how.tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
+    how = replace(how, label_names=examples.label_names)
+    return Samples(task, find_task(task).encode(examples.references, how), how, examples, hiding)
 
 
 def lengths_of_data(
@@ -297,7 +258,7 @@ def lengths_of_data(
     except CheckpointError as error:
         raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
     limit = max_length if source.kind.reads_windows else WHOLE
-    samples = read_samples(source, counter, max_length=limit, stride=min(STRIDE, limit // 4))
+    samples = read_samples(source, Tokenizing(tokenizer=counter, max_length=limit, stride=min(STRIDE, limit // 4)))
     found = tuple(max(n, 1) for n in samples.lengths)
     is_whole = len(found) <= MAX_ROWS
     first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "

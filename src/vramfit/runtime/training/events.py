@@ -84,7 +84,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request(*, resumes: bool = False) -> Iterator[StopRequest]:
-    """Inside, Ctrl-C and a polite kill are handled; outside the main thread none arrives.
+    """Inside, Ctrl-C and SIGTERM are handled; outside the main thread none arrives.
 
     Args:
         resumes: whether the run goes on with an earlier one.
@@ -155,7 +155,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class HistoryKept:
     """A step was written down request by request."""
 
     course: StepCourse
@@ -185,5 +185,5 @@ class Saved:
     final: bool = False
 
 
-Event = Note | Loading | Started | Stepped | Recorded | Evaluating | Evaluated | Saved
+Event = Note | Loading | Started | Stepped | HistoryKept | Evaluating | Evaluated | Saved
 OnEvent = Callable[[Event], None]

@@ -2,24 +2,20 @@
 
 import math
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vramfit.records.run import Status
-from vramfit.runtime.data.samples import BatchOrder, Samples, make_metrics
-from vramfit.runtime.distributed.company import Company
-from vramfit.runtime.inference import Inference
+from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.random_state import RandomState
-from vramfit.runtime.stepper import Stepper
-from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
-from vramfit.runtime.training.events import Evaluated, Evaluating, OnEvent, Recorded, Saved, Stepped, StopRequest
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.progress import Progress, Watch
-from vramfit.runtime.training.recording import Recorder
-from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.schedule import Schedule, seed_everything
+from vramfit.runtime.training.checkpoints import Checkpoint
+from vramfit.runtime.training.events import Evaluated, Evaluating, HistoryKept, Saved, Stepped, StopRequest
+from vramfit.runtime.training.memory_history import MemoryHistory
+from vramfit.runtime.training.progress import Divergence, Progress
+from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -37,28 +33,8 @@ from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import attended
 from vramfit.techniques import packing
 
-
-@dataclass(kw_only=True, slots=True)
-class Parts:
-    """What a loop moves."""
-
-    request: TrainRequest
-    train: Samples
-    evaluation: Samples | None
-    order: BatchOrder
-    num_steps: int
-    """Batches to learn from in all."""
-    model: Any
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    stepper: Stepper
-    inference: Inference
-    place: Place
-    store: CheckpointStore
-    us: Company = field(default_factory=Company)
-    """The processes that share the run."""
-    identity: dict[str, Any] = field(default_factory=dict)
-    """What a checkpoint is known by: the request, the data's fingerprints, the settings."""
+if TYPE_CHECKING:
+    from vramfit.runtime.training.session import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,42 +58,43 @@ class _EvaluationStopped(Exception):
 class Loop:
     """Trains from wherever `progress` is to the end."""
 
-    def __init__(self, parts: Parts, stop: StopRequest, on_event: OnEvent) -> None:
+    def __init__(self, session: "Session", stop: StopRequest) -> None:
         self.progress = Progress()
-        self.watch = Watch(scales=parts.stepper.loss_scale is not None)
-        self._parts = parts
+        self.divergence = Divergence(scales=session.stepper.loss_scale is not None)
+        self._session = session
         self._stop = stop
-        self._on_event = on_event
+        self._on_event = session.tell
         self._saved_step = -1
-        self._recorder = Recorder(parts.place)
+        self._history = MemoryHistory(session.run.run_device)
         self._taken: _Taken | None = None
         """The last step, while its loss has not been read."""
-        self._settled_at = 0.0
+        self._read_at = 0.0
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Be where a checkpoint was written."""
-        p, us = self._parts, self._parts.us
-        state = us.first(checkpoint.state)
-        restore_learned(p.model, us.first_tensors(lambda: checkpoint.tensors("weights")))
-        moments = us.first_tensors(lambda: checkpoint.tensors("optimizer"))
+        p, processes = self._session, self._session.run.processes
+        state = processes.first(checkpoint.state)
+        restore_learned(p.model, processes.first_tensors(lambda: checkpoint.tensors("weights")))
+        moments = processes.first_tensors(lambda: checkpoint.tensors("optimizer"))
         restore_optimizer(p.model, p.optimizer, moments, state["optimizer"], host=p.stepper.host)
         p.schedule.load_state_dict(state["schedule"])
         p.stepper.load_state_dict(state["stepper"])
-        self.watch.load_state_dict(state["watch"])
+        self.divergence.load_state_dict(state["watch"])
         self.progress = Progress.from_state(state["progress"])
         self._restore_generators(checkpoint, state)
         self._saved_step = checkpoint.step
 
     def _restore_generators(self, checkpoint: Checkpoint, state: dict[str, Any]) -> None:
         """Where they were, on every rank that was there; on others, begun anew."""
-        us, others = self._parts.us, state.get("other_ranks", [])
-        for rank in range(us.size):
+        processes, others = self._session.run.processes, state.get("other_ranks", [])
+        for rank in range(processes.size):
             values = state["random"] if rank == 0 else others[rank - 1] if rank <= len(others) else None
-            found = None if values is None else us.first_tensors(lambda r=rank: checkpoint.tensors(_generators(r)))  # type: ignore[misc]
-            if us.rank != rank:
+            read = partial(checkpoint.tensors, _generators(rank))
+            found = None if values is None else processes.first_tensors(read)
+            if processes.rank != rank:
                 continue
             if found is None or values is None:
-                seed_everything(self._parts.request.seed + checkpoint.step * us.size + rank)
+                seed_everything(self._session.run.request.seed + checkpoint.step * processes.size + rank)
             else:
                 restore_random(found, values)
 
@@ -130,7 +107,7 @@ class Loop:
             RecoveryExhausted: not even one sample fits.
             VramfitError: a checkpoint could not be written.
         """
-        p, progress = self._parts, self.progress
+        p, progress = self._session, self.progress
         progress.num_sessions += 1
         batches = p.order.epoch(progress.epoch)
         epoch = progress.epoch
@@ -141,21 +118,21 @@ class Loop:
                 epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
             self._learn(batches[progress.index], epoch, len(batches))
             self._after_step(is_end_of_epoch=progress.index == 0)
-        if p.evaluation is not None and not progress.is_evaluated:
-            self._evaluate(p.evaluation)
+        if p.run.data.evaluation is not None and not progress.is_evaluated:
+            self._evaluate(p.run.data.evaluation)
         self._save()
         return "stopped early" if progress.step < p.num_steps else "completed"
 
     def _is_enough(self) -> bool:
-        patience = self._parts.request.patience
+        patience = self._session.run.request.patience
         return patience is not None and self.progress.num_without_better >= patience
 
     def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
         """One step. A GPU's loss is read when the next step has been sent: so it need not wait for the host."""
-        p, stepper, progress, began = self._parts, self._parts.stepper, self.progress, time.perf_counter()
+        p, stepper, progress, began = self._session, self._session.stepper, self.progress, time.perf_counter()
         if self._taken is None:
-            self._settled_at = began
-        batch = p.train.collate(rows, epoch=epoch)
+            self._read_at = began
+        batch = p.run.data.train.collate(rows, epoch=epoch)
         lr, skipped_before = p.schedule.lr, stepper.num_skipped
         loss = self._step(batch) if _has_labels(batch) else None
         mask = batch.get("attention_mask")
@@ -170,27 +147,27 @@ class Loop:
             skipped=stepper.num_skipped > skipped_before,
             loss=loss,
         )
-        self._settle(next_is_sent=True)
+        self._read_loss(next_is_sent=True)
         self._taken = taken
-        if not p.place.computes_apart:
-            self._settle()
+        if not p.run.run_device.computes_apart:
+            self._read_loss()
 
-    def _settle(self, *, next_is_sent: bool = False) -> None:
+    def _read_loss(self, *, next_is_sent: bool = False) -> None:
         """Read the loss of the last step, and tell of it.
 
         A step's time is from one reading to the next; where no step has been sent after it, it is its own.
         """
-        p, stepper, taken = self._parts, self._parts.stepper, self._taken
+        p, stepper, taken = self._session, self._session.stepper, self._taken
         if taken is None:
             return
         self._taken = None
         loss = math.nan if taken.loss is None else float(taken.loss)
         now = time.perf_counter()
-        since, self._settled_at = self._settled_at, now
+        since, self._read_at = self._read_at, now
         self.progress.time_s += now - since
         time_s = now - (since if next_is_sent else taken.began)
         self.progress.lost(loss)
-        diverged = None if taken.loss is None else self.watch.see(taken.step, loss, skipped=taken.skipped)
+        diverged = None if taken.loss is None else self.divergence.see(taken.step, loss, skipped=taken.skipped)
         self._on_event(
             Stepped(
                 step=taken.step,
@@ -201,23 +178,23 @@ class Loop:
                 tokens_per_s=taken.num_tokens / max(time_s, 1e-9),
                 num_skipped=stepper.num_skipped,
                 num_recoveries=stepper.num_recoveries,
-                num_nonfinite=self.watch.num_nonfinite,
+                num_nonfinite=self.divergence.num_nonfinite,
                 loss_scale=stepper.loss_scale,
                 micro_batch=stepper.micro_batch,
-                reserved_bytes=p.place.reserved_bytes,
+                reserved_bytes=p.run.run_device.reserved_bytes,
             )
         )
         if diverged is not None:
             raise diverged
 
     def _step(self, batch: Batch) -> torch.Tensor:
-        """One step, written down where it is the dearest so far and memory did not run out in it.
+        """One step, written down where it is the largest so far and memory did not run out in it.
 
         A step whose passes are replayed asks for nothing, and is not.
         """
-        p, stepper = self._parts, self._parts.stepper
-        if stepper.records:
-            with p.place.active():
+        p, stepper = self._session, self._session.stepper
+        if stepper.uses_graphs:
+            with p.run.run_device.active():
                 return stepper.advance(batch)
         num_samples, seq = batch["input_ids"].shape
         micro_batch = min(num_samples, max(stepper.micro_batch * (stepper.seq or seq) // seq, 1))
@@ -226,20 +203,20 @@ class Loop:
             lengths = tuple(lengths_of(batch, packs=True))
             micro_batch, seq = stepper.micro_batch, stepper.seq or seq
         recoveries_before = stepper.num_recoveries
-        recording = self._recorder.step(self.progress.step + 1, num_samples, micro_batch, seq, lengths)
-        with recording as courses, p.place.active():
+        history = self._history.step(self.progress.step + 1, num_samples, micro_batch, seq, lengths)
+        with history as courses, p.run.run_device.active():
             loss = stepper.advance(batch)
         if courses and stepper.num_recoveries == recoveries_before:
-            self._on_event(Recorded(course=courses[0]))
+            self._on_event(HistoryKept(course=courses[0]))
         return loss
 
     def _after_step(self, *, is_end_of_epoch: bool) -> None:
-        p, step = self._parts, self.progress.step
+        p, step = self._session, self.progress.step
         due = self._evaluate_where_due()
-        saves = p.request.save_every
+        saves = p.run.request.save_every
         if (step % saves == 0) if saves is not None else (due or is_end_of_epoch):
             self._save()
-        (number,) = p.us.accord.agree(self._stop.number or 0)
+        (number,) = p.run.processes.votes.agree(self._stop.number or 0)
         if number and step < p.num_steps:
             self._stop.number = number
             self._save()
@@ -247,49 +224,49 @@ class Loop:
 
     def _evaluate_where_due(self) -> bool:
         """Evaluate, if it is time to; says whether it is. A signal that comes meanwhile does not wait for the end."""
-        p, step = self._parts, self.progress.step
-        every = p.request.eval_every
+        p, step = self._session, self.progress.step
+        every = p.run.request.eval_every
         due = step >= p.num_steps or (step % every == 0 if every is not None else self.progress.index == 0)
-        if p.evaluation is not None and due:
+        if p.run.data.evaluation is not None and due:
             try:
-                self._evaluate(p.evaluation)
+                self._evaluate(p.run.data.evaluation)
             except _EvaluationStopped:
                 self._save()
                 raise self._stop.error(step) from None
         return due
 
     def _tell_evaluating(self, done: int, total: int) -> None:
-        alone = self._parts.us.size == 1  # several processes stop together, between steps
-        if alone and self._stop.number is not None and self.progress.step < self._parts.num_steps:
+        alone = self._session.run.processes.size == 1  # several processes stop together, between steps
+        if alone and self._stop.number is not None and self.progress.step < self._session.num_steps:
             raise _EvaluationStopped
         self._on_event(Evaluating(num_done=done, num_samples=total))
 
     def _evaluate(self, samples: Samples) -> None:
         """Metrics of the weights as they are; the best ones are saved at once."""
-        self._settle()
+        self._read_loss()
         started = time.perf_counter()
-        metrics, us = make_metrics(samples), self._parts.us
+        metrics, processes = make_metrics(samples), self._session.run.processes
         own = None  # a model in shards is passed through by all together
-        if us.size > 1 and not us.shards:
-            own = share_out(samples.lengths, us.size)[us.rank]
+        if processes.size > 1 and not processes.shards:
+            own = share_out(samples.lengths, processes.size)[processes.rank]
         if own is None or own:
-            self._parts.inference.run(
+            self._session.inference.run(
                 samples,
                 lambda output, batch, rows: metrics.update(output, batch, [samples.references[i] for i in rows]),
                 self._tell_evaluating,
                 rows=own,
             )
-        self._parts.stepper.ranks.rest()
+        self._session.stepper.ranks.rest()
         if own is not None:
-            metrics, *others = us.gather(metrics)
+            metrics, *others = processes.gather(metrics)
             for other in others:
                 metrics.merge(other)
-        result = us.first(metrics.result)
+        result = processes.first(metrics.result)
         time_s = time.perf_counter() - started
         progress = self.progress
         progress.time_s += time_s
         progress.evaluated(
-            progress.epochs(self._parts.order.num_batches),
+            progress.epochs(self._session.order.num_batches),
             result,
             float(result[metrics.best_metric]),
             higher=metrics.higher_is_better,
@@ -301,21 +278,21 @@ class Loop:
 
     def _save(self) -> None:
         """A checkpoint of this moment, unless there is one."""
-        p, progress = self._parts, self.progress
-        self._settle()
+        p, progress = self._session, self.progress
+        self._read_loss()
         if self._saved_step == progress.step:
             return
         learned = [local(q.detach()) for group in p.optimizer.param_groups for q in group["params"]]
-        self.watch.check_weights(progress.step, learned)
-        p.us.accord.agree()
+        self.divergence.check_weights(progress.step, learned)
+        p.run.processes.votes.agree()
         tensors, scalars = optimizer_state(p.model, p.optimizer, p.stepper.host)
-        generators = p.us.gather(RandomState.now())
+        generators = p.run.processes.gather(RandomState.now())
         state = {
             **p.identity,
             "optimizer": scalars,
             "schedule": p.schedule.state_dict(),
             "stepper": p.stepper.state_dict(),
-            "watch": self.watch.state_dict(),
+            "watch": self.divergence.state_dict(),
             "progress": progress.state_dict(),
             "random": random_values(generators[0]),
             "other_ranks": [random_values(g) for g in generators[1:]],
@@ -323,7 +300,7 @@ class Loop:
         weights = {name: whole(tensor) for name, tensor in learned_tensors(p.model).items()}
         files = {"weights": weights, "optimizer": tensors}
         files |= {_generators(rank): random_tensors(g) for rank, g in enumerate(generators)}
-        saved = p.us.first(lambda: p.store.save(progress.step, files, state, best=progress.best_step))
+        saved = p.run.processes.first(lambda: p.run.store.save(progress.step, files, state, best=progress.best_step))
         self._saved_step = progress.step
         self._on_event(Saved(folder=saved.folder, step=progress.step))
 

@@ -2,7 +2,7 @@
 
 import platform
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,13 +10,15 @@ from vramfit import __version__
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
 from vramfit.runtime.data.samples import make_metrics
-from vramfit.runtime.training.loop import Loop, Parts
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import Data
+from vramfit.runtime.device import RunDevice
 from vramfit.settings import CHOSEN, chosen_in_words
 from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
+
+if TYPE_CHECKING:
+    from vramfit.runtime.training.loop import Loop
+    from vramfit.runtime.training.session import Session
 
 MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 """Of a step, and in all: a run with seven a step took ten times as long as predicted."""
@@ -38,22 +40,21 @@ def settings_in_words(workload: Workload) -> str:
     return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", *chosen_in_words(w)])
 
 
-def make_record(
-    parts: Parts, data: Data, workload: Workload, plan: Plan | None, loop: Loop, status: Status, notes: list[str]
-) -> RunRecord:
+def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:
     """What a finished run has to say."""
-    request, progress, stepper, place = parts.request, loop.progress, parts.stepper, parts.place
+    run, progress, stepper = session.run, loop.progress, session.stepper
+    request, data, plan, run_device = run.request, run.data, run.plan, run.run_device
     evaluated = make_metrics(data.evaluation) if data.evaluation is not None else None
-    losses = progress.last_losses(parts.order.num_batches)
+    losses = progress.last_losses(session.order.num_batches)
     training_s = progress.time_s - sum(result.time_s for result in progress.evaluations)
     return RunRecord(
         model=request.model,
-        model_class=type(parts.model).__name__.removeprefix("FSDP" if parts.us.shards else ""),
+        model_class=type(session.model).__name__.removeprefix("FSDP" if run.processes.shards else ""),
         task=request.task,
         data=request.data,
         eval_data=request.eval_data,
         output=request.output,
-        device=place.name,
+        device=run_device.name,
         status=status,
         num_samples=len(data.train),
         num_truncated=data.train.num_truncated,
@@ -61,12 +62,12 @@ def make_record(
         num_bad_rows=len(data.train.bad_rows),
         num_texts=len(texts_of(data.train.references[0])),
         label_names=tuple(data.train.label_names),
-        settings=settings_of(workload),
-        num_epochs=progress.epochs(parts.order.num_batches),
+        settings=settings_of(run.workload),
+        num_epochs=progress.epochs(session.order.num_batches),
         num_steps=stepper.num_steps,
         num_skipped=stepper.num_skipped,
         loss_scale=stepper.loss_scale,
-        num_recoveries=stepper.num_recoveries + parts.inference.num_recoveries,
+        num_recoveries=stepper.num_recoveries + session.inference.num_recoveries,
         final_micro_batch=stepper.micro_batch,
         train_loss=sum(losses) / len(losses) if losses else None,
         num_loss_batches=len(losses),
@@ -76,23 +77,23 @@ def make_record(
         best_step=progress.best_step,
         budget_bytes=plan.budget_bytes if plan is not None else None,
         predicted_reserved_bytes=_predicted_bytes(plan, evaluates=data.evaluation is not None),
-        most_reserved_bytes=_most_bytes(plan, place),
-        measured_reserved_bytes=place.reserved_bytes,
-        measured_allocated_bytes=place.allocated_bytes,
-        num_retries=place.num_retries,
-        predicted_step_time_s=plan.step_time_s if plan is not None and place.emulated is None else None,
+        most_reserved_bytes=_most_bytes(plan, run_device),
+        measured_reserved_bytes=run_device.reserved_bytes,
+        measured_allocated_bytes=run_device.allocated_bytes,
+        num_retries=run_device.num_retries,
+        predicted_step_time_s=plan.step_time_s if plan is not None and run_device.emulated is None else None,
         step_time_s=training_s / progress.step if progress.step else None,
         compile_s=progress.compile_s,
         time_s=progress.time_s + progress.compile_s,
         num_tokens=progress.num_tokens,
         tokens_per_s=progress.num_tokens / max(training_s + progress.compile_s, 1e-9),
         num_sessions=progress.num_sessions,
-        environment=environment_of(place),
+        environment=environment_of(run_device),
         notes=(
             *data.train.notes,
             *(data.evaluation.notes if data.evaluation is not None else ()),
-            *notes,
-            *_short_of_memory(place.num_retries or 0, progress.step),
+            *session.notes,
+            *_short_of_memory(run_device.num_retries or 0, progress.step),
         ),
     )
 
@@ -104,11 +105,11 @@ def _predicted_bytes(plan: Plan | None, *, evaluates: bool) -> int | None:
     return max(e.safe_reserved_bytes for e in ((plan.estimate, plan.evaluation) if evaluates else (plan.estimate,)))
 
 
-def _most_bytes(plan: Plan | None, place: Place) -> int | None:
+def _most_bytes(plan: Plan | None, run_device: RunDevice) -> int | None:
     """What the allocator was held to; an emulated GPU computes with other kernels, and is held to its size."""
-    if plan is None or place.emulated is not None:
+    if plan is None or run_device.emulated is not None:
         return None
-    return min(plan.budget_bytes, plan.most_reserved_bytes + place.held_bytes)
+    return min(plan.budget_bytes, plan.most_reserved_bytes + run_device.held_bytes)
 
 
 def _short_of_memory(num_retries: int, num_steps: int) -> list[str]:
@@ -125,13 +126,13 @@ def _short_of_memory(num_retries: int, num_steps: int) -> list[str]:
     ]
 
 
-def environment_of(place: Place) -> dict[str, str]:
+def environment_of(run_device: RunDevice) -> dict[str, str]:
     """What a run ran with."""
     found = {"vramfit": __version__, "python": platform.python_version()}
     found |= {name: version(name) for name in ("torch", "transformers")}
     found["system"] = f"{platform.system()} {platform.machine()}"
-    if place.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(place.device)
+    if run_device.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(run_device.device)
         found["gpu"] = f"{properties.name}, {format_bytes(properties.total_memory)}"
         found["cuda"] = str(torch.version.cuda)
     return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,15 +17,17 @@ from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.examples import check_classes
 from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
+from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
-from vramfit.runtime.training.place import Place
+from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.stages import tell
 from vramfit.tasks import find_task
+from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import has_packed_kernel
 from vramfit.units import parse_bytes
@@ -100,7 +102,7 @@ def _size(config: Any, name: str) -> Any:
     return getattr(config, name, None)
 
 
-def suited(plan: Plan, place: Place, gpu: str | None, on_event: events.OnEvent) -> Plan:
+def adapted_plan(plan: Plan, run_device: RunDevice, gpu: str | None, on_event: events.OnEvent) -> Plan:
     """A plan as it can be run at a place; what was meant for another one is said.
 
     Args:
@@ -108,11 +110,11 @@ def suited(plan: Plan, place: Place, gpu: str | None, on_event: events.OnEvent) 
     """
     w = plan.workload
     half = w.precision in HALF
-    if place.name == "cpu" and half:
+    if run_device.name == "cpu" and half:
         text = f"The plan says {w.precision}, which is slow on a CPU: fp32 is taken."
         on_event(events.Note(text=text, warns=True))
         return replace(plan, workload=replace(w, precision="fp32", graphs=False, fused=False))
-    if place.emulated is not None and half:
+    if run_device.emulated is not None and half:
         text = f"The plan says {w.precision}, which is slow here: the emulated GPU computes on the CPU."
         on_event(events.Note(text=text, warns=True))
     if gpu is not None and w.gpu is not None and gpu != w.gpu:
@@ -153,37 +155,35 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     limits = [max_positions(resolved.config) or LONGEST, request.seq]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
-    settings: dict[str, Any] = {"max_length": max_length, "seed": request.seed, "stride": min(STRIDE, max_length // 4)}
+    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
     tell(f"reading {request.data}")
     source = request.source(request.data)
-    train = read_samples(source, tokenizer, **settings)
+    train = read_samples(source, how, seed=request.seed)
     check_classes(source, train.label_names)
     evaluation = None
     if request.eval_data is not None:
-        names = train.label_names or None
-        evaluation = read_samples(request.source(request.eval_data), tokenizer, label_names=names, **settings)
+        how = replace(how, label_names=train.label_names)
+        evaluation = read_samples(request.source(request.eval_data), how, seed=request.seed)
     return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
 
 
 def make_plan(
     request: TrainRequest,
     data: Data,
-    place: Place,
+    run_device: RunDevice,
     former: Workload | None = None,
     num_gpus: int = 1,
-    least: int | None = None,
 ) -> Plan | None:
     """A plan for the real lengths of the data; None on a CPU without a budget.
 
     Args:
         former: the settings of the run that is resumed.
         num_gpus: processes that share the run, each with a GPU.
-        least: what is free on the GPU that has least; None asks this one.
 
     Raises:
         NoPlanFits: nothing that is allowed fits.
     """
-    if not place.has_budget:
+    if not run_device.has_budget:
         return None
     from vramfit.planner.plan import plan
 
@@ -193,11 +193,11 @@ def make_plan(
         keywords["exact"] = True
     if former is not None:
         keywords |= {name: getattr(former, name) for name in KEPT}
-    if place.emulated is not None:
+    if run_device.emulated is not None:
         keywords["rehearses"] = True
     keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
-    keywords |= {"gpu": request.gpu or gpu_here(place), "memory": _memory(request, place, least)}
-    if keywords["gpu"] is None and not has_packed_kernel(place.device, "amp-bf16"):  # the plan would count on it
+    keywords |= {"gpu": request.gpu or run_device.gpu, "memory": _memory(request, run_device)}
+    if keywords["gpu"] is None and not has_packed_kernel(run_device.device, "amp-bf16"):  # the plan would count on it
         keywords.setdefault("attention", default_attention(data.resolved.model_class))
     if num_gpus > 1:
         keywords["num_gpus"] = num_gpus
@@ -219,21 +219,10 @@ def num_steps(request: TrainRequest, data: Data) -> int:
     return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
-def gpu_here(place: Place) -> str | None:
-    """The catalogue's name of the GPU that is there."""
-    if place.device.type != "cuda":
-        return None
-    from vramfit.devices.catalogue import match_gpu
-
-    properties = torch.cuda.get_device_properties(place.device)
-    found = match_gpu(properties.name, properties.total_memory)
-    return found.name if found is not None else None
-
-
-def _memory(request: TrainRequest, place: Place, least: int | None = None) -> int | None:
+def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
     if request.memory is not None:
         return parse_bytes(request.memory, name="memory")
-    return free_bytes(place.device) if least is None else least
+    return free_bytes(run_device.device) if run_device.least_free_bytes is None else run_device.least_free_bytes
 
 
 def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
@@ -247,7 +236,7 @@ def _num_labels(request: TrainRequest, data: Data) -> int | None:
     return find_task(request.task).num_labels(data.train.label_names)
 
 
-def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
+def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
     """The workload as it runs: the plan's, or what was asked for with the plainest of everything else.
 
     Raises:
@@ -275,14 +264,32 @@ def settle(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int =
     return Workload.from_keywords(model=request.model, loop="stepper", **keywords)
 
 
-def load_model(
-    request: TrainRequest,
-    data: Data,
-    workload: Workload,
-    place: Place,
-    budget_bytes: int | None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Any, LoadReport]:
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """What a run is made of before its model is loaded; filled in the order of cost."""
+
+    request: TrainRequest
+    data: Data
+    run_device: RunDevice
+    processes: Processes
+    store: CheckpointStore
+    on_event: events.OnEvent
+    plan: Plan | None = None
+    """None on a CPU without a budget."""
+    workload: Workload = field(init=False)
+    """The workload as it runs."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What PyTorch may reserve: the plan's limit, and what this process held on the device before."""
+        if self.plan is not None:
+            return min(self.plan.budget_bytes, self.plan.limit_bytes + self.run_device.held_bytes)
+        if self.run_device.has_budget and self.request.memory is not None:
+            return parse_bytes(self.request.memory, name="memory")
+        return None
+
+
+def load_model(run: Run) -> tuple[Any, LoadReport]:
     """The model on its device, inside the budget, ready to learn.
 
     Weights that are to be quantized are loaded and quantized on the host, so that the device never has them in full;
@@ -291,34 +298,46 @@ def load_model(
     Raises:
         NoPlanFits, CheckpointError, WorkloadError: as `load` raises them.
     """
+    request, workload, device, budget_bytes = run.request, run.workload, run.run_device.device, run.limit_bytes
     if budget_bytes is not None:
-        use_expandable_segments(place.device)
-        enforce(budget_bytes, place.device)
+        use_expandable_segments(device)
+        enforce(budget_bytes, device)
     on_host = workload.quantize is not None or workload.offload == "weights"
-    asked = make_request(
-        request.model,
-        task=request.task,
-        precision=workload.precision,
+    model, report = _load(
+        run,
+        lambda done, total: run.on_event(events.Loading(done_bytes=done, total_bytes=total)),
         attention=workload.attention,
-        num_labels=_num_labels(request, data),
+        num_labels=_num_labels(request, run.data),
         memory=None if on_host else budget_bytes,
-        device="cpu" if on_host else str(place.device),
-        trust_remote_code=request.trust_remote_code,
-        seed=request.seed,
+        device="cpu" if on_host else str(device),
     )
-    model, report = load_request(asked, progress=progress)
-    name_labels(model, data.train.label_names)
     torch.manual_seed(request.seed)
-    prepare(model, workload, place.device if on_host else None, compiles=False)  # the session does, and tells of it
+    prepare(model, workload, device if on_host else None, compiles=False)  # the session does
     return model, report
 
 
-def name_labels(model: Any, names: tuple[str, ...]) -> None:
-    """Write the names of the labels into the model's configuration."""
-    if not names:
-        return
-    model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: i for i, name in enumerate(names)}
+def load_source(run: Run) -> Any:
+    """The model as it was before training, on the host, for a trained one that cannot be saved as it is."""
+    return _load(run, None, num_labels=run.workload.num_labels, device="cpu")[0]
+
+
+def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any) -> tuple[Any, LoadReport]:
+    request = run.request
+    asked = make_request(
+        request.model,
+        task=request.task,
+        precision=run.workload.precision,
+        trust_remote_code=request.trust_remote_code,
+        seed=request.seed,
+        **keywords,
+    )
+    model: Any
+    model, report = load_request(asked, progress=progress)
+    names = run.data.train.label_names
+    if names:
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: i for i, name in enumerate(names)}
+    return model, report
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

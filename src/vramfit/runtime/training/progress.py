@@ -14,7 +14,7 @@ import torch
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_data, replace_file, to_data, to_json
 from vramfit.records.run import COURSE_FILE, EvaluationResult
-from vramfit.runtime.training.events import Evaluated, Event, Recorded, Stepped
+from vramfit.runtime.training.events import Evaluated, Event, HistoryKept, Stepped
 
 MAX_SKIPPED = 20
 """fp16 windows without a step, one after another: the scale halves at each, and would be 2⁻⁴ of one by then."""
@@ -24,7 +24,7 @@ class Diverged(VramfitError):
     """Training has left the numbers; the last checkpoint is from before."""
 
 
-class Watch:
+class Divergence:
     """Counts what is not finite, and ends a run that does not come back.
 
     Args:
@@ -104,7 +104,7 @@ class Journal:
             self._line("train", event.step, {name: getattr(event, name) for name in (*names, *more)})
         elif isinstance(event, Evaluated):
             self._line("eval", event.result.step, {"epoch": event.result.epoch, **event.result.metrics})
-        elif isinstance(event, Recorded):
+        elif isinstance(event, HistoryKept):
             with suppress(VramfitError):  # a full disk: the next checkpoint says so
                 replace_file(self._folder / COURSE_FILE, (to_json(event.course) + "\n").encode())
 

@@ -53,16 +53,7 @@ class RunOption(Setting):
     in_run = True
 
     def __init__(self, keyword: str, value: Value, default: Any, help: str, group: str, **flags: Any) -> None:
-        for name, given in {
-            "keyword": keyword,
-            "value": value,
-            "default": default,
-            "help": help,
-            "group": group,
-        }.items():
-            setattr(self, name, given)
-        for name, flag in flags.items():
-            setattr(self, name, flag)
+        vars(self).update(keyword=keyword, value=value, default=default, help=help, group=group, **flags)
 
 
 _ANEW = {"must_match_on_resume": False}

@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
+from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
 
 TYPES = {
@@ -119,7 +120,7 @@ def save_model(model: Any, tokenizer: Any, output: Path, *, load_source: Callabl
     temporary = output / TEMPORARY
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        with _disable_current_modes(), torch.no_grad(), _no_bars():
+        with _disable_current_modes(), torch.no_grad(), quiet(*CHATTY), _no_bars():
             plain = model if is_plain(model) else merged(model, load_source())
             plain.save_pretrained(temporary, state_dict=_on_host(plain))
             tokenizer.save_pretrained(temporary)

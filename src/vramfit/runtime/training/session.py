@@ -2,29 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
-from vramfit.loader.load import load_request, make_request
-from vramfit.records.plan import Plan
 from vramfit.runtime.data.samples import BatchOrder
-from vramfit.runtime.distributed.company import Company
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
-from vramfit.runtime.training.checkpoints import Checkpoint, CheckpointStore
-from vramfit.runtime.training.loop import Loop, Parts
+from vramfit.runtime.training.checkpoints import Checkpoint
+from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import settings_in_words
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import Data, load_model, name_labels, source_fingerprint
+from vramfit.runtime.training.preparation import Run, load_model, load_source, source_fingerprint
 from vramfit.runtime.training.progress import Journal
-from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import put_together, save_model
 from vramfit.runtime.training.schedule import Schedule, make_optimizer
 from vramfit.runtime.training.state import learned_tensors, restore_learned
@@ -32,8 +24,6 @@ from vramfit.step.own_loss import full
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import compiling
-from vramfit.units import parse_bytes
-from vramfit.workload import Workload
 
 EVALUATION_WITHOUT_PLAN = 32
 """Samples of full length in an evaluation batch, where nothing was planned."""
@@ -45,28 +35,16 @@ NUM_NAMED = 4
 class Session:
     """Everything that one process makes for a run."""
 
-    def __init__(
-        self,
-        request: TrainRequest,
-        data: Data,
-        place: Place,
-        plan: Plan | None,
-        workload: Workload,
-        store: CheckpointStore,
-        on_event: events.OnEvent,
-        us: Company | None = None,
-    ) -> None:
-        self._us = us if us is not None else Company()
-        self._request, self._data, self._place, self._workload = request, data, place, workload
-        self._on_event = on_event
+    def __init__(self, run: Run) -> None:
+        self.run, self._processes, self._on_event = run, run.processes, run.on_event
+        request, data, plan, workload = run.request, run.data, run.plan, run.workload
         self._journal: Journal | None = None
         self.notes: list[str] = []
-        limit_bytes = _limit(request, place, plan)
-        model, report = load_model(request, data, workload, place, limit_bytes, self._loading)
+        model, report = load_model(run)
         self._fresh = report.fresh
-        if place.emulated is not None and self._us.size > 1 and workload.parallel == "fsdp":
+        if run.run_device.emulated is not None and self._processes.size > 1 and workload.parallel == "fsdp":
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
-        ranks = self._us.share(model, workload.parallel)
+        ranks = self._processes.share(model, workload.parallel)
         bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
         order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
@@ -74,48 +52,37 @@ class Session:
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
         evaluation_batch = plan.evaluation_batch if plan is not None else EVALUATION_WITHOUT_PLAN
         seq = plan.workload.seq if plan is not None else workload.seq
-        self.parts = Parts(
-            request=request,
-            train=data.train,
-            evaluation=data.evaluation,
-            order=order,
-            num_steps=num_steps,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            stepper=self._stepper(model, optimizer, schedule, limit_bytes, ranks),
-            inference=Inference(
-                model,
-                place,
-                max_tokens=evaluation_batch * seq,
-                precision=workload.precision,
-                votes=self._us.accord if self._us.shards else None,
-            ),
-            place=place,
-            store=store,
-            us=self._us,
-            identity={
-                "request": request.as_data(),
-                "data": data.train.fingerprint,
-                "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
-                "source": source_fingerprint(data.resolved),
-            },
+        self.model, self.optimizer, self.order, self.num_steps = model, optimizer, order, num_steps
+        self.schedule = schedule
+        self.stepper = self._stepper(ranks)
+        self.inference = Inference(
+            model,
+            run.run_device,
+            max_tokens=evaluation_batch * seq,
+            precision=workload.precision,
+            votes=self._processes.votes if self._processes.shards else None,
         )
-        self._budget_bytes = plan.budget_bytes if plan is not None else limit_bytes
+        self.identity = {
+            "request": request.as_data(),
+            "data": data.train.fingerprint,
+            "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
+            "source": source_fingerprint(data.resolved),
+        }
+        """What a checkpoint is known by: the request and the data's fingerprints."""
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.graphs) and not (workload.graphs and self.parts.stepper.records):
+        if (request.graphs or workload.graphs) and not (workload.graphs and self.stepper.uses_graphs):
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
-        if not self._workload.compile:
+        if not self.run.workload.compile:
             return
-        emulated = self._place.emulated is not None
-        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self._place.device)
+        emulated = self.run.run_device.emulated is not None
+        reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self.run.run_device.device)
         if reason is None:
-            compiling.apply(self.parts.model)
+            compiling.apply(self.model)
         else:
             self._warn(f"layers are not compiled: {reason}")
 
@@ -123,34 +90,24 @@ class Session:
         self.notes.append(text)
         self._on_event(events.Note(text=text[:1].upper() + text[1:] + ".", warns=True))
 
-    def _stepper(
-        self,
-        model: Any,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        limit_bytes: int | None,
-        ranks: Ranks | None,
-    ) -> Stepper:
-        w, smoothing = self._workload, self._request.label_smoothing
+    def _stepper(self, ranks: Ranks | None) -> Stepper:
+        w, smoothing = self.run.workload, self.run.request.label_smoothing
         stepper = Stepper(
-            model,
-            optimizer,
+            self.model,
+            self.optimizer,
             replace(
                 w,
-                memory=limit_bytes,
-                max_grad_norm=self._request.max_grad_norm,
+                memory=self.run.limit_bytes,
+                max_grad_norm=self.run.request.max_grad_norm,
                 host_memory=w.host_memory if w.host_memory is not None else available_bytes(),
             ),
-            scheduler=schedule,
+            scheduler=self.schedule,
             loss_fn=smoothed_loss(smoothing) if smoothing else None,
             count_fn=(lambda batch: num_labelled(batch["labels"])) if smoothing else None,
             ranks=ranks,
         )
         stepper.task = w.task
         return stepper
-
-    def _loading(self, done_bytes: int, total_bytes: int) -> None:
-        self._on_event(events.Loading(done_bytes=done_bytes, total_bytes=total_bytes))
 
     def tell(self, event: events.Event) -> None:
         """Pass an event on, and write it down."""
@@ -159,47 +116,48 @@ class Session:
         self._on_event(event)
 
     def rehearse(self, checkpoint: Checkpoint | None) -> None:
-        """Try the dearest batch there can be: the longest samples, in full micro-batches."""
-        stepper = self.parts.stepper
+        """Try the largest batch there can be: the longest samples, in full micro-batches."""
+        stepper = self.stepper
         if checkpoint is not None:
-            stepper.load_state_dict(self._us.first(checkpoint.state)["stepper"])
-        lengths = self._data.train.lengths
-        longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self._workload.batch]
-        batch = self._data.train.collate(longest)
+            stepper.load_state_dict(self._processes.first(checkpoint.state)["stepper"])
+        lengths = self.run.data.train.lengths
+        longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self.run.workload.batch]
+        batch = self.run.data.train.collate(longest)
         began = time.perf_counter()
         try:
-            with self._place.active():
+            with self.run.run_device.active():
                 stepper.rehearse(batch)
         except Exception as error:
             if not compiling.has_failed(error):
                 raise
-            compiling.undo(self.parts.model)
+            compiling.undo(self.model)
             self._warn(f"layers are not compiled: {' '.join(str(error).split())[:200]}")
-            with self._place.active():
+            with self.run.run_device.active():
                 stepper.rehearse(batch)
-        if compiling.is_applied(self.parts.model):
+        if compiling.is_applied(self.model):
             self.compile_s = time.perf_counter() - began
             self._on_event(
                 events.Note(text=f"Layers are compiled; that and the rehearsal took {self.compile_s:.0f} s.")
             )
-        if stepper.micro_batch < (self._workload.micro_batch or 1) and checkpoint is None:
+        if stepper.micro_batch < (self.run.workload.micro_batch or 1) and checkpoint is None:
             self.notes.append(f"the rehearsal ran out of memory; micro-batches of {stepper.micro_batch} fit")
             self._on_event(events.Note(text=self.notes[-1].capitalize() + ".", warns=True))
 
     def start(self, loop: Loop) -> None:
         """Training is about to begin."""
-        if self._us.leads:
-            self._journal = Journal(Path(self._request.output), from_step=loop.progress.step)
+        if self._processes.leads:
+            self._journal = Journal(Path(self.run.request.output), from_step=loop.progress.step)
         if self._fresh and loop.progress.step == 0:
             names = ", ".join(self._fresh[:NUM_NAMED]) + (", …" if len(self._fresh) > NUM_NAMED else "")
-            text = f"Not in the checkpoint, and drawn with seed {self._request.seed}: {names}."
+            text = f"Not in the checkpoint, and drawn with seed {self.run.request.seed}: {names}."
             self._on_event(events.Note(text=text))
+        plan = self.run.plan
         self._on_event(
             events.Started(
                 step=loop.progress.step,
-                num_steps=self.parts.num_steps,
-                settings=settings_in_words(self._workload),
-                budget_bytes=self._budget_bytes,
+                num_steps=self.num_steps,
+                settings=settings_in_words(self.run.workload),
+                budget_bytes=self.run.limit_bytes if plan is None else plan.budget_bytes,
             )
         )
 
@@ -210,53 +168,25 @@ class Session:
 
     def save(self, loop: Loop, output: Path) -> None:
         """The best weights, or the last ones where nothing was evaluated, as a model."""
-        model, best = self.parts.model, loop.progress.best_step
+        model, best = self.model, loop.progress.best_step
         if best is not None and best != loop.progress.step:
-            checkpoint = self._us.first(lambda: self.parts.store.at(best))
+            checkpoint = self._processes.first(lambda: self.run.store.at(best))
             if checkpoint is None:
                 self.notes.append(f"the best checkpoint, of step {best}, is damaged: the last weights were saved")
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
-                restore_learned(model, self._us.first_tensors(lambda: checkpoint.tensors("weights")))
-        if self._workload.quantize is not None:
+                restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
+        if self.run.workload.quantize is not None:
             self.notes.append(
-                f"weights that were {self._workload.quantize} did not learn: saved as the source has them"
+                f"weights that were {self.run.workload.quantize} did not learn: saved as the source has them"
             )
-        whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._us.shards else {}
-        load_source = self._load_source()
-        self._us.first(
+        whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._processes.shards else {}
+        source = partial(load_source, self.run)
+        self._processes.first(
             lambda: save_model(
-                put_together(load_source(), whole) if whole else model,
-                self._data.tokenizer,
+                put_together(source(), whole) if whole else model,
+                self.run.data.tokenizer,
                 output,
-                load_source=load_source,
+                load_source=source,
             )
         )
-
-    def _load_source(self) -> Callable[[], Any]:
-        request, w = self._request, self._workload
-
-        def load() -> Any:
-            asked = make_request(
-                request.model,
-                task=request.task,
-                precision=w.precision,
-                num_labels=w.num_labels,
-                device="cpu",
-                trust_remote_code=request.trust_remote_code,
-                seed=request.seed,
-            )
-            model, _ = load_request(asked)
-            name_labels(model, self._data.train.label_names)
-            return model
-
-        return load
-
-
-def _limit(request: TrainRequest, place: Place, plan: Plan | None) -> int | None:
-    """What PyTorch may reserve: the plan's limit, and what this process held on the device before."""
-    if plan is not None:
-        return min(plan.budget_bytes, plan.limit_bytes + place.held_bytes)
-    if place.has_budget and request.memory is not None:
-        return parse_bytes(request.memory, name="memory")
-    return None

@@ -11,35 +11,34 @@ from vramfit.planner.request import REHEARSAL
 from vramfit.records.codec import from_json, replace_file, to_json
 from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
-from vramfit.runtime.distributed.company import Company, company, own_device
+from vramfit.runtime.device import RunDevice
+from vramfit.runtime.distributed.processes import Processes, company, own_device
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CHECKPOINTS, PLAN, Checkpoint, CheckpointStore, held
 from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
-from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.preparation import (
     Data,
-    gpu_here,
+    Run,
+    adapted_plan,
+    chosen_workload,
     make_plan,
     read_data,
     saved_plan,
-    settle,
     source_fingerprint,
-    suited,
 )
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.session import Session
 from vramfit.tasks import find_task
 from vramfit.units import counted
-from vramfit.workload import Workload
 
 
 def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: None) -> RunRecord:
     """Fine-tune a model, and save it as a normal `transformers` folder.
 
-    Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the dearest
+    Data is read and checked first, then the run is planned for its real lengths, then the model is loaded; the largest
     batch there can be is tried before the first one is learned from. With `resume`, the run goes on from its newest
     whole checkpoint, to the same weights bit for bit as if it had never stopped (on one kind of machine).
 
@@ -55,22 +54,22 @@ def train(request: TrainRequest, *, on_event: events.OnEvent = lambda event: Non
     Raises:
         WorkloadError, UnknownModel, VramfitError: the request, the model or the data, before any GPU time.
         NoPlanFits: nothing that is allowed fits the budget.
-        Interrupted: Ctrl-C or a polite kill; a checkpoint is written, unless it came before the first step.
+        Interrupted: Ctrl-C or SIGTERM; a checkpoint is written, unless it came before the first step.
         Diverged: losses or weights are no numbers any more.
         RecoveryExhausted: not even one sample of full length fits.
         RankFailed: another process of the run has stopped.
     """
-    with company(request.device) as us, ExitStack() as stack:
-        us.first(lambda: stack.enter_context(held(Path(request.output))))
-        return _train(request, us, on_event if us.leads else lambda event: None)
+    with company(request.device) as processes, ExitStack() as stack:
+        processes.first(lambda: stack.enter_context(held(Path(request.output))))
+        return _train(request, processes, on_event if processes.leads else lambda event: None)
 
 
-def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunRecord:
+def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent) -> RunRecord:
     output = Path(request.output)
     store = CheckpointStore(output / CHECKPOINTS, keep=request.keep)
     with stop_request(resumes=request.resume) as stop:
-        checkpoint = us.first(lambda: _begin(request, output, store, on_event))
-        plan = _first_plan(us, lambda: saved_plan(request, on_event))
+        checkpoint = processes.first(lambda: _begin(request, output, store, on_event))
+        plan = _first_plan(processes, lambda: saved_plan(request, on_event))
         data = read_data(request, plan)
         _say_what_was_read(data, on_event)
         if request.batch is not None and request.batch > len(data.train):
@@ -79,28 +78,29 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
             )
             on_event(events.Note(text=text))
         if checkpoint is not None:
-            us.first(lambda: _check_same(request, data, checkpoint))
-            finished = us.first(lambda: _finished(output))
+            processes.first(lambda: _check_same(request, data, checkpoint))
+            finished = processes.first(lambda: _finished(output))
             if finished is not None:
                 on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
                 return finished
-        place = _place(request, plan, on_event)
-        _check_place(place, us)
-        plan = plan and suited(plan, place, gpu_here(place), on_event)
-        least = _least_free_bytes(place, us)
-        plan = plan or _first_plan(
-            us, lambda: _plan(request, data, place, output, checkpoint, on_event, us.size, least)
+        run_device = _find_device(request, plan, on_event)
+        _check_own_device(run_device, processes)
+        run_device.least_free_bytes = _least_free_bytes(run_device, processes)
+        run = Run(
+            request=request, data=data, run_device=run_device, processes=processes, store=store, on_event=on_event
         )
-        workload = settle(request, data, plan, us.size)
+        run.plan = plan and adapted_plan(plan, run_device, run_device.gpu, on_event)
+        run.plan = run.plan or _first_plan(processes, lambda: _plan(run, checkpoint))
+        run.workload = chosen_workload(request, data, run.plan, processes.size)
         seed_everything(request.seed)
         stop.check()
-        session = Session(request, data, place, plan, workload, store, on_event, us)
-        loop = Loop(session.parts, stop, session.tell)
+        session = Session(run)
+        loop = Loop(session, stop)
         session.rehearse(checkpoint)
         if checkpoint is not None:
             loop.restore(checkpoint)
         else:
-            seed_everything(request.seed + us.rank)  # ranks draw differently
+            seed_everything(request.seed + processes.rank)  # ranks draw differently
         loop.progress.compile_s += session.compile_s
         stop.begin_training()
         session.start(loop)
@@ -109,39 +109,39 @@ def _train(request: TrainRequest, us: Company, on_event: events.OnEvent) -> RunR
         finally:
             session.end()
     session.save(loop, output)
-    record = make_record(session.parts, data, workload, plan, loop, status, session.notes)
-    us.first(lambda: replace_file(output / RECORD, (to_json(record) + "\n").encode()))
+    record = make_record(session, loop, status)
+    processes.first(lambda: replace_file(output / RECORD, (to_json(record) + "\n").encode()))
     on_event(events.Saved(folder=output, step=loop.progress.step, final=True))
     return record
 
 
-def _place(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -> Place:
+def _find_device(request: TrainRequest, plan: Plan | None, on_event: events.OnEvent) -> RunDevice:
     memory = request.memory if plan is None or request.memory is not None else plan.budget_bytes
-    place = Place(own_device(request.device), memory=memory, fail_at=request.fail_at)
-    if not place.has_budget and (request.memory or request.gpu):
+    run_device = RunDevice(own_device(request.device), memory=memory, fail_at=request.fail_at)
+    if not run_device.has_budget and (request.memory or request.gpu):
         text = "There is no GPU here: memory and gpu mean nothing on the CPU (device emulated holds to a memory)."
         on_event(events.Note(text=text, warns=True))
-    elif request.device is None and place.name == "cpu":
+    elif request.device is None and run_device.name == "cpu":
         on_event(events.Note(text="There is no GPU here: this trains on the CPU.", warns=True))
-    return place
+    return run_device
 
 
-def _least_free_bytes(place: Place, us: Company) -> int | None:
+def _least_free_bytes(run_device: RunDevice, processes: Processes) -> int | None:
     """What is free on the GPU that has least of all processes; None without GPUs."""
-    found = us.gather(free_bytes(place.device))
+    found = processes.gather(free_bytes(run_device.device))
     return min((n for n in found if n is not None), default=None)
 
 
-def _first_plan(us: Company, make: Callable[[], Plan | None]) -> Plan | None:
+def _first_plan(processes: Processes, make: Callable[[], Plan | None]) -> Plan | None:
     """The plan that rank 0 makes or reads, for all."""
-    if us.size == 1:
+    if processes.size == 1:
         return make()
 
     def text() -> str | None:
         plan = make()
         return None if plan is None else to_json(plan)
 
-    found = us.first(text)
+    found = processes.first(text)
     return None if found is None else from_json(Plan, found)
 
 
@@ -152,13 +152,13 @@ def _finished(output: Path) -> RunRecord | None:
     return from_json(RunRecord, (output / RECORD).read_text(encoding="utf-8"))
 
 
-def _check_place(place: Place, us: Company) -> None:
+def _check_own_device(run_device: RunDevice, processes: Processes) -> None:
     """Several processes need a GPU each, or none."""
-    if us.size > 1 and place.device.type == "cuda":
-        taken = us.gather((platform.node(), place.name))
+    if processes.size > 1 and run_device.device.type == "cuda":
+        taken = processes.gather((platform.node(), run_device.name))
         if len(set(taken)) < len(taken):
             raise WorkloadError(
-                [f"{us.size} processes were started, and two of them have the same GPU: {sorted(taken)}"],
+                [f"{processes.size} processes were started, and two of them have the same GPU: {sorted(taken)}"],
                 hint="start as many as there are GPUs: torchrun --nproc-per-node gpu",
             )
 
@@ -211,22 +211,10 @@ def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> No
         )
 
 
-def _plan(
-    request: TrainRequest,
-    data: Data,
-    place: Place,
-    output: Path,
-    checkpoint: Checkpoint | None,
-    on_event: events.OnEvent,
-    num_gpus: int,
-    least: int | None = None,
-) -> Plan | None:
-    """The plan of the run that is resumed, where it is for the same place; else a new one.
-
-    Args:
-        least: what is free on the GPU that has least of all processes.
-    """
-    former: Workload | None = None
+def _plan(run: Run, checkpoint: Checkpoint | None) -> Plan | None:
+    """The plan of the run that is resumed, where it is for the same device; else a new one."""
+    request, run_device, on_event, num_gpus = run.request, run.run_device, run.on_event, run.processes.size
+    output, former = Path(request.output), None
     if checkpoint is not None and (output / PLAN).exists():
         found = Plan.load(output / PLAN)
         saved = checkpoint.state()["request"]
@@ -234,12 +222,12 @@ def _plan(
         if same and found.workload.num_gpus == num_gpus:
             return found
         former = found.workload
-    if place.has_budget:
+    if run_device.has_budget:
         on_event(events.Note(text="Planning for the lengths of the data …"))
-    plan = make_plan(request, data, place, former, num_gpus, least)
+    plan = make_plan(request, run.data, run_device, former, num_gpus)
     if plan is not None:
         plan.save(output / PLAN)
-        if place.emulated is not None:
+        if run_device.emulated is not None:
             on_event(events.Note(text=f"{REHEARSAL[0].upper()}{REHEARSAL[1:]}."))
         fewer = [reason.setting for reason in plan.reasons if reason.kind == "numeric" and not _asked(request, reason)]
         if fewer:

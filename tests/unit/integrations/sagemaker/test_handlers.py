@@ -14,7 +14,7 @@ from vramfit.integrations.sagemaker.__main__ import run, serve_arguments
 def test_a_request_goes_through_all_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VRAMFIT_SERVE", "--device emulated --memory 120MiB --seq 32")
     model = model_fn(str(write_head(tmp_path, "sequence-classification")))
-    assert (model.max_length, model.place.name) == (32, "emulated")
+    assert (model.max_length, model.run_device.name) == (32, "emulated")
     body = json.dumps({"inputs": ["the film was great", "anna"]})
     for given in (body, body.encode()):
         rows = json.loads(output_fn(predict_fn(input_fn(given, "application/json"), model), "application/json"))

@@ -10,6 +10,7 @@ import pytest
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
+from vramfit.tasks.parts.reading import Tokenizing
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c d e f good bad film very ##ly ##s where is in the berlin anna . , ##x"
 LETTERS = [f"{prefix}{chr(n)}" for n in range(ord("a"), ord("z") + 1) for prefix in ("", "##")]
@@ -50,13 +51,9 @@ def read(tokenizer: Any) -> Read:
     """Reads samples of a path; keywords go to the source or to `read_samples`."""
 
     def read_path(path: str, task: Any = "sequence-classification", **options: Any) -> Samples:
-        reading = {
-            key: options.pop(key)
-            for key in ("label_names", "stride", "seed", "mask_probability", "token_types")
-            if key in options
-        }
-        max_length = options.pop("max_length", 16)
-        source = DataSource(path=path, task=task, **options)
-        return read_samples(source, tokenizer, max_length=max_length, **reading)
+        reading = {key: options.pop(key) for key in ("seed", "mask_probability") if key in options}
+        usual = {"tokenizer": tokenizer, "max_length": 16, "label_names": (), "stride": 128}
+        how = Tokenizing(**{key: options.pop(key, value) or value for key, value in usual.items()})
+        return read_samples(DataSource(path=path, task=task, **options), how, **reading)
 
     return read_path

@@ -193,7 +193,7 @@ def test_what_is_not_text_at_all(write: Any, read: Any) -> None:
 def test_a_line_that_is_too_long_is_said_with_its_size(
     write: Any, read: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vramfit.runtime.data.rows.MAX_LINE_BYTES", 1024)
+    monkeypatch.setattr("vramfit.runtime.data.source.MAX_LINE_BYTES", 1024)
     long = '{"text": "' + 3061 * "é" + '"}'
     content = f"text,label\n{long}\ngood,1\n" if name == "a.csv" else f'{{"text": "a"}}\n{long}\n{{"text": "b"}}\n'
     with pytest.raises(DataError, match=r"line 2 has 5\.99 KiB, and at most 1\.00 KiB are read of a line") as caught:
@@ -203,7 +203,7 @@ def test_a_line_that_is_too_long_is_said_with_its_size(
 
 
 def test_a_line_of_the_most_bytes_is_read(write: Any, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramfit.runtime.data.rows.MAX_LINE_BYTES", 64)
+    monkeypatch.setattr("vramfit.runtime.data.source.MAX_LINE_BYTES", 64)
     assert len(read(write("a.txt", "a" * 63 + "\n" + "b" * 64), "masked-lm")) == 2
 
 

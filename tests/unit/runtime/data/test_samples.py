@@ -1,5 +1,6 @@
 """What a model gets: tokens, masks and labels, cut and padded."""
 
+import copy
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from vramfit.runtime.data.samples import read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.tasks.base import IGNORED
+from vramfit.tasks.parts.reading import Tokenizing
 
 
 def test_samples_are_padded_to_the_longest_of_their_batch(write: Any, read: Any, tokenizer: Any) -> None:
@@ -47,9 +49,11 @@ def test_labels_of_a_row_kept_out_make_no_class(write: Any, read: Any) -> None:
     assert read(write("a.csv", "text,label\na,1\n ,2\n"), skip_bad_rows=True).label_names == ("1",)
 
 
-def test_token_types_only_where_the_model_takes_them(write: Any, read: Any) -> None:
+def test_token_types_only_where_the_model_takes_them(write: Any, read: Any, tokenizer: Any) -> None:
     path = write("a.csv", "sentence1,sentence2,label\na,b,1\n")
-    assert "token_type_ids" not in read(path, token_types=False).collate([0])
+    other = copy.copy(tokenizer)
+    other.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in read(path, tokenizer=other).collate([0])
     assert "token_type_ids" in read(path).collate([0])
 
 
@@ -95,7 +99,7 @@ def test_words_are_found_whether_or_not_a_token_has_the_space_before_it(write: A
     other = other_tokenizer(pieces, mark)
     row = {"tokens": ["anna", "is", "berlinz", "in"], "tags": ["B-person", "O", "B-place", "O"]}
     source = DataSource(path=write("a.jsonl", json.dumps(row)), task="token-classification")
-    samples = read_samples(source, other, max_length=32)
+    samples = read_samples(source, Tokenizing(tokenizer=other, max_length=32))
     first = samples.references[0]["first"]
     tokens = other.convert_ids_to_tokens(samples.collate([0])["input_ids"][0].tolist())
     begun = [tokens[place].removeprefix(mark) for place in first]

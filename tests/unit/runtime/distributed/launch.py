@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.waiting import LIMIT_S
 
-from vramfit.runtime.distributed.world import COLLECTIVE_TIMEOUT_S
+from vramfit.runtime.distributed.processes import COLLECTIVE_TIMEOUT_S
 
 PRELOADED = [
     "torch.distributed.fsdp",

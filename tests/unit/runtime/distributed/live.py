@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vramfit.models.resolve import resolve
-from vramfit.runtime.distributed.accord import Accord
-from vramfit.runtime.distributed.replicas import Replicas
-from vramfit.runtime.distributed.sharded import Shards
+from vramfit.runtime.distributed.parallel import Replicas, Shards
+from vramfit.runtime.distributed.votes import RankVotes
 from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.own_loss import local
@@ -60,8 +59,8 @@ def _peak(w: Workload) -> int:
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=w.num_gpus, store=FakeStore())
     model = prepare(resolve(w.model, task=w.task), w)
-    accord = Accord(0, w.num_gpus, group=dist.group.WORLD)
-    ranks = Shards(model, accord) if w.parallel == "fsdp" else Replicas(model, accord)
+    votes = RankVotes(0, w.num_gpus, group=dist.group.WORLD)
+    ranks = Shards(model, votes) if w.parallel == "fsdp" else Replicas(model, votes)
     optimizer = optimizers.make(w.optimizer, model.parameters())
     stepper = Stepper(model, optimizer, micro_batch=w.micro_batch, seq=w.seq, ranks=ranks)
     batch = make_batch(model, w.task, "train", "ones", w.batch, w.seq, "cpu")

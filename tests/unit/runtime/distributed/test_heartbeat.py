@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.runtime.distributed import heartbeat as module
-from vramfit.runtime.distributed.heartbeat import Heartbeat
+from vramfit.runtime.distributed import votes as module
+from vramfit.runtime.distributed.votes import Heartbeat
 
 BEAT_S, SILENCE_S = 0.01, 0.15
 
@@ -57,7 +57,7 @@ def told_by(connect: Callable[[], Any], happened: threading.Event | None = None)
         told.append(what)
         happened.set()
 
-    heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, beat_s=BEAT_S, silence_s=SILENCE_S)
+    heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, times_s=(BEAT_S, SILENCE_S))
     heartbeat.start()
     assert happened.wait(LIMIT_S)
     heartbeat.stop()

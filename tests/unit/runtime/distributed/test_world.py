@@ -3,7 +3,7 @@
 import pytest
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.distributed.world import World
+from vramfit.runtime.distributed.processes import World
 
 TORCHRUN = {
     "RANK": "5",

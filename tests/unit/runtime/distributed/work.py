@@ -11,10 +11,9 @@ import torch
 from tests.unit.runtime.small_models import LENGTH, make_batch, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vramfit.runtime.distributed.accord import Accord
-from vramfit.runtime.distributed.replicas import Replicas
-from vramfit.runtime.distributed.sharded import Shards
-from vramfit.runtime.distributed.world import join, launched_world, leave
+from vramfit.runtime.distributed.parallel import Replicas, Shards
+from vramfit.runtime.distributed.processes import join, launched_world, leave
+from vramfit.runtime.distributed.votes import RankVotes
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.own_loss import full
 from vramfit.step.plain import Batch
@@ -99,8 +98,8 @@ def ranks_of(model: torch.nn.Module, parallel: str | None) -> Iterator[Any]:
         yield None
         return
     join(world, torch.device("cpu"))
-    accord = Accord(world.rank, world.size)
-    yield Replicas(model, accord) if parallel == "ddp" else Shards(model, accord)
+    votes = RankVotes(world.rank, world.size)
+    yield Replicas(model, votes) if parallel == "ddp" else Shards(model, votes)
 
 
 def window(task: str, size: int, seed: int, *, is_long: bool = False) -> Batch:

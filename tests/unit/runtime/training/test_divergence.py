@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from vramfit.runtime.training.progress import MAX_SKIPPED, Diverged, Watch
+from vramfit.runtime.training.progress import MAX_SKIPPED, Diverged, Divergence
 
 
 def test_a_loss_that_is_no_number_ends_a_run_without_a_scaler() -> None:
-    watch = Watch(scales=False)
+    watch = Divergence(scales=False)
     assert watch.see(1, 0.5, skipped=False) is None
     error = watch.see(2, math.nan, skipped=False)
     assert error is not None
@@ -18,7 +18,7 @@ def test_a_loss_that_is_no_number_ends_a_run_without_a_scaler() -> None:
 
 
 def test_fp16_may_skip_but_not_forever() -> None:
-    watch = Watch(scales=True)
+    watch = Divergence(scales=True)
     for step in range(MAX_SKIPPED - 1):
         assert watch.see(step, math.inf, skipped=True) is None
     assert watch.see(100, 0.5, skipped=False) is None
@@ -29,4 +29,4 @@ def test_fp16_may_skip_but_not_forever() -> None:
 
 def test_weights_that_are_not_finite_reach_no_checkpoint() -> None:
     with pytest.raises(Diverged, match="no longer finite"):
-        Watch(scales=False).check_weights(3, [torch.nn.Parameter(torch.tensor([1.0, math.inf]))])
+        Divergence(scales=False).check_weights(3, [torch.nn.Parameter(torch.tensor([1.0, math.inf]))])

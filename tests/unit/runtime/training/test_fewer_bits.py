@@ -10,14 +10,16 @@ import torch
 from tests.unit.runtime.training.small_runs import request_of
 
 from vramfit.planner.heuristics import PRICES
+from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
-from vramfit.runtime.training.preparation import read_data
+from vramfit.runtime.training.checkpoints import CheckpointStore
+from vramfit.runtime.training.preparation import Run, read_data
 from vramfit.runtime.training.train import _plan
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A place that looks like a GPU, to plan for."""
+    """A device that looks like a GPU, to plan for."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     return SimpleNamespace(device=torch.device("cuda", 0), has_budget=True, emulated=None)
 
@@ -36,7 +38,10 @@ def test_fewer_bits_are_named_unless_they_were_asked_for(
     monkeypatch.setitem(PRICES, "amp", replace(PRICES["amp"], share=-0.9))  # a tiny model gains nothing by it
     request = request_of(tmp_path, device=None, gpu="l4", memory="64MiB", **asked)
     seen: list[Any] = []
-    plan = _plan(request, read_data(request, None), gpu, tmp_path, None, seen.append, 1)
+    data, store = read_data(request, None), CheckpointStore(tmp_path)
+    run = Run(request=request, data=data, run_device=gpu, processes=Processes(), store=store, on_event=seen.append)
+    Path(request.output).mkdir()
+    plan = _plan(run, None)
     assert plan is not None
     assert plan.workload.precision == precision
     notes = [event.text for event in seen if isinstance(event, events.Note)]

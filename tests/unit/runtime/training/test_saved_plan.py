@@ -10,9 +10,9 @@ from tests.unit.runtime.training.small_runs import request_of, write_model
 from vramfit.errors import WorkloadError
 from vramfit.planner.plan import plan
 from vramfit.records.plan import Plan
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.training.events import Event, Note
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import saved_plan, suited
+from vramfit.runtime.training.preparation import adapted_plan, saved_plan
 from vramfit.runtime.training.train import train
 
 
@@ -67,7 +67,7 @@ def test_half_precision_of_a_plan_is_not_run_on_a_cpu(made: Plan, tmp_path: Path
 
 def test_a_plan_keeps_its_precision_on_an_emulated_gpu(made: Plan) -> None:
     said: list[Event] = []
-    assert suited(made, Place("emulated", memory="300MiB"), None, said.append) == made
+    assert adapted_plan(made, RunDevice("emulated", memory="300MiB"), None, said.append) == made
     assert "slow here: the emulated GPU computes on the CPU" in notes(said)[0]
 
 
@@ -75,7 +75,7 @@ def test_a_plan_keeps_its_precision_on_an_emulated_gpu(made: Plan) -> None:
 def test_a_plan_for_another_gpu_is_followed_and_that_is_said(made: Plan, gpu: str | None, num_notes: int) -> None:
     fp32 = replace(made, workload=replace(made.workload, precision="fp32"))
     said: list[Event] = []
-    assert suited(fp32, Place("cpu"), gpu, said.append) == fp32
+    assert adapted_plan(fp32, RunDevice("cpu"), gpu, said.append) == fp32
     assert len(said) == num_notes
     assert all(text.startswith("The plan is for t4, and this is h200") for text in notes(said))
 
@@ -108,6 +108,6 @@ def test_settings_that_the_plan_has_too_are_taken(made: Plan, tmp_path: Path) ->
 def test_recorded_passes_of_a_plan_are_left_out_on_a_cpu(tmp_path: Path) -> None:
     planned = plan("bert-tiny", batch=8, lengths=[5, 24], gpu="h200", memory="2GiB", graphs=True)
     assert planned.workload.graphs
-    found = suited(planned, Place("cpu"), None, lambda event: None)
+    found = adapted_plan(planned, RunDevice("cpu"), None, lambda event: None)
     assert not found.workload.graphs
     assert found.workload.precision == "fp32"

@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import BudgetExceeded, DataError, VramfitError, WorkloadError
 from vramfit.loader.load import load
+from vramfit.monitor.sources import Reading
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.training import checkpoints
 from vramfit.runtime.training.events import (
     Evaluated,
@@ -40,7 +43,6 @@ from vramfit.runtime.training.events import (
     Stepped,
     Terminated,
 )
-from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.progress import Diverged
 from vramfit.runtime.training.train import train
 
@@ -147,7 +149,7 @@ def test_a_loss_that_is_read_late_is_told_all_the_same(
         return [*steps, [(type(e), e.result.step) for e in seen if isinstance(e, Evaluated)]]
 
     at_once = told("at once")
-    monkeypatch.setattr(Place, "computes_apart", property(lambda self: True))
+    monkeypatch.setattr(RunDevice, "computes_apart", property(lambda self: True))
     assert told("late") == at_once
     assert same_weights(tmp_path / "at once", tmp_path / "late")
     kept = [checkpoints.CheckpointStore(tmp_path / name / "checkpoints").newest() for name in ("at once", "late")]
@@ -160,18 +162,26 @@ def test_a_run_that_was_short_of_memory_says_so(tmp_path: Path, monkeypatch: pyt
     plenty = train(request_of(tmp_path, device="emulated", memory="1GiB", output=str(tmp_path / "plenty")))
     assert plenty.num_retries == 0
     assert not any("memory was short" in note for note in plenty.notes)
-    monkeypatch.setattr(Place, "num_retries", property(lambda self: 7000))
+    monkeypatch.setattr(RunDevice, "num_retries", property(lambda self: 7000))
     short = train(request_of(tmp_path, device="emulated", memory="1GiB", output=str(tmp_path / "short")))
     assert short.num_retries == 7000
     assert any("gave back all that it had cached 7,000 times" in note for note in short.notes)
 
 
+def test_other_libraries_say_nothing_while_a_model_is_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    request = request_of(tmp_path, max_steps=1)
+    capfd.readouterr()
+    train(request)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_was_given_back_before_a_run_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 12])
-    monkeypatch.setattr("vramfit.runtime.training.place.find_device", lambda name, *more: torch.device(name or "cuda"))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(counts)})
-    assert Place("cuda").num_retries == 7
-    assert Place("cpu").num_retries is None
+    monkeypatch.setattr("vramfit.runtime.device.find_device", lambda name, *more: torch.device(name or "cuda"))
+    memory = SimpleNamespace(read=lambda: Reading(num_retries=next(counts)))
+    monkeypatch.setattr("vramfit.runtime.device.CudaMemory", lambda index: memory)
+    assert RunDevice("cuda").num_retries == 7
+    assert RunDevice("cpu").num_retries is None
 
 
 def stopped_at(step: int, number: int = signal.SIGINT) -> Any:
@@ -522,7 +532,7 @@ def test_a_run_that_diverges_stops_with_advice(
         return loss if self.num_steps < 4 else loss * float("nan")
 
     monkeypatch.setattr(Stepper, "advance", overflowing)
-    monkeypatch.setattr(Place, "computes_apart", property(lambda self: runs_ahead))
+    monkeypatch.setattr(RunDevice, "computes_apart", property(lambda self: runs_ahead))
     with pytest.raises(Diverged, match="loss of step 4 is nan") as caught:
         run(tmp_path, save_every=3)
     assert "lower learning rate" in str(caught.value.hint)

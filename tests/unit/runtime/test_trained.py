@@ -11,10 +11,10 @@ from tests.unit.runtime.training.small_runs import request_of, run, write_classe
 
 from vramfit.errors import CheckpointError, DataError, NoPlanFits, WorkloadError
 from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.device import RunDevice
+from vramfit.runtime.trained import open_model
 from vramfit.runtime.training.events import Event, Interrupted, Stepped
-from vramfit.runtime.training.place import Place
 from vramfit.runtime.training.train import train
-from vramfit.runtime.training.trained import open_model
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -41,7 +41,7 @@ def test_an_encoder_has_no_answers(tmp_path: Path) -> None:
     data = write_classes(tmp_path / "d.csv")
     samples = trained.read(DataSource(path=str(data), task="sequence-classification", needs_labels=False))
     with pytest.raises(CheckpointError, match="no trained head"):
-        trained.load(Place("cpu"), samples)
+        trained.load(RunDevice("cpu"), samples)
 
 
 def test_an_unfinished_run_is_named_with_what_finishes_it(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_head_that_the_configuration_does_not_name_is_found_in_the_weights(
     trained = open_model(str(tmp_path / "out"), task="sequence-classification")
     trained.check_head()
     samples = trained.read(DataSource(path=str(tmp_path / "train.csv"), task="sequence-classification"))
-    assert trained.load(Place("cpu"), samples).max_tokens > 0
+    assert trained.load(RunDevice("cpu"), samples).max_tokens > 0
 
 
 def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_a_batch_is_chosen_that_fits(tmp_path: Path) -> None:
     trained = open_model(str(tmp_path / "out"))
     samples = trained.read(DataSource(path=str(tmp_path / "train.csv"), task="sequence-classification"))
     longest = max(samples.lengths)
-    place = Place("emulated", memory="64MiB")
-    assert trained.load(place, samples, memory="64MiB").max_tokens == 256 * longest
+    run_device = RunDevice("emulated", memory="64MiB")
+    assert trained.load(run_device, samples, memory="64MiB").max_tokens == 256 * longest
     with pytest.raises(NoPlanFits, match="not even one sample"):
-        trained.load(Place("emulated", memory="1MiB"), samples, memory="1MiB")
+        trained.load(RunDevice("emulated", memory="1MiB"), samples, memory="1MiB")
 
 
 def test_data_of_another_task_is_not_to_be_read_by_that_task(tmp_path: Path) -> None:

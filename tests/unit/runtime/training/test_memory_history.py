@@ -12,9 +12,9 @@ from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_json
 from vramfit.records.run import COURSE_FILE, StepCourse, sample
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.stepper import Stepper
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.recording import MAX_RECORDED, Recorder, live_after
+from vramfit.runtime.training.memory_history import MAX_KEPT, MemoryHistory, live_after
 
 
 def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -> None:
@@ -39,22 +39,22 @@ def test_on_the_cpu_nothing_is_recorded(tmp_path: Path) -> None:
 def test_a_step_whose_passes_are_replayed_asks_for_nothing_and_is_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stepper, "records", property(lambda stepper: True))
+    monkeypatch.setattr(Stepper, "uses_graphs", property(lambda stepper: True))
     run(tmp_path, device="emulated", memory="64MiB", epochs=1, batch=16)
     assert not (tmp_path / "out" / COURSE_FILE).exists()
 
 
 def test_only_larger_batches_are_recorded_and_not_many() -> None:
-    place = Place("emulated", memory="64MiB")
-    recorder = Recorder(place)
+    run_device = RunDevice("emulated", memory="64MiB")
+    history = MemoryHistory(run_device)
 
     def taken(number: int, batch: int) -> bool:
-        with recorder.step(number, batch, batch, 8) as found, place.active():
+        with history.step(number, batch, batch, 8) as found, run_device.active():
             torch.zeros(1024)
         return bool(found)
 
     assert [taken(n, b) for n, b in ((1, 4), (2, 4), (3, 4), (4, 2), (5, 8))] == [False, True, False, False, True]
-    assert [taken(n, 2**n) for n in range(6, 12)].count(True) == MAX_RECORDED - 2
+    assert [taken(n, 2**n) for n in range(6, 12)].count(True) == MAX_KEPT - 2
 
 
 def test_the_emulated_gpu_writes_down_what_is_requested() -> None:

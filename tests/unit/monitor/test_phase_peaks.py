@@ -1,7 +1,6 @@
 """Peaks by phase, from readings at the ends of phases."""
 
-from vramfit.monitor.sources import HostMemory, Reading
-from vramfit.monitor.tally import MAX_SAMPLES, Tally
+from vramfit.monitor.sources import MAX_SAMPLES, HostMemory, PhasePeaks, Reading
 from vramfit.records.watch import MemorySample
 
 
@@ -17,7 +16,7 @@ def reading(now: int, peak: int) -> Reading:
 
 
 def test_a_phase_that_raised_the_peak_has_reached_it_and_another_is_known_by_its_ends() -> None:
-    tally = Tally()
+    tally = PhasePeaks()
     tally.enter(reading(10, 50))
     tally.leave("forward", reading(30, 80))
     tally.enter(reading(30, 80))
@@ -30,7 +29,7 @@ def test_a_phase_that_raised_the_peak_has_reached_it_and_another_is_known_by_its
 
 
 def test_without_an_allocator_there_are_no_peaks_but_times() -> None:
-    tally = Tally()
+    tally = PhasePeaks()
     tally.enter(HostMemory().read())
     tally.leave("load", HostMemory().read())
     assert tally.phases()["load"].peak_allocated_bytes is None
@@ -38,7 +37,7 @@ def test_without_an_allocator_there_are_no_peaks_but_times() -> None:
 
 
 def test_samples_are_thinned_and_span_the_whole_time() -> None:
-    tally = Tally()
+    tally = PhasePeaks()
     for number in range(10 * MAX_SAMPLES):
         tally.sample(MemorySample(time_s=number, phase="forward", step=0, process_bytes=number), "cpu")
     assert MAX_SAMPLES / 3 < len(tally.samples) <= MAX_SAMPLES
@@ -48,7 +47,7 @@ def test_samples_are_thinned_and_span_the_whole_time() -> None:
 
 
 def test_what_the_host_held_is_no_figure_of_the_gpu() -> None:
-    tally = Tally()
+    tally = PhasePeaks()
     tally.sample(MemorySample(time_s=0, phase="load", step=0, process_bytes=9), "cpu")
     tally.sample(MemorySample(time_s=1, phase="load", step=0, process_bytes=2), "cuda:0")
     assert tally.peak_process_bytes == 2

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 
 from vramfit.records.run import StepCourse, sample
-from vramfit.runtime.training.place import Place
+from vramfit.runtime.device import RunDevice
 
-MAX_RECORDED = 4
+MAX_KEPT = 4
 """Steps of a session: each only where its batch is larger than those before."""
 MAX_EVENTS = 1_000_000
 
 
-class Recorder:
+class MemoryHistory:
     """Decides which steps are worth it: those of the largest batches, the first of all left out."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, run_device: RunDevice) -> None:
+        self._run_device = run_device
         self._largest = 0
-        self._num_left = MAX_RECORDED
+        self._num_left = MAX_KEPT
 
     @contextmanager
     def step(
@@ -37,10 +37,10 @@ class Recorder:
         """
         found: list[StepCourse] = []
         num_tokens = sum(lengths) or batch * seq
-        if number < 2 or num_tokens <= self._largest or not self._num_left or not can_record(self._place):
+        if number < 2 or num_tokens <= self._largest or not self._num_left or not can_keep(self._run_device):
             yield found
             return
-        with recorded(self._place) as course:
+        with kept_history(self._run_device) as course:
             yield found
         if course:
             self._largest = num_tokens
@@ -48,7 +48,7 @@ class Recorder:
             found.append(
                 StepCourse(
                     step=number,
-                    device=self._place.name,
+                    device=self._run_device.name,
                     batch=batch,
                     micro_batch=micro_batch,
                     seq=seq,
@@ -59,29 +59,29 @@ class Recorder:
             )
 
 
-def can_record(place: Place) -> bool:
+def can_keep(run_device: RunDevice) -> bool:
     """Whether requests can be seen there, and nobody else is recording them."""
-    if place.emulated is not None:
+    if run_device.emulated is not None:
         return True
     is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return place.device.type == "cuda" and is_recording is not None and not is_recording()
+    return run_device.device.type == "cuda" and is_recording is not None and not is_recording()
 
 
 @contextmanager
-def recorded(place: Place) -> Iterator[list[int]]:
+def kept_history(run_device: RunDevice) -> Iterator[list[int]]:
     """Inside, requests are written down; afterwards the list has what was live after each."""
     course: list[int] = []
-    if place.emulated is not None:
-        with place.emulated.recorded(course):
+    if run_device.emulated is not None:
+        with run_device.emulated.recorded(course):
             yield course
         return
-    start = torch.cuda.memory_stats(place.device)["requested_bytes.all.current"]
+    start = torch.cuda.memory_stats(run_device.device)["requested_bytes.all.current"]
     # without stacks, an entry costs next to nothing
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
     try:
         yield course
     finally:
-        events = torch.cuda.memory._snapshot(place.device)["device_traces"][place.device.index or 0]
+        events = torch.cuda.memory._snapshot(run_device.device)["device_traces"][run_device.device.index or 0]
         torch.cuda.memory._record_memory_history(enabled=None)
     course += live_after(start, events)
 

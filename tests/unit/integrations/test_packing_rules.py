@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, Trainer
 
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
-from vramfit.integrations.trainer.packable import why_padded
+from vramfit.integrations.trainer.rows import why_padded
 from vramfit.models.tasks import PACKED_FAMILIES, class_for_task
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss, model_inputs

@@ -1,7 +1,13 @@
-"""`Shards`: every rank keeps a part of each parameter; FSDP2 gathers a layer when its turn comes.
+"""How ranks share a model: `Replicas` (DistributedDataParallel) and `Shards` (FSDP2).
 
-Layers are gathered and gradients scattered in the middle of a pass. A vote goes before each of these collectives, so
-that a rank without memory is not waited for; all give the pass up together.
+With `Replicas` every rank has the whole model. The passes of a window run on the model itself and talk to nobody. When
+all ranks have agreed that they are through, one backward pass over the wrapper, which computes nothing, lets DDP reduce
+its buckets. So memory that runs out in a pass never leaves another rank waiting in a collective; what that costs is the
+overlap of the reduction with the last backward pass.
+
+With `Shards` every rank keeps a part of each parameter. Layers are gathered and gradients scattered in the middle of a
+pass. A vote goes before each of these collectives, so that a rank without memory is not waited for; all give the pass
+up together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +17,90 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
-from vramfit.runtime.distributed.accord import Accord
+from vramfit.runtime.distributed.votes import RankVotes
+from vramfit.step.commit import Touch
 from vramfit.step.own_loss import local
 from vramfit.step.ranks import Alone
 
+NUM_PRIMINGS = 2
+"""DDP lays its buckets out anew after the first backward pass, by the order in which gradients came."""
 ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By the names they have from torch 2.13 on, and before."""
+
+
+class Replicas(Alone):
+    """A model of which every rank has all. Passes talk to nobody, and gradients are the same on all ranks.
+
+    Args:
+        model: on this rank's device, with its techniques applied; rank 0's weights are sent to all.
+        votes: the votes of this world.
+    """
+
+    votes: RankVotes
+
+    def __init__(self, model: torch.nn.Module, votes: RankVotes) -> None:
+        self.votes = votes
+        self.rank, self.size = votes.rank, votes.size
+        self._learned = [p for p in model.parameters() if p.requires_grad]
+        self._wrapper = DistributedDataParallel(_Carrier(self._learned), gradient_as_bucket_view=True)
+        self._wrapper.register_comm_hook(None, _sum)
+        self._one = torch.ones((), device=self._learned[0].device)
+        for _ in range(NUM_PRIMINGS):
+            for parameter in self._learned:
+                parameter.grad = None  # else it would keep the buckets before
+            self._reduce()
+        self._views = [p.grad for p in self._learned if p.grad is not None]
+        assert len(self._views) == len(self._learned)
+        self._used: set[int] = set()
+        for index, parameter in enumerate(self._learned):
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._used.add(index))
+            parameter.grad = None
+
+    def begin(self) -> None:
+        """Gradients are added up where DDP reduces them: no copy of them is made."""
+        self._used.clear()
+        torch._foreach_zero_(self._views)
+        for parameter, view in zip(self._learned, self._views, strict=True):
+            parameter.grad = view
+
+    def synchronise(self) -> None:
+        """Reduce the gradients; parameters that no rank used have none, as with one process."""
+        used = self.votes.any([index in self._used for index in range(len(self._learned))])
+        with self.votes.meeting():
+            self._reduce()
+        for parameter, is_used in zip(self._learned, used, strict=True):
+            if not is_used:
+                parameter.grad = None
+
+    def _reduce(self) -> None:
+        self._wrapper().backward(self._one)
+
+
+def _sum(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """DDP would take the mean over ranks; losses are divided by the count of the whole batch already."""
+    reduced = bucket.buffer()
+    work = dist.all_reduce(reduced, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: reduced)
+    return future
+
+
+class _Carrier(torch.nn.Module):
+    """What DDP wraps: the parameters, and a forward pass that touches all of them and computes nothing."""
+
+    def __init__(self, learned: list[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.learned = torch.nn.ParameterList(learned)
+        self._anchor = torch.zeros((), device=learned[0].device, requires_grad=True)
+
+    def forward(self) -> torch.Tensor:
+        touched: torch.Tensor = Touch.apply(self._anchor, *self.learned)
+        return touched
 
 
 class Shards(Alone):
@@ -29,20 +109,20 @@ class Shards(Alone):
     Args:
         model: whole, on this rank's device, with its techniques applied; rank 0's weights are sent to all. Its
             parameters are others afterwards: make the optimizer then.
-        accord: the votes of this world.
+        votes: the votes of this world.
 
     Raises:
         WorkloadError: weights that cannot be cut, such as quantized ones.
     """
 
     is_sharded = True
-    accord: Accord
+    votes: RankVotes
 
-    def __init__(self, model: torch.nn.Module, accord: Accord) -> None:
+    def __init__(self, model: torch.nn.Module, votes: RankVotes) -> None:
         if any(hasattr(p, "__tensor_flatten__") for p in model.parameters()):
             raise WorkloadError(["quantized weights cannot be sharded: take parallel ddp"])
-        self.accord = accord
-        self.rank, self.size = accord.rank, accord.size
+        self.votes = votes
+        self.rank, self.size = votes.rank, votes.size
         self._model: Any = model
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
@@ -55,8 +135,8 @@ class Shards(Alone):
                 # FSDP2 would take the mean over ranks; losses are divided by the count of the whole batch already
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-                module.set_custom_all_gather(_VotedAllGather(accord))  # type: ignore[arg-type]
-                module.set_custom_reduce_scatter(_VotedReduceScatter(accord))  # type: ignore[arg-type]
+                module.set_custom_all_gather(_VotedAllGather(votes))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_VotedReduceScatter(votes))  # type: ignore[arg-type]
 
     def forget(self) -> None:
         """Every layer is a shard again, and what was gathered or added up is dropped."""
@@ -66,7 +146,7 @@ class Shards(Alone):
         elif begun:
             for module in self._model.modules():
                 if isinstance(module, FSDPModule):
-                    _settle(module)
+                    _reset(module)
         for group in self._groups():
             for part in group.fsdp_params:
                 part.unsharded_accumulated_grad = None
@@ -82,7 +162,7 @@ class Shards(Alone):
 
     def num_passes(self, own: int) -> int:
         """All ranks make as many as the one that needs most: a pass is a meeting."""
-        return self.accord.agree(own)[0]
+        return self.votes.agree(own)[0]
 
     def before_pass(self, index: int, num_passes: int) -> None:
         """Gradients are reduced in the last pass only."""
@@ -96,7 +176,7 @@ class Shards(Alone):
         found = torch.zeros((), dtype=torch.float32, device=device)
         inverse = scaler._scale.double().reciprocal().float().to(device)
         torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
-        (overflowed,) = self.accord.agree(int(found))
+        (overflowed,) = self.votes.agree(int(found))
         found.fill_(overflowed)
         state["found_inf_per_device"] = {device: found}
         state["stage"] = type(state["stage"]).UNSCALED
@@ -107,8 +187,8 @@ class Shards(Alone):
             return
         grads = [local(p.grad) for p in parameters if p.grad is not None]
         own = float(torch.nn.utils.get_total_norm(grads))
-        self.accord.agree()
-        norm = self.accord.sum(own * own) ** 0.5
+        self.votes.agree()
+        norm = self.votes.sum(own * own) ** 0.5
         if norm > max_grad_norm:
             torch._foreach_mul_(grads, max_grad_norm / (norm + 1e-6))
 
@@ -127,7 +207,7 @@ def _groups_of(module: Any) -> list[Any]:
     return list(groups)
 
 
-def _settle(module: Any) -> None:
+def _reset(module: Any) -> None:
     """What `reset_iter_state` does, for releases of torch that do not have it (before 2.13)."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
@@ -154,8 +234,8 @@ def _settle(module: Any) -> None:
 class _Voted:
     """A collective of FSDP2 with a vote before it; its memory is asked for before the vote."""
 
-    def __init__(self, accord: Accord) -> None:
-        self._accord = accord
+    def __init__(self, votes: RankVotes) -> None:
+        self._votes = votes
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -165,8 +245,8 @@ class _VotedAllGather(_Voted):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        self._accord.agree()
-        with self._accord.meeting():
+        self._votes.agree()
+        with self._votes.meeting():
             return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -174,6 +254,6 @@ class _VotedReduceScatter(_Voted):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        self._accord.agree()
-        with self._accord.meeting():
+        self._votes.agree()
+        with self._votes.meeting():
             return REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
 from vramfit.loader.budget import free_bytes
@@ -17,19 +19,17 @@ from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
-from vramfit.runtime.budget import enforce, use_expandable_segments
 from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
-from vramfit.runtime.training.place import Place
-from vramfit.runtime.training.preparation import gpu_here
+from vramfit.settings import having
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
-from vramfit.techniques import packing
+from vramfit.techniques.application import prepare
 from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
-from vramfit.units import parse_bytes
-from vramfit.workload import CHOICES
+from vramfit.workload import CHOICES, Workload
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
@@ -37,6 +37,9 @@ MAX_PACKED_TOKENS = 65_536
 """Of a packed row: products of so many rows are as fast as they get, and the host makes the next row meanwhile."""
 WITHOUT_BUDGET = 32
 """Samples of full length on a CPU."""
+Progress = Callable[[int, int], None]
+"""Told of bytes read and bytes to read."""
+INFER = {"mode": "infer"}
 FINE_TUNE = "fine-tune it first: vramfit train"
 FINE_TUNE_OR_VECTORS = f"fine-tune it first (vramfit train), or serve its vectors: --task {encoder_alone().name}"
 
@@ -91,13 +94,7 @@ class TrainedModel:
         Raises:
             DataError: rows, columns or files that cannot be used.
         """
-        return read_samples(
-            replace(source, of_model=True),
-            self.tokenizer,
-            max_length=self.max_length,
-            label_names=self.label_names or None,
-            stride=self.tokenizing.stride,
-        )
+        return read_samples(replace(source, of_model=True), self.tokenizing)
 
     def read_ahead(self, source: DataSource) -> Iterator[Samples]:
         """The samples of a file in parts, each tokenized while the one before it is in use; windows come as one.
@@ -107,12 +104,7 @@ class TrainedModel:
         """
         if self.kind.reads_windows:
             return iter([self.read(source)])
-        return read_ahead(
-            replace(source, of_model=True),
-            self.tokenizer,
-            max_length=self.max_length,
-            label_names=self.label_names or None,
-        )
+        return read_ahead(replace(source, of_model=True), self.tokenizing)
 
     def notes_on(self, samples: Samples) -> tuple[str, ...]:
         """What to know of samples beside this model: single texts, where it learned from pairs; and of their labels."""
@@ -121,7 +113,9 @@ class TrainedModel:
         single = "the model learned from pairs of texts, and rows here have one; name both: --text-column FIRST,SECOND"
         return (single, *samples.notes)
 
-    def attention(self, place: Place, precision: str, asked: str | None = None, gpu: str | None = None) -> str | None:
+    def attention(
+        self, run_device: RunDevice, precision: str, asked: str | None = None, gpu: str | None = None
+    ) -> str | None:
         """What attention to take: packed where its kernel is, unless something else was asked for; None: the model's.
 
         Args:
@@ -143,88 +137,105 @@ class TrainedModel:
             return asked
         pays = "packed" in self.attentions and why_not is None
         pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
-        return "packed" if pays and has_packed_kernel(place.device, precision) else None
+        return "packed" if pays and has_packed_kernel(run_device.device, precision) else None
+
+    def workload(self, **settings: Any) -> Workload:
+        """Inference with this model, at its full length unless `seq` says otherwise.
+
+        Raises:
+            WorkloadError: settings that contradict each other.
+        """
+        return Workload.from_keywords(
+            **{"model": self.model, "task": self.task, "seq": self.max_length} | settings | INFER
+        )
 
     def load(
         self,
-        place: Place,
+        run_device: RunDevice,
         samples: Samples | None = None,
         *,
-        memory: str | int | None = None,
-        gpu: str | None = None,
         batch: int | None = None,
-        precision: str = "fp32",
-        attention: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
     ) -> Inference:
         """The model on its device, with a batch that fits beside it.
 
         Args:
             samples: what is to go through; None where only the model says how long they may be.
-            memory: what PyTorch may reserve.
-            gpu: choose the batch for this GPU; None takes the one that is there.
             batch: samples of full length; None takes what fits.
-            attention: as `attention` gives it.
+            settings: of the workload: `memory` (what PyTorch may reserve), `gpu` (choose the batch for this one; None
+                takes the one that is there), `precision`, and `attention` as `attention` gives it.
 
         Raises:
             NoPlanFits: not even one sample of this length fits.
             CheckpointError: weights that are damaged, or that lack the head.
         """
         longest = self.max_length if samples is None else max(samples.lengths)
-        budget_bytes = parse_bytes(memory, name="memory") if memory is not None else free_bytes(place.device)
+        w = self.workload(seq=longest, **settings)
+        budget_bytes = w.memory if w.memory is not None else free_bytes(run_device.device)
         if batch is None:
-            batch = self._fitting(place, longest, budget_bytes, gpu, precision, attention)
-        if memory is not None:
-            use_expandable_segments(place.device)
-            enforce(memory, place.device)
+            batch = self._fitting(run_device, w, budget_bytes)
+        if w.memory is not None:
+            use_expandable_segments(run_device.device)
+            enforce(w.memory, run_device.device)
+        model = self.load_weights(w, run_device, budget_bytes, progress=progress)
+        return Inference(model, run_device, max_tokens=batch * longest, precision=w.precision)
+
+    def load_weights(
+        self,
+        workload: Workload,
+        run_device: RunDevice,
+        memory: int | None,
+        *,
+        hint: str = FINE_TUNE,
+        progress: Progress | None = None,
+    ) -> torch.nn.Module:
+        """The model on its device, prepared as a workload says.
+
+        Args:
+            memory: what weights may take, on a device that has a budget.
+            hint: what to do about a head that is not in the checkpoint.
+
+        Raises:
+            CheckpointError: weights that are damaged, or that lack the head.
+        """
+        asked = {name: getattr(workload, name) for name in having(at_load=True) if name != "model"}
+        asked["memory"] = memory if run_device.has_budget else None
         request = make_request(
-            self.model,
-            task=self.task,
-            precision=precision,
-            attention=attention,
-            memory=budget_bytes if place.has_budget else None,
-            device=str(place.device),
-            trust_remote_code=self.trust_remote_code,
+            self.model, device=str(run_device.device), trust_remote_code=self.trust_remote_code, **asked
         )
         model, report = load_request(request, progress=progress)
-        refuse_fresh(self.model, self.task, report.fresh, hint=FINE_TUNE)
-        if attention == "packed":
-            packing.apply(model, self.task)
-        return Inference(model, place, max_tokens=batch * longest, precision=precision)
+        if self.kind.has_head:
+            refuse_fresh(self.model, self.task, report.fresh, hint=hint)
+        # types, quantized weights and layers in host memory are as the loader has made them
+        return prepare(model, self.workload(attention=workload.attention))
 
-    def _fitting(
-        self,
-        place: Place,
-        longest: int,
-        budget_bytes: int | None,
-        gpu: str | None,
-        precision: str,
-        attention: str | None,
-    ) -> int:
+    def _fitting(self, run_device: RunDevice, workload: Workload, budget_bytes: int | None) -> int:
         """Samples of full length that fit, as predicted."""
-        if not place.has_budget:
+        if not run_device.has_budget:
             return WITHOUT_BUDGET
         from vramfit.estimator.search import max_batch
 
+        w, gpu = workload, workload.gpu or run_device.gpu
         found = max_batch(
             self.model,
             task=self.task,
             mode="infer",
-            seq=longest,
-            precision=precision,
-            attention=attention,
+            seq=w.seq,
+            precision=w.precision,
+            attention=w.attention,
             memory=budget_bytes,
             trust_remote_code=self.trust_remote_code,
-            **({"gpu": gpu} if (gpu := gpu or gpu_here(place)) else {}),
+            **({"gpu": gpu} if gpu else {}),
         )
         if found.batch == 0:
             raise NoPlanFits(
-                f"not even one sample of {longest} tokens fits: {found.limited_by}",
+                f"not even one sample of {w.seq} tokens fits: {found.limited_by}",
                 best=found.estimate,
                 budget_bytes=budget_bytes,
                 hint="give more memory, cut the sequences (--seq), or take precision bf16",
             )
-        most = max(MAX_PACKED_TOKENS // longest, 1) if attention == "packed" else MAX_BATCH
+        most = max(MAX_PACKED_TOKENS // w.seq, 1) if w.attention == "packed" else MAX_BATCH
         return min(found.batch, most)
 
 

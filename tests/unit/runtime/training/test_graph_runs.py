@@ -19,10 +19,10 @@ SETTINGS: dict[str, Any] = {"attention": "packed", "micro_batch": 4, "save_every
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """As on a GPU: what is replayed is called again."""
     calls, rehearse = Calls(), Session.rehearse
-    monkeypatch.setattr(graphs, "CudaRecords", lambda device: calls)
+    monkeypatch.setattr(graphs, "CudaCapture", lambda device: calls)
 
     def ready(session: Session, checkpoint: Any) -> None:
-        session.parts.stepper._recording.is_on = True
+        session.stepper._graph_use.is_on = True
         rehearse(session, checkpoint)
 
     monkeypatch.setattr(Session, "rehearse", ready)
