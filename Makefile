@@ -39,8 +39,9 @@ browser:
 	fi; \
 	echo "No Chromium here, and it cannot be installed: tests of the page are left out. On Debian: apt-get install chromium"
 
+# bytecode is kept: hundreds of processes begin in a run
 test: $(STAMP) browser  ## Run the whole test suite
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## Lint and types, as CI runs them
 	$(BIN)/ruff format --check .

@@ -1,6 +1,10 @@
 """Small tensors everywhere: threads inside one process would only wait for each other."""
 
 import gc
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start too
+os.environ["VRAMFIT_CACHE"] = "off"  # traces that a user has kept are no answer to a test
 
 import pytest
 import torch

@@ -31,7 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[Any]:
-    started = serving.Server(model, "--device", "cpu", "--workers", "2", "--memory", "400MiB", "--timeout", "280")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS")  # workers share the processors among themselves
+        started = serving.Server(model, "--device", "cpu", "--workers", "2", "--memory", "400MiB", "--timeout", "280")
     try:
         yield started
     finally:

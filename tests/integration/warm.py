@@ -1,4 +1,4 @@
-"""A process that has imported the large libraries, and becomes `vramfit` as often as it is asked: each time by a fork.
+"""A process that has imported what verbs import, and becomes `vramfit` as often as it is asked: each time by a fork.
 
 It reads a command a line as JSON, and answers with its exit code.
 """
@@ -13,7 +13,12 @@ import sys
 IMPORTED = (
     *("torch", "torch._dynamo"),
     *("transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
+    *("rich.console", "rich.table", "typer.rich_utils", "pydantic.main", "peft", "tokenizers"),
+    *(f"vramfit.cli.{verb}" for verb in ("main", "estimate", "max_batch", "plan", "train", "evaluate", "predict")),
+    *("vramfit.planner.plan", "vramfit.runtime.training.train", "vramfit.runtime.inference", "vramfit.loader.load"),
+    *("vramfit.report.estimate", "vramfit.report.plan", "vramfit.doctor.explain"),
 )
+"""Large libraries, and what verbs import when they run: nothing that looks at the terminal or at the environment."""
 
 
 def main() -> None:

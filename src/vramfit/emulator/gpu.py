@@ -217,20 +217,26 @@ class _Mode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a quantized tensor goes first; its plain parts come here
-        for tensor in _tensors((args, tuple(kwargs.values()))):
+        for tensor in _tensors((*args, *kwargs.values())):
             self._gpu._meet(tensor)
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
+        for tensor in _tensors((result,)):
             self._gpu._meet(tensor)
         return result
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+_GROUPS = (list, tuple)
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Every tensor among these, those of lists and tuples included: asked for twice at each operator."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, _GROUPS):
+            found += _tensors(value)
+    return found
 
 
 class Kernels(TorchFunctionMode):

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.unit.planner.made import plan
 
 from vramfit.estimator.predict import estimate
-from vramfit.planner.plan import plan
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.plan import Plan
 from vramfit.workload import Workload

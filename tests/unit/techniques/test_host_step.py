@@ -177,7 +177,7 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        vocab_size=4000, hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024
+        vocab_size=4000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
     )
     keywords: dict[str, Any] = {"precision": precision, "optimizer": "adamw-fused", "checkpointing": "full"}
     predicted = vramfit.estimate(
@@ -213,7 +213,7 @@ def test_the_device_takes_what_was_predicted(offload: Any, precision: Any, micro
     held = held_on_host(stepper)  # where nothing is pinned, and nothing rounded up for it
     assert held * 0.999 <= predicted.host_bytes <= 1.35 * held
     if offload != "optimizer":
-        assert predicted.host_bytes >= 6 * micro_batch * 128 * 256 * 2  # the inputs of six layers
+        assert predicted.host_bytes >= 4 * micro_batch * 128 * 256 * 2  # the inputs of four layers
 
 
 def held_on_host(stepper: Stepper) -> int:

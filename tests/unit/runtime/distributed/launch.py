@@ -16,7 +16,8 @@ from vramfit.runtime.distributed.processes import COLLECTIVE_TIMEOUT_S
 PRELOADED = [
     "torch.distributed.fsdp",
     "torchao",
-    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.bert.modeling_bert",
     "vramfit.runtime.stepper",
     "tests.unit.runtime.distributed.work",
 ]
