@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from tests.integration.command import Done, vramfit
-from vramfit.cli.workload_options import MAX_CELLS, WorkloadOptions, parse_counts
+from vramfit.cli.options import MAX_CELLS, WorkloadOptions, parse_counts
 from vramfit.records.codec import from_data
 from vramfit.records.estimate import Estimate, MaxBatch
 from vramfit.settings import SETTINGS

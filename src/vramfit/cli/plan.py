@@ -1,183 +1,232 @@
-"""`vramfit plan`: the fastest settings that fit, and why."""
+"""`vramfit plan`: the fastest settings that fit; `vramfit sagemaker`: a training job on the smallest instance."""
 
+import json as json_format
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramfit.cli.first_look import look_at_data
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, parse_lengths, parse_names, takes_workload
+from vramfit.cli.options import Json, WorkloadOptions, argument, option, parse_lengths, parse_names, verb
+from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
 from vramfit.errors import NoPlanFits
+from vramfit.report.plan import no_plan_data, render_instances, render_no_plan, render_plan
 from vramfit.stages import within
+from vramfit.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from vramfit.planner.request import Lengths
-    from vramfit.records.plan import InstanceFit, Plan
+    from vramfit.records.plan import InstanceFit
 
-EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
-DOES_NOT_FIT = 3
-_CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
+_CHOICE, _LENGTHS, _JOB, _AWS = "What may be chosen", "Real lengths", "The job", "On AWS"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop"), plans=True)
-def run(
-    options: WorkloadOptions,
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What a plan may choose, the lengths it is timed on, and where it is written."""
+
     allow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,…", help=f"Changes of the training that may be made: {_CHANGES}.", rich_help_panel=_CHOICE
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Same maths only: fp32, no 8-bit optimizer.", rich_help_panel=_CHOICE)
-    ] = False,
-    no_offload: Annotated[
-        bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),
-    ] = None,
+        str | None, option(f"Changes of the training that may be made: {_CHANGES}.", "NAME,…", panel=_CHOICE)
+    ] = None
+    exact: Annotated[bool, option("Same maths only: fp32, no 8-bit optimizer.", None, "--exact", panel=_CHOICE)] = False
+    no_offload: Annotated[bool, option("Nothing may wait in host memory.", None, "--no-offload", panel=_CHOICE)] = False
+    steps: Annotated[int | None, option("Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)] = None
     margin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|SIZE", help="What stays free of the budget, such as 5% or 500MiB.", rich_help_panel=_CHOICE
-        ),
-    ] = None,
+        str | None, option("What stays free of the budget, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE)
+    ] = None
     lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|N,…",
-            help="Tokens of each sample: a file with one a line, or numbers.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Data to learn from, read and timed as train does it.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
+        str | None, option("Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS)
+    ] = None
+    data: Annotated[Path | None, option("Training data, read and timed as train does it.", "FILE", panel=_LENGTHS)] = (
+        None
+    )
     text_column: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Its column of texts, guessed unless given; two for pairs (a,b).",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
+        option("Its column of texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS),
+    ] = None
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
-        ),
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
+        str | None, option("Counts their tokens; the model's own, unless given.", "DIR", panel=_LENGTHS)
+    ] = None
+    save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None
     sagemaker: Annotated[
-        bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
-    ] = False,
-    json: Json = False,
-) -> None:
+        bool, option("Plan for every SageMaker instance instead: which does it fit?", None, "--sagemaker")
+    ] = False
+
+    def keywords(self, options: WorkloadOptions) -> dict[str, Any]:
+        """Keywords of `plan`, but for the model and real lengths."""
+        if self.lengths is not None and self.data is not None:
+            raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
+        if self.no_offload and "offload" in options.given:
+            raise typer.BadParameter("--offload and --no-offload contradict each other")
+        own = {"allow": self.allow, "exact": self.exact or None, "margin": self.margin, "steps": self.steps}
+        return {**options.keywords(), **own, **({"offload": False} if self.no_offload else {})}
+
+    def look_at_data(self, task: str) -> None:
+        """Refuse data that cannot be read, before torch is imported."""
+        from vramfit.runtime.data.source import without_labels
+
+        found = look_at_data(without_labels(str(self.data), task, parse_names(self.text_column)))
+        for note in found.notes if found is not None else ():
+            say(f"Note: {note}")
+
+    def lengths_of_data(self, model: str, keywords: dict[str, Any]) -> "Lengths":
+        """Tokens of the samples of the data."""
+        from vramfit.models.anatomy import max_positions
+        from vramfit.models.resolve import resolve
+        from vramfit.runtime.data.samples import LONGEST, lengths_of_data
+
+        task = {"task": keywords["task"]} if "task" in keywords else {}
+        resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
+        limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
+        return lengths_of_data(
+            str(self.data),
+            task=resolved.task,
+            tokenizer=self.tokenizer or model,
+            max_length=min(n for n in limits if n),
+            text_columns=parse_names(self.text_column),
+        )
+
+
+@verb("vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512", without=("lengths", "mode", "loop"), plans=True)
+def plan(options: WorkloadOptions, own: PlanOptions, json: Json = False) -> None:
     """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
 
     What is given is kept, the rest is chosen.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
-    if lengths is not None and data is not None:
-        raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
-    if no_offload and "offload" in options.given:
-        raise typer.BadParameter("--offload and --no-offload contradict each other")
-    keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin, "steps": steps}
-    if no_offload:
-        keywords["offload"] = False
-    if sagemaker:
-        _show_instances(plan_instances(options.model, keywords), json=json)
+    keywords = own.keywords(options)
+    if own.sagemaker:
+        fits = plan_instances(options.model, keywords)
+        show(fits, render_instances, json=json)
+        if not any(fit.fits for fit in fits):
+            leave(DOES_NOT_FIT)
         return
-    if data is not None:
-        from vramfit.runtime.data.source import without_labels
+    if own.data is not None:
+        own.look_at_data(keywords.get("task", ""))
+    known = None if own.lengths is None else parse_lengths(own.lengths)
+    try:
+        with working(f"Planning {options.model}"):
+            from vramfit.planner.plan import plan
 
-        found = look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
-        for note in found.notes if found is not None else ():
-            console(stderr=True).print(f"Note: {note}", markup=False, soft_wrap=True)
-    known = None if lengths is None else parse_lengths(lengths)
-    with working(f"Planning {options.model}"):
-        from vramfit.planner.plan import plan
-
-        if data is not None:
-            known = _lengths_of(data, options.model, keywords, parse_names(text_column), tokenizer)
-            keywords["group_by_length"] = True
-        made: Plan | NoPlanFits
-        try:
+            if own.data is not None:
+                known = own.lengths_of_data(options.model, keywords)
+                keywords["group_by_length"] = True
             made = plan(options.model, lengths=known, **keywords)
-        except NoPlanFits as error:
-            made = error
-    if isinstance(made, NoPlanFits):
-        _show_failure(made, json=json)
-        raise typer.Exit(DOES_NOT_FIT)
-    if save is not None:
-        made.save(save)
-    if json:
-        print_json(made)
-        return
-    from vramfit.report.plan import render_plan
-
-    console().print(render_plan(made, saved_as=None if save is None else str(save)))
-
-
-def _lengths_of(
-    data: Path, model: str, keywords: dict[str, Any], text_columns: tuple[str, ...], tokenizer: str | None
-) -> "Lengths":
-    """Tokens of the samples of a data set."""
-    from vramfit.models.anatomy import max_positions
-    from vramfit.models.resolve import resolve
-    from vramfit.runtime.data.samples import LONGEST, lengths_of_data
-
-    task = {"task": keywords["task"]} if "task" in keywords else {}
-    resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
-    limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
-    return lengths_of_data(
-        str(data),
-        task=resolved.task,
-        tokenizer=tokenizer or model,
-        max_length=min(n for n in limits if n),
-        text_columns=text_columns,
-    )
-
-
-def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
-    from vramfit.report.no_plan import no_plan_data, render_no_plan
-
-    if json:
-        print_json(no_plan_data(failure))
-    else:
-        console().print(render_no_plan(failure))
+    except NoPlanFits as failure:
+        show(no_plan_data(failure) if json else failure, render_no_plan, json=json)
+        leave(DOES_NOT_FIT)
+    if own.save is not None:
+        made.save(own.save)
+    show(made, lambda made: render_plan(made, saved_as=None if own.save is None else str(own.save)), json=json)
 
 
 def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
     """A plan for every SageMaker instance, while a line says how far it is."""
     at = ""
 
-    def show(name: str, done: int, total: int) -> None:
+    def tell(name: str, done: int, total: int) -> None:
         nonlocal at
         at = f"{name}, {done} of {total} GPUs done"
 
     with working(f"Planning {model}"), within(lambda: at):
         from vramfit.planner.elsewhere import fit_instances
 
-        return fit_instances(model, on_gpu=show, **keywords)
+        return fit_instances(model, on_gpu=tell, **keywords)
 
 
-def _show_instances(fits: list["InstanceFit"], *, json: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """A training job on SageMaker."""
+
+    action: Annotated[str, argument("What to do.", "launch")]
+    model: Annotated[str, argument("A catalogue name, a hub id or a folder.", "MODEL")]
+    data: Annotated[str | None, option("S3 address of the training data.", "s3://…", panel=_AWS)] = None
+    eval_data: Annotated[str | None, option("S3 address of what to evaluate on.", "s3://…", panel=_AWS)] = None
+    weights: Annotated[
+        str | None, option("S3 address of the model's folder; else fetched by its name.", "s3://…", panel=_AWS)
+    ] = None
+    output: Annotated[str | None, option("S3 address for model and checkpoints.", "s3://…", panel=_AWS)] = None
+    image: Annotated[str | None, option("The container (see docs/sagemaker.md).", "URI", panel=_AWS)] = None
+    role: Annotated[str | None, option("Role that the job runs as.", "ARN", panel=_AWS)] = None
+    region: Annotated[str | None, option("AWS region; else as AWS is configured.", "NAME", panel=_AWS)] = None
+    name: Annotated[str | None, option("Name of the job; else made of the time.", "NAME", panel=_AWS)] = None
+    instance: Annotated[
+        str | None, option("Take this one; else the smallest on which there is a plan.", "ml.…", panel=_AWS)
+    ] = None
+    instances: Annotated[int, option("Number of instances.", "N", panel=_AWS)] = 1
+    spot: Annotated[
+        bool, option("Use spot capacity, which AWS may take away and give back.", None, "--spot", panel=_AWS)
+    ] = False
+    max_hours: Annotated[float, option("The job is ended after so many hours.", "X", panel=_AWS)] = 24
+    volume: Annotated[int, option("Disk of the instance in GiB.", "N", panel=_AWS)] = 50
+    task: Annotated[str, option("The head.", "NAME", panel=_JOB)] = DEFAULT
+    batch: Annotated[int, option("Samples that one optimizer step sees.", "N", panel=_JOB)] = 32
+    seq: Annotated[int, option("Tokens a sequence.", "N", panel=_JOB)] = 128
+    allow: Annotated[
+        str | None, option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "NAME,…", panel=_JOB)
+    ] = None
+    hyperparameter: Annotated[
+        list[str] | None, option("Further ones of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
+    ] = None
+
+    def settings(self) -> Any:
+        """The job, checked."""
+        from vramfit.integrations.sagemaker.launching import LaunchSettings
+
+        if self.action != "launch":
+            raise typer.BadParameter(f"{self.action!r} is not launch")
+        given = dict(_pair(text) for text in self.hyperparameter or [])
+        if self.allow is not None:
+            given["allow"] = self.allow
+        own: dict[str, Any] = {"hyperparameters": given, "num_instances": self.instances, "volume_gib": self.volume}
+        same = {f.name: getattr(self, f.name) for f in fields(LaunchSettings) if f.name not in own}
+        return LaunchSettings(**same, **own)
+
+
+@verb(
+    "vramfit sagemaker launch bert-large-uncased --data s3://bucket/train.csv --output s3://bucket/runs "
+    "--image 123456789012.dkr.ecr.eu-west-1.amazonaws.com/vramfit --role arn:aws:iam::123456789012:role/train"
+)
+def sagemaker(
+    options: LaunchOptions,
+    submit: Annotated[
+        bool, option("Send the request; without it, the request is only shown.", None, "--submit")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
+
+    Also says what the job would take on every other instance.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
+    """
+    settings = options.settings()
+    needs = ", ".join(f"--{one}" for one in settings.missing)
+    if submit and needs:
+        raise typer.BadParameter(f"--submit needs {needs}")
+    from vramfit.integrations.sagemaker import launching
+
+    fits = plan_instances(options.model, settings.plan_keywords())
+    chosen = launching.choose_instance(settings, fits)
+    request = settings.request(chosen.instance)
+    arn = launching.submit(request, region=options.region) if submit else None
     if json:
-        print_json(fits)
-    else:
-        from vramfit.report.plan import render_instances
+        print_json({"instance": chosen, "instances": fits, "request": request, "missing": settings.missing, "arn": arn})
+        return
+    console().print(render_instances(fits))
+    say(f"\nOn {chosen.instance}{', this would be sent:' if arn is None else f': {arn}'}", stderr=False)
+    if arn is None:
+        say(json_format.dumps(request, indent=2), stderr=False)
+        say(
+            f"Nothing was sent. With --submit it is{f' (it needs {needs})' if needs else ''}.",
+            stderr=False,
+            style="dim",
+        )
 
-        console().print(render_instances(fits))
-    if not any(fit.fits for fit in fits):
-        raise typer.Exit(DOES_NOT_FIT)
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--hyperparameter {text!r} is not NAME=VALUE")
+    return name, value

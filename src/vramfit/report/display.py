@@ -10,8 +10,7 @@ from vramfit.records.plan import Fitting, Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
 from vramfit.report.html.markup import tag, text
-from vramfit.report.verdict import verdict_of
-from vramfit.report.words import duration, job, reserved_peak, reserved_words, run_time, target
+from vramfit.report.words import duration, job, reserved_peak, reserved_words, run_time, target, verdict_of
 from vramfit.units import counted, format_bytes
 
 MAX_NAMES = 4

@@ -85,6 +85,7 @@ class Loop(Setting):
     keyword, order = "loop", 290
     value = Choice(names=("plain", "stepper"))
     default = "plain"
+    hidden = True
     label, modes = "vramfit’s Stepper", ("train",)
     about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
     help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."

@@ -16,8 +16,7 @@ from vramfit.records.codec import to_data
 from vramfit.records.estimate import Estimate, MaxBatch, TensorGroup
 from vramfit.records.plan import Plan, Reason
 from vramfit.report.plan import estimate_command, split_words, train_command
-from vramfit.report.verdict import Tone, verdict_of
-from vramfit.report.words import KIND_WORDS, group_name, peak_moment
+from vramfit.report.words import KIND_WORDS, Tone, group_name, peak_moment, verdict_of
 from vramfit.tasks import find_task
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
 from vramfit.workload import Workload

@@ -1,5 +1,6 @@
-"""The application: the page, its files, and the API that the page itself uses."""
+"""The application: the page, its files, and the API that the page itself uses; and the server it runs in."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -14,12 +15,14 @@ from starlette.responses import Response
 
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
+from vramfit.errors import VramfitError
+from vramfit.listening.server import Server, listen, url_of
 from vramfit.models.catalogue import all_entries
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
 from vramfit.web.dispatcher import Busy, Dispatcher, Gone
-from vramfit.web.guard import BATCH_STOPS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS, Guard
+from vramfit.web.guard import BATCH_STOPS, HOSTS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS, Guard
 from vramfit.web.queries import EstimateQuery, MaxBatchQuery, PlanQuery
 from vramfit.web.queries import Query as AnyQuery
 from vramfit.workload import CHOICES
@@ -37,11 +40,30 @@ FILES = {
     "/docs": ("api.html", "text/html"),
     "/api.js": ("api.js", "text/javascript"),
 }
-QUERIES: dict[str, type[AnyQuery]] = {
-    "/api/estimate": EstimateQuery,
-    "/api/max-batch": MaxBatchQuery,
-    "/api/plan": PlanQuery,
+PATHS: dict[str, tuple[type[AnyQuery], type[answers.Answer], str, str]] = {
+    "/api/estimate": (
+        EstimateQuery,
+        answers.EstimateAnswer,
+        "What a job takes, and whether it fits",
+        "The prediction",
+    ),
+    "/api/max-batch": (
+        MaxBatchQuery,
+        answers.MaxBatchAnswer,
+        "The largest batch that fits",
+        "The largest batch, 0 where nothing fits",
+    ),
+    "/api/plan": (
+        PlanQuery,
+        answers.PlanAnswer,
+        "The fastest settings that fit, and why",
+        "The plan, or why there is none",
+    ),
 }
+"""Path → what it is asked with, what it answers, and both in words."""
+MAX_WORKERS = 4
+KEEP_ALIVE_S = 5
+STOP_S = 2
 ABOUT = (
     "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
     "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
@@ -61,15 +83,16 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    *, num_workers: int = 2, allow_local: bool = False, on_ready: Callable[[], None] = lambda: None
+    *, num_workers: int | None = None, allow_local: bool = False, on_ready: Callable[[], None] = lambda: None
 ) -> FastAPI:
     """The application, whose workers start and end with it.
 
     Args:
-        num_workers: processes that estimates are made in.
+        num_workers: processes that estimates are made in; one a core, up to four, unless given.
         allow_local: let requests name folders and hub ids as models.
         on_ready: called when the workers are ready.
     """
+    num_workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -102,38 +125,24 @@ def _add_api(app: FastAPI, allow_local: bool) -> None:
     async def catalogue() -> answers.CatalogueAnswer:
         return _catalogue(allow_local)
 
-    @app.get(
-        "/api/estimate",
-        operation_id="estimate",
-        summary="What a job takes, and whether it fits",
-        response_model=answers.EstimateAnswer,
-        response_description="The prediction",
-        responses=RESPONSES,
-    )
-    async def estimate(query: Annotated[EstimateQuery, Query()], request: Request) -> Response:
+    for path, (query, answer, summary, described) in PATHS.items():
+        app.add_api_route(
+            path,
+            _asking(query),
+            operation_id=path.rpartition("/")[2].replace("-", "_"),
+            summary=summary,
+            response_model=answer,
+            response_description=described,
+            responses=RESPONSES,
+        )
+
+
+def _asking(kind: type[AnyQuery]) -> Callable[..., Any]:
+    async def asked(query: Any, request: Request) -> Response:
         return await _ask(query, request)
 
-    @app.get(
-        "/api/max-batch",
-        operation_id="max_batch",
-        summary="The largest batch that fits",
-        response_model=answers.MaxBatchAnswer,
-        response_description="The largest batch, 0 where nothing fits",
-        responses=RESPONSES,
-    )
-    async def max_batch(query: Annotated[MaxBatchQuery, Query()], request: Request) -> Response:
-        return await _ask(query, request)
-
-    @app.get(
-        "/api/plan",
-        operation_id="plan",
-        summary="The fastest settings that fit, and why",
-        response_model=answers.PlanAnswer,
-        response_description="The plan, or why there is none",
-        responses=RESPONSES,
-    )
-    async def plan(query: Annotated[PlanQuery, Query()], request: Request) -> Response:
-        return await _ask(query, request)
+    asked.__annotations__["query"] = Annotated[kind, Query()]
+    return asked
 
 
 async def _ask(query: AnyQuery, request: Request) -> Response:
@@ -194,7 +203,7 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         settings=[_entry(s) for s in SETTINGS.values() if s.on_page and (s.labels or isinstance(s.value, DRAWN))],
         allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
-        parameters={path: list(query.model_fields) for path, query in QUERIES.items()},
+        parameters={path: list(query.model_fields) for path, (query, *_) in PATHS.items()},
         batch_stops=list(BATCH_STOPS),
         seq_stops=list(SEQ_STOPS),
         max_batch=MAX_BATCH,
@@ -226,3 +235,35 @@ def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
         return Response(body, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     return send
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    on_listening: Callable[[], None],
+    on_ready: Callable[[str], None],
+    **options: Any,
+) -> None:
+    """Serve the page and the API until interrupted.
+
+    Args:
+        host: a name of this machine's loopback.
+        port: 0 takes any that is free.
+        on_listening: called once the port is had.
+        on_ready: called with the address once answers can be given.
+        options: keywords of `create_app`.
+
+    Raises:
+        VramfitError: another host, or a port that cannot be had.
+    """
+    if host not in HOSTS:
+        raise VramfitError(
+            f"--host {host}: the page is for this machine alone, on {', '.join(HOSTS)}",
+            hint=f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE",
+        )
+    bound = listen(host, port)
+    on_listening()
+    url = url_of(host, bound)
+    app = create_app(**options, on_ready=lambda: on_ready(url))
+    Server(app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S).run(sockets=[bound])

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from vramfit.cli.progress import only_one_speaks, speaks
+from vramfit.cli.terminal import only_one_speaks, speaks
 from vramfit.errors import RankFailed, WorkloadError
 
 

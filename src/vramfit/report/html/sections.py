@@ -12,7 +12,6 @@ from vramfit.report.html import figures
 from vramfit.report.html.figures import is_near, timeline
 from vramfit.report.html.markup import Drawn, Figure, section, table, tag, text
 from vramfit.report.html.subject import Subject, reasons_of
-from vramfit.report.verdict import verdict_of
 from vramfit.report.words import (
     KIND_WORDS,
     NO_BREAK,
@@ -23,6 +22,7 @@ from vramfit.report.words import (
     reserved_peak,
     run_time,
     target,
+    verdict_of,
 )
 from vramfit.tasks import find_task
 from vramfit.units import GIB, counted, format_bytes
