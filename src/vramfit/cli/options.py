@@ -18,6 +18,7 @@ import typer
 from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
 from vramfit.errors import WorkloadError
 from vramfit.settings import SETTINGS, Setting
+from vramfit.settings.ranks import Loop
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 from vramfit.tasks import DEFAULT, find_task
 from vramfit.workload import Workload
@@ -56,6 +57,8 @@ class WorkloadOptions:
     given: Mapping[str, Any] = field(default_factory=dict)
     """Settings that were given, as text or as typer read them; a list of batches or lengths is text."""
     trust_remote_code: bool = False
+    has_loop: bool = False
+    """Whether the verb takes a loop, which then follows from the other settings where it is not given."""
 
     def keywords(self, *, trains: bool = True) -> dict[str, Any]:
         """Keywords of the one workload that was described; a list of batches or lengths is refused.
@@ -72,6 +75,7 @@ class WorkloadOptions:
     def cells(self) -> list[dict[str, Any]]:
         """Keywords of every workload of the table: length by length, batch by batch."""
         shared = {name: value_of(name, given) for name, given in self.given.items() if name not in LISTS}
+        shared |= Loop().derived(shared) if self.has_loop else {}
         if self.trust_remote_code:
             shared["trust_remote_code"] = True
         batches = [{"batch": n} for n in parse_counts(self.given.get("batch"), "--batch")] or [{}]
@@ -150,7 +154,8 @@ class SettingOptions:
                 given[setting.keyword] = value
         model = given.pop("model", None) or values.get("model") or ""
         trust = "trust_remote_code" not in given and values.pop("trust_remote_code", False)
-        return WorkloadOptions(model=model, given=given, trust_remote_code=trust)
+        has_loop = any(s.keyword == Loop.keyword for s in self.taken)
+        return WorkloadOptions(model=model, given=given, trust_remote_code=trust, has_loop=has_loop)
 
     def _parameter(self, setting: Setting) -> inspect.Parameter:
         name, is_list = setting.keyword, setting.keyword in self.lists

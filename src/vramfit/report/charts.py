@@ -14,20 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.estimate import TimelinePoint
-from vramfit.report.words import size
+from vramfit.report.words import MEMORY, size
 
 MIN_WIDTH = 8
 EIGHTHS = " ▁▂▃▄▅▆▇█"
-CATEGORY_LOOKS: Mapping[str, tuple[str, str]] = {
-    "weights": ("blue", "█"),
-    "gradients": ("magenta", "▓"),
-    "optimizer": ("yellow", "▒"),
-    "activations": ("green", "░"),
-    "temporaries": ("cyan", "▚"),
-    "workspaces": ("bright_black", "≡"),
-    "inputs": ("default", "·"),
-}
-"""Category → its colour, and the character that stands for it where there are no colours."""
 PART_STYLES = {"forward": "cyan", "backward": "blue", "optimizer": "cyan"}
 SHORT_PARTS = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 MIN_PLOT_WIDTH = 30
@@ -89,8 +79,8 @@ def has_colour(console: Console) -> bool:
 
 def category_mark(category: str, *, colour: bool) -> tuple[str, str]:
     """(character, style) that stands for a category."""
-    style, glyph = CATEGORY_LOOKS.get(category, ("default", "?"))
-    return ("█", style) if colour else (glyph, "")
+    kind = MEMORY[category]
+    return ("█", kind.terminal) if colour else (kind.glyph, "")
 
 
 @dataclass(frozen=True, kw_only=True)

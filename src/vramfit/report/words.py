@@ -1,11 +1,12 @@
 """What records say in words: whether a job fits, and how people call phases, parts of a step, operators and modules."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
+from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.settings import in_words
@@ -22,6 +23,45 @@ TIGHT_SHARE = 0.03
 """Less than this share of the capacity to spare is called tight."""
 COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
 HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    """How one kind of memory is drawn."""
+
+    light: str
+    """Its colour on a light ground."""
+    dark: str
+    """On a dark one."""
+    terminal: str = "default"
+    """Its colour on a terminal."""
+    glyph: str = "?"
+    """The character that stands for it where there are no colours."""
+
+
+MEMORY: Mapping[str, MemoryKind] = {
+    "weights": MemoryKind("#3f74e0", "#5b8ef5", "blue", "█"),
+    "gradients": MemoryKind("#8a5fd6", "#a07ae8", "magenta", "▓"),
+    "optimizer": MemoryKind("#e0952b", "#d9942f", "yellow", "▒"),
+    "activations": MemoryKind("#2aa37c", "#2fa57d", "green", "░"),
+    "temporaries": MemoryKind("#35a6c8", "#41aecd", "cyan", "▚"),
+    "workspaces": MemoryKind("#7d8796", "#7b8698", "bright_black", "≡"),
+    "inputs": MemoryKind("#d0608c", "#d96b98", "default", "·"),
+    "unused": MemoryKind("#c9cfd8", "#3d4858"),
+    "CUDA context": MemoryKind("#a9b2bf", "#5b687a"),
+}
+"""Kinds of memory, in the order in which they are drawn: for the terminal, notebooks, the report and the page."""
+
+
+def memory_css() -> str:
+    """The colours of all kinds as style: `--weights` and so on, for light and dark grounds."""
+    light, dark = (
+        "".join(f"--{name.split()[-1]}:{getattr(kind, ground)};" for name, kind in MEMORY.items())
+        for ground in ("light", "dark")
+    )
+    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 """What a change does to the training, in two words."""
 
@@ -216,6 +256,16 @@ def reserved_peak(r: RunRecord) -> str:
             if r.most_reserved_bytes is not None:
                 said[1] += f", at most {format_bytes(r.most_reserved_bytes)}"
     return "; ".join(said)
+
+
+def best_words(r: RunRecord) -> str:
+    """The best score of a run, behind a comma; empty where there is none."""
+    return "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
+
+
+def agreement(c: Comparison) -> str:
+    """Whether a prediction agrees with its measurement."""
+    return f"Prediction and measurement {'agree' if c.agrees else 'do not agree'}"
 
 
 def reserved_words(p: Plan) -> str:

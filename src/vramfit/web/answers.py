@@ -169,6 +169,7 @@ class SettingEntry(Answer):
     labels: dict[str, str] = Field(description="Value → how the page calls it; an empty one stands for none.")
     modes: list[str] = Field(description="Modes in which it does something.")
     is_basic: bool
+    hidden: bool = Field(description="Whether the page keeps it without a control: a plan may have it.")
 
 
 class CatalogueAnswer(Answer):

@@ -18,6 +18,7 @@ from vramfit.devices.catalogue import all_gpus
 from vramfit.errors import VramfitError
 from vramfit.listening.server import Server, listen, url_of
 from vramfit.models.catalogue import all_entries
+from vramfit.report.words import memory_css
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
@@ -112,7 +113,17 @@ def create_app(
     app.add_exception_handler(HTTPException, _no_such)
     _add_files(app)
     _add_api(app, allow_local)
+    described = app.openapi
+    app.openapi = lambda: _without_hidden(described())  # type: ignore[method-assign]
     return app
+
+
+def _without_hidden(schema: dict[str, Any]) -> dict[str, Any]:
+    """The description of the API without parameters that are taken but not shown."""
+    for path in schema["paths"].values():
+        asked = path["get"].get("parameters", [])
+        asked[:] = [p for p in asked if not getattr(SETTINGS.get(p["name"]), "hidden", False)]
+    return schema
 
 
 def _add_api(app: FastAPI, allow_local: bool) -> None:
@@ -217,16 +228,18 @@ def _entry(setting: Setting) -> answers.SettingEntry:
         keyword=setting.keyword,
         label=setting.label or setting.keyword.replace("_", " ").capitalize(),
         about=setting.about or setting.help.replace("`", ""),
-        values=list(CHOICES.get(setting.keyword, ())),
+        values=list(getattr(setting.value, "shown_names", ())),
         labels=dict(setting.labels),
         modes=list(setting.modes),
         is_basic=setting.is_basic,
+        hidden=setting.hidden,
     )
 
 
 def _add_files(app: FastAPI) -> None:
     for path, (name, media_type) in FILES.items():
         body = (PAGE / name).read_bytes()
+        body = memory_css().encode() + body if name == "page.css" else body
         app.add_route(path, _file(body, media_type), methods=["GET"], include_in_schema=False)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.cli import main as cli
 from vramfit.cli import inference
+from vramfit.cli import main as cli
 from vramfit.errors import VramfitError
 from vramfit.monitor.outlets import JsonLines
 

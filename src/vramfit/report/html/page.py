@@ -19,8 +19,11 @@ from vramfit.report.html.subject import Subject, reasons_of
 from vramfit.report.words import (
     KIND_WORDS,
     NO_BREAK,
+    agreement,
+    best_words,
     duration,
     job,
+    memory_css,
     peak_moment,
     phase_name,
     reserved_peak,
@@ -65,7 +68,7 @@ def render_report(subject: Subject, *, made_at: str = "") -> str:
             '<!doctype html><html lang="en"><head>',
             meta,
             tag("title", text(title)),
-            tag("style", _own("report.css")),
+            tag("style", memory_css(), _own("report.css")),
             "</head><body><main>",
             body,
             "</main>",
@@ -132,8 +135,7 @@ def _head(subject: Subject) -> str:
     if run is not None:
         device = "the emulated GPU" if run.device == "emulated" else run.device
         parts.append(tag("p", text(f"{run.model} · {run.task} · on {device}"), class_="quiet"))
-        best = "" if run.best_value is None else f", {run.best_metric} {run.best_value:.4f}"
-        parts.append(tag("h1", text(f"{counted(run.num_steps, 'step')}, {run.status}{best}")))
+        parts.append(tag("h1", text(f"{counted(run.num_steps, 'step')}, {run.status}{best_words(run)}")))
     elif estimate is not None:
         verdict = verdict_of(estimate)
         w = estimate.workload
@@ -144,8 +146,7 @@ def _head(subject: Subject) -> str:
         m = subject.comparison.measurement
         parts.append(tag("p", text(" · ".join([m.workload.model, *job(m.workload), m.gpu])), class_="quiet"))
         worst = f"{100 * subject.comparison.worst_error:.2f} %"
-        agrees = "agree" if subject.comparison.agrees else "do not agree"
-        parts.append(tag("h1", text(f"Prediction and measurement {agrees}: {worst} off at worst")))
+        parts.append(tag("h1", text(f"{agreement(subject.comparison)}: {worst} off at worst")))
     else:
         parts.append(tag("h1", text("A run that is not finished")))
     if estimate is not None:
