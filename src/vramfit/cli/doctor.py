@@ -87,9 +87,7 @@ def explain(
     options: WorkloadOptions,
     log: Annotated[
         str,
-        typer.Argument(
-            metavar="LOG", help="A log, the message itself in quotes, or - for standard input, also the default."
-        ),
+        typer.Argument(metavar="LOG", help="A log, the message itself in quotes, or - for standard input."),
     ] = "-",
     model: Annotated[
         str | None, option("The model that ran: a plan that fits is found.", "MODEL", panel="The job")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIGURES = ("requested", "allocated", "reserved", "process")
 
 
-@verb("vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4")
+@verb("vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4", tables=True)
 def estimate(
     options: WorkloadOptions,
     figure: Annotated[str, option(f"Figure of a table: {', '.join(FIGURES)}.", "FIGURE", "--show")] = "allocated",

@@ -19,14 +19,15 @@ from vramfit.report.run import render_metrics
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.units import counted
+from vramfit.workload import CHOICES
 
 if TYPE_CHECKING:
     from vramfit.runtime.data.source import DataSource
 
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
 TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
-Precision = Annotated[str, option("Arithmetic.", "NAME")]
-Memory = Annotated[str | None, option("What PyTorch may reserve.", "SIZE")]
+Precision = Annotated[str, option(f"Arithmetic. One of {', '.join(CHOICES['precision'])}.", "NAME")]
+Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
 Seq = Annotated[int | None, option("Cut sequences at so many tokens.", "N", min=1)]
 
@@ -40,7 +41,7 @@ class InferenceOptions:
     task: TaskName = None
     text_column: Annotated[str | None, option("Column of the texts; two for pairs.", "NAME,…")] = None
     max_rows: Annotated[int | None, option("Read no more rows.", "N", min=1)] = None
-    batch: Annotated[int | None, option("Samples of full length; else what fits.", "N", min=1)] = None
+    batch: Annotated[int | None, option("Samples of full length in a batch; else what fits.", "N", min=1)] = None
     seq: Seq = None
     precision: Precision = "fp32"
     attention: Annotated[

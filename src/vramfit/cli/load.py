@@ -26,7 +26,7 @@ class LoadOptions:
     random_weights: Annotated[bool, option("Draw the weights: no checkpoint is needed.", None, "--random-weights")] = (
         False
     )
-    seed: Annotated[int, option("Of weights that are drawn: a new head, or all of them.", "N", min=0)] = 0
+    seed: Annotated[int, option("Seed of weights that are drawn: a new head, or all of them.", "N", min=0)] = 0
     scan: Annotated[bool, option("Read all weights first, for NaN and infinite ones.", None, "--scan")] = False
     check: Annotated[bool, option("Compare outputs with full precision on sample sentences.", None, "--check")] = False
     batch: Annotated[int | None, option("With --offload weights: leave room for so many samples.", "N", min=1)] = None

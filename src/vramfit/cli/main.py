@@ -35,7 +35,7 @@ VERBS = {
     "doctor": "Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.",
     "explain": "Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.",
     "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
-    "report": "Write everything there is to see as one HTML file that needs no network: mail it, keep it.",
+    "report": "Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.",
     "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
     "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
 }
@@ -65,16 +65,16 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 class _ReaderGoneError(Exception):
-    """A broken pipe, out of typer's sight: it would exit with code 1, which means an error."""
+    """A broken pipe under another name: typer would exit with code 1, which means an error."""
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C, out of typer's sight: it would exit without a message."""
+    """Ctrl-C under another name: typer would exit without a message."""
 
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        gc.enable()  # what a verb makes is collected as ever
+        gc.enable()  # off until now, while modules are imported
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

@@ -7,6 +7,7 @@ passed on.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
@@ -114,7 +115,9 @@ class SettingOptions:
     plans: bool = False
     """Whether what is not given is chosen: switches can then be refused too (`--no-compile`)."""
     lists: Sequence[str] = LISTS
-    """Settings that are read as text, of which several values may be given."""
+    """Settings that are read as text; more than one value is for `tables`."""
+    tables: bool = False
+    """Whether several batches or lengths give a table."""
     panels: Mapping[str, str] = field(default_factory=lambda: PANELS)
     """Group of settings → heading in the help."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +168,7 @@ class SettingOptions:
             flag, name = f"--no-{flag[2:]}", f"no_{name}"
         elif kind is bool and self.plans and setting.is_planned:
             flag = f"{flag}/--no-{flag[2:]}"
-        metavar = None if kind is bool else "N,…" if is_list else setting.value.metavar
+        metavar = None if kind is bool else "N,…" if is_list and self.tables else setting.value.metavar
         panel = self.panels[setting.group]
         shown = option(self._help(setting), metavar, flag, panel=panel, show_default=False, hidden=setting.hidden)
         return _parameter(name, Annotated[kind | None, shown], None)
@@ -173,7 +176,7 @@ class SettingOptions:
     def _help(self, setting: Setting) -> str:
         """What it is, its values and its default."""
         said, default = [setting.help.replace("`", "")], self.defaults.get(setting.keyword)
-        if setting.keyword in self.lists:
+        if setting.keyword in self.lists and self.tables:
             said.append("Several (1,4,8) give a table.")
         if isinstance(setting.value, Choice):
             said.append(f"One of {', '.join(setting.value.shown_names)}.")
@@ -214,6 +217,7 @@ def verb(example: str, **settings: Any) -> Callable[[Verb], Verb]:
         found.__signature__ = inspect.Signature(parameters)
         found.__annotations__ = {p.name: p.annotation for p in parameters}
         found.example = example
+        found.__doc__ = re.sub(r"(?<![.\n])\n(?!\n)", " ", inspect.getdoc(function) or "")  # help keeps line breaks
         return run
 
     return make

@@ -44,10 +44,10 @@ class PlanOptions:
     )
     text_column: Annotated[
         str | None,
-        option("Its column of texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS),
+        option("Column of the texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS),
     ] = None
     tokenizer: Annotated[
-        str | None, option("Counts their tokens; the model's own, unless given.", "DIR", panel=_LENGTHS)
+        str | None, option("Tokenizer that counts tokens; the model's own unless given.", "DIR", panel=_LENGTHS)
     ] = None
     save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None
     sagemaker: Annotated[
@@ -140,7 +140,7 @@ def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
 class LaunchOptions:
     """A training job on SageMaker."""
 
-    action: Annotated[str, argument("What to do.", "launch")]
+    action: Annotated[str, argument("The action.", "launch")]
     model: Annotated[str, argument("A catalogue name, a hub id or a folder.", "MODEL")]
     data: Annotated[str | None, option("S3 address of the training data.", "s3://…", panel=_AWS)] = None
     eval_data: Annotated[str | None, option("S3 address of what to evaluate on.", "s3://…", panel=_AWS)] = None
@@ -168,7 +168,7 @@ class LaunchOptions:
         str | None, option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "NAME,…", panel=_JOB)
     ] = None
     hyperparameter: Annotated[
-        list[str] | None, option("Further ones of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
+        list[str] | None, option("An option of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
     ] = None
 
     def settings(self) -> Any:

@@ -33,10 +33,10 @@ def report(
     open_browser: Annotated[bool, option("Open it in the browser.", None, "--open")] = False,
     json: Json = False,
 ) -> None:
-    """Write everything there is to see as one HTML file that needs no network: mail it, keep it.
+    """Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.
 
-    The course of a step by category, predicted over measured where a step was recorded; what is alive at the peak by
-    module; what fits by batch and length; a plan's alternatives; loss, scores and throughput of a run.
+    It shows the memory of a step by category, predicted over measured where a step was recorded; what is alive at the
+    peak by module; what fits by batch and length; a plan's alternatives; loss, scores and throughput of a run.
     """
     subject = read_subject(source)
     plotly_script()

@@ -14,7 +14,7 @@ from vramfit.cli.terminal import console, print_json, say
 from vramfit.errors import MissingExtra
 from vramfit.units import counted, format_bytes
 
-Port = Annotated[int, option("0 takes any that is free.", "N", min=0, max=65535)]
+Port = Annotated[int, option("Port to listen on; 0 takes any that is free.", "N", min=0, max=65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,16 @@ class ServeOptions:
         str | None, option("cuda, cuda:N, cpu or emulated; several are given to the workers in turn.", "NAME,…")
     ] = None
     seq: Seq = None
-    pooling: Annotated[str, option("Of features: mean or first.", "NAME")] = "mean"
+    pooling: Annotated[str, option("How features are pooled: mean or first.", "NAME")] = "mean"
     top_k: Annotated[
         int | None, option('Scores of the N best labels or tokens; a request may say: {"parameters": …}.', "N")
     ] = None
-    max_tokens: Annotated[int | None, option("Tokens of a batch at most; else what is predicted to fit.", "N")] = None
+    max_tokens: Annotated[int | None, option("Largest batch in tokens; else what is predicted to fit.", "N")] = None
     workers: Annotated[
-        int | None, option("Processes that share the memory, a model each. Default: one a device.", "N")
+        int | None, option("Processes that share the memory, each with a model. Default: one a device.", "N")
     ] = None
     queue: Annotated[int, option("Requests that may wait; more get status 429.", "N")] = 1024
-    timeout: Annotated[float, option("Until an answer; then status 503.", "SECONDS")] = 55.0
+    timeout: Annotated[float, option("Time limit of an answer; later ones are status 503.", "SECONDS")] = 55.0
     fail_every: Annotated[int | None, option("Rehearsal: memory runs out every N batches.", "N", hidden=True)] = None
     trust_remote_code: Trust = False
 

@@ -128,14 +128,14 @@ def print_aligned(
     write_out("\n".join(lines[1:]) + "\n")
 
 
-def speaks() -> bool:
-    """Whether this process shows anything: alone, or rank 0."""
+def prints() -> bool:
+    """Whether this process prints: it is alone, or rank 0."""
     return _rank() == 0
 
 
 @contextmanager
-def only_one_speaks() -> Iterator[None]:
-    """Inside, errors of other ranks end them without a word: rank 0 tells of them, or rank 1 if it is rank 0 that is
+def only_rank_zero_prints() -> Iterator[None]:
+    """Inside, errors of other ranks set their exit code and print nothing: rank 0 prints them, or rank 1 where rank 0 is
     lost."""
     try:
         yield
@@ -143,7 +143,7 @@ def only_one_speaks() -> Iterator[None]:
         raise
     except Exception as error:
         takes_over = isinstance(error, RankFailed) and error.rank == 0 and _rank() == 1
-        if speaks() or takes_over:
+        if prints() or takes_over:
             raise
         raise typer.Exit(error.exit_code if isinstance(error, VramfitError) else 1) from None
 
@@ -164,7 +164,7 @@ def working(what: str, err: Console | None = None) -> Iterator[None]:
         what: in words, such as "Planning bert-base-uncased".
         err: the console of stderr; a new one unless given.
     """
-    if not (sys.stderr.isatty() and speaks()):
+    if not (sys.stderr.isatty() and prints()):
         yield
         return
     from rich.live import Live
@@ -196,7 +196,7 @@ def _imports_told(listener: Listener) -> Iterator[None]:
 
 
 class _Finder:
-    """Finds nothing: it is asked first, and says what is about to be imported."""
+    """An import hook that finds no module: it tells the listener what is about to be imported."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

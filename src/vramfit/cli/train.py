@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
 from vramfit.cli.options import Json, WorkloadOptions, verb
-from vramfit.cli.terminal import console, leave, only_one_speaks, say, show, speaks, working
+from vramfit.cli.terminal import console, leave, only_rank_zero_prints, prints, say, show, working
 from vramfit.report.run import metrics_in_words, render_run
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
 from vramfit.units import counted, format_bytes
@@ -50,7 +50,7 @@ def train(options: WorkloadOptions, json: Json = False) -> None:
     given = {name: OPTIONS[name].value.parse(v) if isinstance(v, str) else v for name, v in options.given.items()}
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None
-    with only_one_speaks():
+    with only_rank_zero_prints():
         _train(TrainRequest(model=options.model, **given), json=json)
 
 
@@ -71,7 +71,7 @@ def _train(request: TrainRequest, *, json: bool) -> None:
         if stopped.hint is not None:
             say(f"  → go on with: {_resume_command()}")
         leave(stopped.exit_code)
-    if speaks():
+    if prints():
         show(record, render_run, json=json)
 
 

@@ -68,7 +68,7 @@ def watch(
     ],
     inside: InsideOptions,
     interval: Annotated[float, option("Seconds between samples.", "SECONDS", min=0.05, max=3600)] = 0.5,
-    no_live: Annotated[bool, option("No live view; only what it came to.", None, "--no-live")] = False,
+    no_live: Annotated[bool, option("No live view; only the summary at the end.", None, "--no-live")] = False,
     json: Json = False,
 ) -> None:
     """Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.

@@ -37,7 +37,7 @@ class OutOfMemoryMessage:
     total_bytes: int | None = None
     """What the GPU has."""
     free_bytes: int | None = None
-    """Held by nobody."""
+    """Free on the GPU."""
     allocated_bytes: int | None = None
     """In tensors of this process."""
     reserved_bytes: int | None = None

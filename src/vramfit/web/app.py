@@ -163,7 +163,7 @@ async def _ask(query: AnyQuery, request: Request) -> Response:
     except Busy:
         return _say(503, "too many requests are waiting", "come again in a few seconds", {"Retry-After": "3"})
     except Gone:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has disconnected
     return _json(status, body)
 
 

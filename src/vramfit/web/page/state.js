@@ -92,7 +92,7 @@ export function state() {
   return { ...found, model: model.value }; // not what is being typed
 }
 
-// Every control as it is by itself.
+// Every control at its default.
 export const blank = () => ({ ...Object.fromEntries(controls().map((control) => [control.name, ""])), ...catalogue.defaults });
 
 // Put values into the controls; those that no control can show are named.
