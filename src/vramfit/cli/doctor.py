@@ -12,7 +12,7 @@ import typer
 from rich.console import Group
 
 from vramfit.cli.first_look import is_path
-from vramfit.cli.options import Json, WorkloadOptions, option, verb
+from vramfit.cli.options import Json, WorkloadOptions, opt, option, verb
 from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
 from vramfit.errors import VramfitError
 from vramfit.records.finding import Finding, worst
@@ -38,9 +38,9 @@ class DoctorOptions:
             "itself is checked.",
         ),
     ] = None
-    task: Annotated[str, option(f"The head that is wanted. One of {', '.join(CHOICES['task'])}.", "NAME")] = DEFAULT
-    num_labels: Annotated[int | None, option("Size of the head that is wanted.", "N")] = None
-    scan: Annotated[bool, option("Read the weights too: NaN, infinite and all-zero tensors.", None, "--scan")] = False
+    task: str = opt(DEFAULT, f"The head that is wanted. One of {', '.join(CHOICES['task'])}.", "NAME")
+    num_labels: int | None = opt(None, "Size of the head that is wanted.", "N")
+    scan: bool = opt(False, "Read the weights too: NaN, infinite and all-zero tensors.")
 
     def check(self) -> list[Finding]:
         """Everything that was found."""

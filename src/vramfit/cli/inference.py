@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
-from vramfit.cli.options import Json, Trust, argument, checked_choice, option, parse_names, verb
+from vramfit.cli.options import Json, Trust, argument, checked_choice, opt, option, parse_names, verb
 from vramfit.cli.terminal import say, show, working, write_out
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import replace_file
@@ -39,17 +39,15 @@ class InferenceOptions:
     model: Model
     data: Annotated[str, argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")]
     task: TaskName = None
-    text_column: Annotated[str | None, option("Column of the texts; two for pairs.", "NAME,…")] = None
-    max_rows: Annotated[int | None, option("Read no more rows.", "N", min=1)] = None
-    batch: Annotated[int | None, option("Samples of full length in a batch; else what fits.", "N", min=1)] = None
+    text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
+    max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
+    batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
     seq: Seq = None
     precision: Precision = "fp32"
-    attention: Annotated[
-        str | None, option("sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
-    ] = None
+    attention: str | None = opt(None, "sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
     memory: Memory = None
     gpu: GPUName = None
-    device: Annotated[str | None, option("cuda, cuda:N, cpu or emulated.", "NAME")] = None
+    device: str | None = opt(None, "cuda, cuda:N, cpu or emulated.", "NAME")
     trust_remote_code: Trust = False
 
     def look(self) -> None:
@@ -146,10 +144,10 @@ def say_what_was_cut(*parts: Any) -> None:
 class PredictOptions:
     """What is predicted of a row, and where that is written."""
 
-    output: Annotated[str | None, option("Write here, not to stdout.", "FILE", "--output", "-o")] = None
-    top_k: Annotated[int | None, option("Scores of the N best labels or tokens too.", "N", min=1)] = None
-    all_scores: Annotated[bool, option("Scores of all labels too.", None, "--all-scores")] = False
-    json: Annotated[bool, option("Accepted on every verb; predictions are JSON lines anyway.", None, "--json")] = False
+    output: str | None = opt(None, "Write here, not to stdout.", "FILE", "--output", "-o")
+    top_k: int | None = opt(None, "Scores of the N best labels or tokens too.", "N", min=1)
+    all_scores: bool = opt(False, "Scores of all labels too.")
+    json: bool = opt(False, "Accepted on every verb; predictions are JSON lines anyway.")
 
     def look(self, data: str) -> None:
         """Refuse what contradicts itself or cannot be written, before anything is predicted."""

@@ -1,11 +1,11 @@
 """`vramfit load`: a checkpoint inspected and loaded, and what that took."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramfit.cli.options import Json, WorkloadOptions, option, verb
+from vramfit.cli.options import Json, WorkloadOptions, opt, verb
 from vramfit.cli.terminal import say, show, working
 from vramfit.errors import NoPlanFits
 from vramfit.report.run import render_load_report
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 class LoadOptions:
     """Where a checkpoint is loaded to, and what is checked."""
 
-    device: Annotated[str | None, option("cuda, cuda:1 or cpu; the GPU where there is one.", "NAME")] = None
-    random_weights: Annotated[bool, option("Draw the weights: no checkpoint is needed.", None, "--random-weights")] = (
-        False
-    )
-    seed: Annotated[int, option("Seed of weights that are drawn: a new head, or all of them.", "N", min=0)] = 0
-    scan: Annotated[bool, option("Read all weights first, for NaN and infinite ones.", None, "--scan")] = False
-    check: Annotated[bool, option("Compare outputs with full precision on sample sentences.", None, "--check")] = False
-    batch: Annotated[int | None, option("With --offload weights: leave room for so many samples.", "N", min=1)] = None
-    seq: Annotated[int | None, option("With --offload weights: leave room for so many tokens.", "N", min=1)] = None
+    device: str | None = opt(None, "cuda, cuda:1 or cpu; the GPU where there is one.", "NAME")
+    random_weights: bool = opt(False, "Draw the weights: no checkpoint is needed.")
+    seed: int = opt(0, "Seed of weights that are drawn: a new head, or all of them.", "N", min=0)
+    scan: bool = opt(False, "Read all weights first, for NaN and infinite ones.")
+    check: bool = opt(False, "Compare outputs with full precision on sample sentences.")
+    batch: int | None = opt(None, "With --offload weights: leave room for so many samples.", "N", min=1)
+    seq: int | None = opt(None, "With --offload weights: leave room for so many tokens.", "N", min=1)
 
 
 @verb("vramfit load ./my-model --precision bf16 --quantize int8 --check", without=having(at_load=False))

@@ -40,6 +40,11 @@ def option(help: str, metavar: str | None = None, *names: str, panel: str | None
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
+def opt(default: Any, help: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
+    """A field of a record of options; a switch without names is `--name`, without a negative."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "names": names, "more": more})
+
+
 def argument(help: str, metavar: str) -> Any:
     """One positional argument of a verb."""
     return typer.Argument(help=help, metavar=metavar)
@@ -228,7 +233,15 @@ def _made(record: Any, values: dict[str, Any]) -> Any:
 
 
 def _field_parameters(record: Any) -> list[inspect.Parameter]:
-    return [_parameter(f.name, f.type, ... if f.default is MISSING else f.default) for f in fields(record)]
+    made = []
+    for f in fields(record):
+        kind: Any = f.type
+        if f.metadata:
+            names = f.metadata["names"] or ((f"--{f.name.replace('_', '-')}",) if kind is bool else ())
+            shown = option(f.metadata["help"], f.metadata["metavar"], *names, **f.metadata["more"])
+            kind = Annotated[kind, shown]
+        made.append(_parameter(f.name, kind, ... if f.default is MISSING else f.default))
+    return made
 
 
 def _parameter(name: str, annotation: Any, default: Any = ...) -> inspect.Parameter:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import look_at_data
-from vramfit.cli.options import Json, WorkloadOptions, argument, option, parse_lengths, parse_names, verb
+from vramfit.cli.options import Json, WorkloadOptions, argument, opt, option, parse_lengths, parse_names, verb
 from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
 from vramfit.errors import NoPlanFits
 from vramfit.report.plan import no_plan_data, render_instances, render_no_plan, render_plan
@@ -27,32 +27,23 @@ _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 class PlanOptions:
     """What a plan may choose, the lengths it is timed on, and where it is written."""
 
-    allow: Annotated[
-        str | None, option(f"Changes of the training that may be made: {_CHANGES}.", "NAME,…", panel=_CHOICE)
-    ] = None
-    exact: Annotated[bool, option("Same maths only: fp32, no 8-bit optimizer.", None, "--exact", panel=_CHOICE)] = False
-    no_offload: Annotated[bool, option("Nothing may wait in host memory.", None, "--no-offload", panel=_CHOICE)] = False
-    steps: Annotated[int | None, option("Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)] = None
-    margin: Annotated[
-        str | None, option("What stays free of the budget, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE)
-    ] = None
-    lengths: Annotated[
-        str | None, option("Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS)
-    ] = None
-    data: Annotated[Path | None, option("Training data, read and timed as train does it.", "FILE", panel=_LENGTHS)] = (
-        None
+    allow: str | None = opt(None, f"Changes of the training that may be made: {_CHANGES}.", "NAME,…", panel=_CHOICE)
+    exact: bool = opt(False, "Same maths only: fp32, no 8-bit optimizer.", panel=_CHOICE)
+    no_offload: bool = opt(False, "Nothing may wait in host memory.", panel=_CHOICE)
+    steps: int | None = opt(None, "Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)
+    margin: str | None = opt(None, "What stays free of the budget, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE)
+    lengths: str | None = opt(
+        None, "Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS
     )
-    text_column: Annotated[
-        str | None,
-        option("Column of the texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS),
-    ] = None
-    tokenizer: Annotated[
-        str | None, option("Tokenizer that counts tokens; the model's own unless given.", "DIR", panel=_LENGTHS)
-    ] = None
-    save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None
-    sagemaker: Annotated[
-        bool, option("Plan for every SageMaker instance instead: which does it fit?", None, "--sagemaker")
-    ] = False
+    data: Path | None = opt(None, "Training data, read and timed as train does it.", "FILE", panel=_LENGTHS)
+    text_column: str | None = opt(
+        None, "Column of the texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS
+    )
+    tokenizer: str | None = opt(
+        None, "Tokenizer that counts tokens; the model's own unless given.", "DIR", panel=_LENGTHS
+    )
+    save: Path | None = opt(None, "Write the plan as JSON.", "FILE")
+    sagemaker: bool = opt(False, "Plan for every SageMaker instance instead: which does it fit?")
 
     def keywords(self, options: WorkloadOptions) -> dict[str, Any]:
         """Keywords of `plan`, but for the model and real lengths."""
@@ -142,34 +133,28 @@ class LaunchOptions:
 
     action: Annotated[str, argument("The action.", "launch")]
     model: Annotated[str, argument("A catalogue name, a hub id or a folder.", "MODEL")]
-    data: Annotated[str | None, option("S3 address of the training data.", "s3://…", panel=_AWS)] = None
-    eval_data: Annotated[str | None, option("S3 address of what to evaluate on.", "s3://…", panel=_AWS)] = None
-    weights: Annotated[
-        str | None, option("S3 address of the model's folder; else fetched by its name.", "s3://…", panel=_AWS)
-    ] = None
-    output: Annotated[str | None, option("S3 address for model and checkpoints.", "s3://…", panel=_AWS)] = None
-    image: Annotated[str | None, option("The container (see docs/sagemaker.md).", "URI", panel=_AWS)] = None
-    role: Annotated[str | None, option("Role that the job runs as.", "ARN", panel=_AWS)] = None
-    region: Annotated[str | None, option("AWS region; else as AWS is configured.", "NAME", panel=_AWS)] = None
-    name: Annotated[str | None, option("Name of the job; else made of the time.", "NAME", panel=_AWS)] = None
-    instance: Annotated[
-        str | None, option("Take this one; else the smallest on which there is a plan.", "ml.…", panel=_AWS)
-    ] = None
-    instances: Annotated[int, option("Number of instances.", "N", panel=_AWS)] = 1
-    spot: Annotated[
-        bool, option("Use spot capacity, which AWS may take away and give back.", None, "--spot", panel=_AWS)
-    ] = False
-    max_hours: Annotated[float, option("The job is ended after so many hours.", "X", panel=_AWS)] = 24
-    volume: Annotated[int, option("Disk of the instance in GiB.", "N", panel=_AWS)] = 50
-    task: Annotated[str, option("The head.", "NAME", panel=_JOB)] = DEFAULT
-    batch: Annotated[int, option("Samples that one optimizer step sees.", "N", panel=_JOB)] = 32
-    seq: Annotated[int, option("Tokens a sequence.", "N", panel=_JOB)] = 128
-    allow: Annotated[
-        str | None, option("What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "NAME,…", panel=_JOB)
-    ] = None
-    hyperparameter: Annotated[
-        list[str] | None, option("An option of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
-    ] = None
+    data: str | None = opt(None, "S3 address of the training data.", "s3://…", panel=_AWS)
+    eval_data: str | None = opt(None, "S3 address of what to evaluate on.", "s3://…", panel=_AWS)
+    weights: str | None = opt(None, "S3 address of the model's folder; else fetched by its name.", "s3://…", panel=_AWS)
+    output: str | None = opt(None, "S3 address for model and checkpoints.", "s3://…", panel=_AWS)
+    image: str | None = opt(None, "The container (see docs/sagemaker.md).", "URI", panel=_AWS)
+    role: str | None = opt(None, "Role that the job runs as.", "ARN", panel=_AWS)
+    region: str | None = opt(None, "AWS region; else as AWS is configured.", "NAME", panel=_AWS)
+    name: str | None = opt(None, "Name of the job; else made of the time.", "NAME", panel=_AWS)
+    instance: str | None = opt(None, "Take this one; else the smallest on which there is a plan.", "ml.…", panel=_AWS)
+    instances: int = opt(1, "Number of instances.", "N", panel=_AWS)
+    spot: bool = opt(False, "Use spot capacity, which AWS may take away and give back.", panel=_AWS)
+    max_hours: float = opt(24, "The job is ended after so many hours.", "X", panel=_AWS)
+    volume: int = opt(50, "Disk of the instance in GiB.", "N", panel=_AWS)
+    task: str = opt(DEFAULT, "The head.", "NAME", panel=_JOB)
+    batch: int = opt(32, "Samples that one optimizer step sees.", "N", panel=_JOB)
+    seq: int = opt(128, "Tokens a sequence.", "N", panel=_JOB)
+    allow: str | None = opt(
+        None, "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "NAME,…", panel=_JOB
+    )
+    hyperparameter: list[str] | None = opt(
+        None, "An option of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB
+    )
 
     def settings(self) -> Any:
         """The job, checked."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from vramfit.cli.first_look import look_at_gpu, look_at_model
 from vramfit.cli.inference import GPUName, Memory, Model, Precision, Seq
-from vramfit.cli.options import Json, Trust, option, parse_names, verb
+from vramfit.cli.options import Json, Trust, opt, option, parse_names, verb
 from vramfit.cli.terminal import console, print_json, say
 from vramfit.errors import MissingExtra
 from vramfit.units import counted, format_bytes
@@ -23,26 +23,20 @@ class ServeOptions:
 
     model: Model
     memory: Memory = None
-    task: Annotated[str | None, option("The head, or features; else the model's own.", "NAME")] = None
+    task: str | None = opt(None, "The head, or features; else the model's own.", "NAME")
     precision: Precision = "fp32"
-    quantize: Annotated[str | None, option("int8, int8-dynamic or int4.", "NAME")] = None
-    offload: Annotated[str | None, option("Layers that do not fit wait in host memory.", "weights")] = None
+    quantize: str | None = opt(None, "int8, int8-dynamic or int4.", "NAME")
+    offload: str | None = opt(None, "Layers that do not fit wait in host memory.", "weights")
     gpu: GPUName = None
-    device: Annotated[
-        str | None, option("cuda, cuda:N, cpu or emulated; several are given to the workers in turn.", "NAME,…")
-    ] = None
+    device: str | None = opt(None, "cuda, cuda:N, cpu or emulated; several are given to the workers in turn.", "NAME,…")
     seq: Seq = None
-    pooling: Annotated[str, option("How features are pooled: mean or first.", "NAME")] = "mean"
-    top_k: Annotated[
-        int | None, option('Scores of the N best labels or tokens; a request may say: {"parameters": …}.', "N")
-    ] = None
-    max_tokens: Annotated[int | None, option("Largest batch in tokens; else what is predicted to fit.", "N")] = None
-    workers: Annotated[
-        int | None, option("Processes that share the memory, each with a model. Default: one a device.", "N")
-    ] = None
-    queue: Annotated[int, option("Requests that may wait; more get status 429.", "N")] = 1024
-    timeout: Annotated[float, option("Time limit of an answer; later ones are status 503.", "SECONDS")] = 55.0
-    fail_every: Annotated[int | None, option("Rehearsal: memory runs out every N batches.", "N", hidden=True)] = None
+    pooling: str = opt("mean", "How features are pooled: mean or first.", "NAME")
+    top_k: int | None = opt(None, 'Scores of the N best labels or tokens; a request may say: {"parameters": …}.', "N")
+    max_tokens: int | None = opt(None, "Largest batch in tokens; else what is predicted to fit.", "N")
+    workers: int | None = opt(None, "Processes that share the memory, each with a model. Default: one a device.", "N")
+    queue: int = opt(1024, "Requests that may wait; more get status 429.", "N")
+    timeout: float = opt(55.0, "Time limit of an answer; later ones are status 503.", "SECONDS")
+    fail_every: int | None = opt(None, "Rehearsal: memory runs out every N batches.", "N", hidden=True)
     trust_remote_code: Trust = False
 
 
@@ -96,14 +90,10 @@ class WebOptions:
     """Where the page is served, and what its requests may name."""
 
     port: Port = 8765
-    host: Annotated[str, option("A name of this machine's loopback; others are refused.", "NAME")] = "127.0.0.1"
-    workers: Annotated[
-        int | None, option("Processes for estimates. Default: one a core, up to 4.", "N", min=1, max=16)
-    ] = None
-    allow_local: Annotated[
-        bool, option("Let requests name folders and hub ids, not only the catalogue.", None, "--allow-local")
-    ] = False
-    open_browser: Annotated[bool, option("Open the page in the browser.", None, "--open")] = False
+    host: str = opt("127.0.0.1", "A name of this machine's loopback; others are refused.", "NAME")
+    workers: int | None = opt(None, "Processes for estimates. Default: one a core, up to 4.", "N", min=1, max=16)
+    allow_local: bool = opt(False, "Let requests name folders and hub ids, not only the catalogue.")
+    open_browser: bool = opt(False, "Open the page in the browser.", None, "--open")
 
 
 @verb("vramfit web --port 8765 --open")

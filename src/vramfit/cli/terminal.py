@@ -135,8 +135,7 @@ def prints() -> bool:
 
 @contextmanager
 def only_rank_zero_prints() -> Iterator[None]:
-    """Inside, errors of other ranks set their exit code and print nothing: rank 0 prints them, or rank 1 where rank 0 is
-    lost."""
+    """Inside, errors of other ranks set their exit code and print nothing; rank 1 prints where rank 0 is lost."""
     try:
         yield
     except typer.Exit:

@@ -21,7 +21,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from vramfit.cli.options import Json, argument, option, verb
+from vramfit.cli.options import Json, argument, opt, option, verb
 from vramfit.cli.terminal import console, leave, print_json
 from vramfit.errors import VramfitError
 from vramfit.records.watch import MemorySample, WatchRecord
@@ -42,13 +42,9 @@ _VALUED = ("-W", "-X", "--check-hash-based-pycs")
 class InsideOptions:
     """What needs the watch to be inside the process."""
 
-    detailed: Annotated[
-        bool, option("Follow every operator: largest tensors, leaks, what made them. Slower.", None, "--detailed")
-    ] = False
-    jsonl: Annotated[Path | None, option("Write every sample and finding as JSON lines.", "FILE")] = None
-    prometheus: Annotated[
-        Path | None, option("Keep a file in Prometheus' text format, for its textfile collector.", "FILE")
-    ] = None
+    detailed: bool = opt(False, "Follow every operator: largest tensors, leaks, what made them. Slower.")
+    jsonl: Path | None = opt(None, "Write every sample and finding as JSON lines.", "FILE")
+    prometheus: Path | None = opt(None, "Keep a file in Prometheus' text format, for its textfile collector.", "FILE")
 
     def refuse(self, what: str) -> None:
         """Refuse these options for a process that can only be seen from outside."""
