@@ -78,3 +78,35 @@ def test_lengths_that_are_neither_are_refused(
 ) -> None:
     assert asked(monkeypatch, verb, "bert-tiny", "--gpu", "h200", "--lengths", "nosuch.txt") == {}
     assert "'nosuch.txt' is neither a file that is there nor whole numbers" in capsys.readouterr().err
+
+
+def test_what_nobody_chooses_is_taken_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.main import get_command
+
+    group: Any = get_command(make_app(["estimate", "train", "serve"]))
+    hidden = {
+        verb: {p.name for p in group.commands[verb].params if getattr(p, "hidden", False)} for verb in group.commands
+    }
+    assert hidden == {"estimate": {"casts", "loop"}, "train": {"fail_at"}, "serve": {"fail_every"}}
+    shown = {p.name: p.help for p in group.commands["estimate"].params}
+    assert "adamw-fused" in shown["optimizer"]
+    assert "adamw-single" not in shown["optimizer"]
+    given = {"casts": "together", "loop": "stepper", "optimizer": "adamw-single", "precision": "amp-bf16"}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    assert asked(monkeypatch, "estimate", "bert-tiny", "--gpu", "h200", *options).items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "loop"),
+    [
+        (("--attention", "packed", "--precision", "amp-bf16"), "stepper"),
+        (("--offload", "optimizer"), "stepper"),
+        (("--num-gpus", "2"), "stepper"),
+        (("--attention", "packed", "--precision", "amp-bf16", "--mode", "infer"), None),
+        (("--precision", "amp-bf16"), None),
+    ],
+)
+def test_the_loop_follows_from_settings_that_only_the_stepper_runs(
+    options: tuple[str, ...], loop: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asked(monkeypatch, "estimate", "bert-tiny", "--gpu", "h200", *options).get("loop") == loop
