@@ -13,6 +13,7 @@ from vramfit.records.watch import WATCH_PHASES, MemorySample, PhaseUse, WatchRec
 from vramfit.report.charts import Meter, grid, indented, marked, table
 from vramfit.report.estimate import FIGURES
 from vramfit.report.words import percent, size
+from vramfit.units import counted
 
 MARKS: dict[Severity, tuple[str, str]] = {
     "ok": ("✓", "green"),
@@ -54,12 +55,8 @@ def summarize(findings: Sequence[Finding]) -> str:
     num_warnings = sum(f.severity == "warning" for f in findings)
     if not num_errors and not num_warnings:
         return "Nothing stands in the way."
-    parts = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((num_errors, "error"), (num_warnings, "warning"))
-        if count
-    ]
-    return " and ".join(parts) + "."
+    found = ((num_errors, "error"), (num_warnings, "warning"))
+    return " and ".join(counted(count, word) for count, word in found if count) + "."
 
 
 def render_explanation(explanation: Explanation) -> RenderableType:
