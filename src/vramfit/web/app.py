@@ -29,18 +29,9 @@ from vramfit.web.queries import Query as AnyQuery
 from vramfit.workload import CHOICES
 
 PAGE = Path(__file__).parent / "page"
-FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/state.js": ("state.js", "text/javascript"),
-    "/answers.js": ("answers.js", "text/javascript"),
-    "/combobox.js": ("combobox.js", "text/javascript"),
-    "/drawing.js": ("drawing.js", "text/javascript"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/docs": ("api.html", "text/html"),
-    "/api.js": ("api.js", "text/javascript"),
-}
+MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+NAMES = {"page.html": "/", "api.html": "/docs"}
+"""Files of the page that have another address than their name."""
 PATHS: dict[str, tuple[type[AnyQuery], type[answers.Answer], str, str]] = {
     "/api/estimate": (
         EstimateQuery,
@@ -237,10 +228,11 @@ def _entry(setting: Setting) -> answers.SettingEntry:
 
 
 def _add_files(app: FastAPI) -> None:
-    for path, (name, media_type) in FILES.items():
-        body = (PAGE / name).read_bytes()
-        body = memory_css().encode() + body if name == "page.css" else body
-        app.add_route(path, _file(body, media_type), methods=["GET"], include_in_schema=False)
+    for file in PAGE.iterdir():
+        body = file.read_bytes()
+        body = memory_css().encode() + body if file.name == "page.css" else body
+        address = NAMES.get(file.name, f"/{file.name}")
+        app.add_route(address, _file(body, MEDIA[file.suffix]), methods=["GET"], include_in_schema=False)
 
 
 def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
