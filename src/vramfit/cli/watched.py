@@ -95,7 +95,7 @@ def _main_module(file: str | None) -> ModuleType:
 
 
 def _trimmed(hook: Callable[..., Any]) -> Callable[..., None]:
-    """Tracebacks begin where the script does, not with us."""
+    """Tracebacks begin with the script's own frames."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         ours = (__file__, "<frozen runpy>")
@@ -109,7 +109,7 @@ def _trimmed(hook: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _show(record: WatchRecord, out: int | None) -> None:
-    """The record on stdout as JSON, or what it came to on stderr."""
+    """The record on stdout as JSON, or its summary on stderr."""
     if out is not None:
         sys.stdout.flush()
         os.dup2(out, 1)

@@ -33,7 +33,7 @@ CAUSES = {
 }
 MAX_LARGEST = 10
 WIDTH_WITH_BARS = 100
-"""Columns from which bars tell more than the percentage beside them, and leave the words whole."""
+"""Columns from which there is room for bars."""
 
 
 def render_findings(findings: Sequence[Finding]) -> RenderableType:
@@ -106,7 +106,7 @@ def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Who held what of a GPU: figures and words; bars where there is room for them."""
+    """What held the memory of a GPU: figures and words; bars where there is room for them."""
 
     holdings: Sequence[Holding]
     total_bytes: int
@@ -135,7 +135,7 @@ def render_live(record: WatchRecord) -> RenderableType:
 
 
 def render_watch(record: WatchRecord) -> RenderableType:
-    """What a program came to."""
+    """The summary of a watched program."""
     parts: list[RenderableType] = [_watched(record, None)]
     if record.phases:
         parts += [*_phases(record), *_counters(record)]

@@ -127,12 +127,12 @@ _BY_CATEGORY = {"weights": "weights", "gradients": "gradients", "inputs": "the b
 
 
 def size(num_bytes: int) -> str:
-    """A byte count that no line break can tear apart."""
+    """A byte count with a no-break space before its unit."""
     return format_bytes(num_bytes).replace(" ", NO_BREAK)
 
 
 def unbroken(text: str) -> str:
-    """A sentence whose byte counts no line break can tear apart."""
+    """A sentence whose byte counts have no-break spaces before their units."""
     return _SIZE.sub(NO_BREAK, text)
 
 

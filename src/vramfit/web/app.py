@@ -255,12 +255,12 @@ def serve(
     Args:
         host: a name of this machine's loopback.
         port: 0 takes any that is free.
-        on_listening: called once the port is had.
+        on_listening: called once the server listens.
         on_ready: called with the address once answers can be given.
         options: keywords of `create_app`.
 
     Raises:
-        VramfitError: another host, or a port that cannot be had.
+        VramfitError: another host, or a port that is taken.
     """
     if host not in HOSTS:
         raise VramfitError(

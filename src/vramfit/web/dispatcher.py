@@ -20,7 +20,7 @@ LOOKED_AFTER_S = 0.5
 MAX_LONGER = 4
 """A query goes to the worker that has its trace, unless so many more wait there than elsewhere."""
 MAX_HOMES = 256
-"""Traces of which it is known who has them."""
+"""Traces whose workers are remembered."""
 SLOW_NICENESS = 3
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -158,7 +158,7 @@ class Dispatcher:
         return queue
 
     def _settle(self, query: EstimateQuery, queue: WorkerQueue) -> None:
-        """Note who has a trace."""
+        """Remember which worker has a trace."""
         homes = self._homes.setdefault(_trace_of(query), [])
         self._homes.move_to_end(_trace_of(query))
         if queue not in homes:
