@@ -51,13 +51,13 @@ def predict_forward(case: Case) -> dict[str, Any]:
 
 def _parts(estimate: Any, shorter: Any) -> dict[str, int]:
     """The peak as what does not follow the length, what follows it, and its square by operator."""
-    from vramfit.report.growth import compare_lengths
+    from vramfit.report.sizes import compare_lengths
 
     parts = {"fixed": 0, "tokens": 0}
-    for group in compare_lengths(shorter, estimate).groups:
-        kept = group.category in ("weights", "workspaces")
-        part = "fixed" if kept else f"square {group.operator}" if group.law == "square" else "tokens"
-        parts[part] = parts.get(part, 0) + group.after_bytes
+    for grown in compare_lengths(shorter, estimate):
+        kept = grown.group.category in ("weights", "workspaces")
+        part = "fixed" if kept else f"square {grown.group.operator}" if grown.law == "square" else "tokens"
+        parts[part] = parts.get(part, 0) + grown.after_bytes
     return {name: size for name, size in parts.items() if size}
 
 

@@ -17,11 +17,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def settings_as_markdown() -> str:
     """Every setting: what it is, its values and its default."""
     from vramfit.settings import SETTINGS
-    from vramfit.workload import CHOICES
 
     rows = ["| keyword | values | default | |", "|---|---|---|---|"]
     for name, setting in SETTINGS.items():
-        values = ", ".join(CHOICES.get(name, ())) or setting.value.metavar or "True, False"
+        if setting.hidden:
+            continue
+        values = ", ".join(getattr(setting.value, "shown_names", ())) or setting.value.metavar or "True, False"
         told = setting.help.replace("|", "\\|")
         rows.append(f"| `{name}` | {_code(values)} | {_code(str(setting.default))} | {told} |")
     return "\n".join(rows)
@@ -38,10 +39,10 @@ def verbs_as_markdown() -> str:
 
 
 def _verb(name: str, command: Any) -> str:
-    from importlib import import_module
+    from vramfit.cli.main import find_verb
 
-    example = import_module(f"vramfit.cli.{name.replace('-', '_')}").EXAMPLE
-    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    example = find_verb(name).example
+    rows = [_row(p) for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
     told = " ".join((command.help or "").split())
     head = ["| option | takes | |", "|---|---|---|"]
     return "\n".join([f"## {name}", "", told, "", "```console", f"$ {example}", "```", "", *head, *rows])

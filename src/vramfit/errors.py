@@ -13,21 +13,33 @@ VramfitError                 .hint: what to do about it
 └ MissingExtra               the pip command
 
 The message says what happened, with numbers; the hint says what to do. The command line prints both,
-one line each, and leaves with `exit_code`; a traceback has the hint as its last line.
+one line each, and exits with `exit_code`; a traceback has the hint as its last line.
 """
 
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from inspect import get_annotations
 from typing import Any, ClassVar
 
 
 class VramfitError(Exception):
-    """Base of all errors that a user can cause or mend."""
+    """Base of all errors that a user can cause or mend.
+
+    Args:
+        message: what happened, with numbers.
+        hint: what to do about it.
+        details: values of the class's own attributes.
+    """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
+        known = {name for kind in type(self).__mro__ for name in get_annotations(kind)}
+        for name, value in details.items():
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no {name!r}")
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
         self._hint: str | None = None
         self.hint = hint
 
@@ -69,122 +81,78 @@ class UnknownModel(VramfitError, LookupError):
     """No model of that name, with the nearest names that exist."""
 
     exit_code = 2
-
-    def __init__(self, message: str, *, nearest: Sequence[str] = (), hint: str | None = None) -> None:
-        self.nearest = tuple(nearest)
-        super().__init__(message, hint=hint)
+    nearest: tuple[str, ...] = ()
 
 
 class UnknownGPU(VramfitError, LookupError):
     """No GPU or instance of that name, with the nearest names that exist."""
 
     exit_code = 2
-
-    def __init__(self, message: str, *, nearest: Sequence[str] = (), hint: str | None = None) -> None:
-        self.nearest = tuple(nearest)
-        super().__init__(message, hint=hint)
+    nearest: tuple[str, ...] = ()
 
 
 class TraceError(VramfitError):
     """A model that cannot be followed without real data; names the operator and the module."""
 
-    def __init__(self, message: str, *, operator: str = "", module_path: str = "", hint: str | None = None) -> None:
-        self.operator = operator
-        self.module_path = module_path
-        super().__init__(message, hint=hint)
+    operator: str = ""
+    module_path: str = ""
 
 
 class CheckpointError(VramfitError):
     """A checkpoint that is damaged or does not belong to its model."""
 
-    def __init__(self, message: str, *, file: str = "", tensor: str = "", hint: str | None = None) -> None:
-        self.file = file
-        self.tensor = tensor
-        super().__init__(message, hint=hint)
+    file: str = ""
+    tensor: str = ""
 
 
 class DataError(VramfitError, ValueError):
     """Data that cannot be learned from or predicted on: a file, a column or single rows; carries file and rows."""
 
-    def __init__(self, message: str, *, file: str = "", rows: Sequence[int] = (), hint: str | None = None) -> None:
-        self.file = file
-        self.rows = tuple(rows)
-        """Every row that is bad, as line numbers from 1; the message shows the first few."""
-        super().__init__(message, hint=hint)
+    file: str = ""
+    rows: tuple[int, ...] = ()
+    """Every row that is bad, as line numbers from 1; the message shows the first few."""
 
 
 class NoPlanFits(VramfitError):
     """Nothing that is allowed fits the budget; carries the best that was found, what it lacks, and what would do."""
 
     exit_code = 3
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        best: Any = None,
-        shortfall_bytes: int = 0,
-        budget_bytes: int | None = None,
-        margin_bytes: int = 0,
-        allow: Sequence[str] = (),
-        gpu: str | None = None,
-        model: str | None = None,
-        host_bytes: int | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.best = best
-        """The `Estimate` of the settings that take least."""
-        self.shortfall_bytes = shortfall_bytes
-        self.budget_bytes = budget_bytes
-        self.margin_bytes = margin_bytes
-        self.allow = tuple(allow)
-        """What to allow for a plan to fit: the mildest change that does; empty where none does."""
-        self.gpu = gpu
-        """The smallest GPU of the catalogue on which the same request has a plan."""
-        self.model = model
-        """The largest model of the same family for which it has one."""
-        self.host_bytes = host_bytes
-        """Host memory with which it would have one, where less or none was allowed."""
-        super().__init__(message, hint=hint)
+    best: Any = None
+    """The `Estimate` of the settings that take least."""
+    shortfall_bytes: int = 0
+    budget_bytes: int | None = None
+    margin_bytes: int = 0
+    allow: tuple[str, ...] = ()
+    """What to allow for a plan to fit: the mildest change that does; empty where none does."""
+    gpu: str | None = None
+    """The smallest GPU of the catalogue on which the same request has a plan."""
+    model: str | None = None
+    """The largest model of the same family for which it has one."""
+    host_bytes: int | None = None
+    """Host memory with which it would have one, where less or none was allowed."""
 
 
 class BudgetExceeded(VramfitError):
     """A run took more than was predicted for it."""
 
     exit_code = 3
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        predicted_bytes: int,
-        observed_bytes: int,
-        phase: str,
-        hint: str | None = None,
-    ) -> None:
-        self.predicted_bytes = predicted_bytes
-        self.observed_bytes = observed_bytes
-        self.phase = phase
-        super().__init__(message, hint=hint)
+    predicted_bytes: int
+    observed_bytes: int
+    phase: str
 
 
 class RecoveryExhausted(VramfitError):
     """Out of memory, and every way to go on was tried; carries what was tried."""
 
     exit_code = 3
-
-    def __init__(self, message: str, *, attempts: Sequence[str] = (), hint: str | None = None) -> None:
-        self.attempts = tuple(attempts)
-        super().__init__(message, hint=hint)
+    attempts: tuple[str, ...] = ()
 
 
 class RankFailed(VramfitError):
     """Another process of the same run has stopped or is gone, so that this one cannot go on; says which, and why."""
 
-    def __init__(self, message: str, *, rank: int | None = None, reason: str = "", hint: str | None = None) -> None:
-        self.rank = rank
-        self.reason = reason
-        super().__init__(message, hint=hint)
+    rank: int | None = None
+    reason: str = ""
 
 
 class MissingExtra(VramfitError, ImportError):

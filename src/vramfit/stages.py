@@ -1,4 +1,4 @@
-"""What a long answer is doing now, told to whoever listens: the command line shows it on a terminal."""
+"""What a long computation is doing now, passed to a listener: the command line shows it on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def tell(stage: str) -> None:
-    """Say what begins now, in a few words; where nobody listens, nothing happens."""
+    """Tell the listener what begins now, in a few words; nothing happens where there is none."""
     listener = _listener.get()
     if listener is not None:
         listener(stage)
@@ -18,7 +18,7 @@ def tell(stage: str) -> None:
 
 @contextmanager
 def heard(listener: Listener) -> Iterator[None]:
-    """Inside, in this thread, a listener hears what is told."""
+    """Inside, in this thread, `listener` gets what is told."""
     token = _listener.set(listener)
     try:
         yield
@@ -28,7 +28,7 @@ def heard(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def within(whole: Callable[[], str]) -> Iterator[None]:
-    """What is told inside is a part of something larger, which is asked for anew each time.
+    """Inside, what is told goes behind a description of the whole, which is asked for anew each time.
 
     >>> with heard(print), within(lambda: "7 settings tried"):
     ...     tell("tracing 12 layers")

@@ -1,19 +1,35 @@
-"""`vramfit doctor`: is this machine ready, is this model sound, and if not, what to change."""
+"""`vramfit doctor`: what is wrong with a machine or a model; `vramfit explain`: an out-of-memory message explained."""
 
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group
 
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import Json, console, print_json
+from vramfit.cli.first_look import is_path
+from vramfit.cli.options import Json, WorkloadOptions, opt, option, verb
+from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
+from vramfit.errors import VramfitError
+from vramfit.records.finding import Finding, worst
+from vramfit.report.findings import gpu_of_plan, render_explanation, render_findings, summarize
+from vramfit.report.plan import render_plan
+from vramfit.settings import having
 from vramfit.tasks import DEFAULT
 from vramfit.workload import CHOICES
 
-EXAMPLE = "vramfit doctor ./my-model --task token-classification --scan"
+if TYPE_CHECKING:
+    from vramfit.records.explanation import Explanation
 
 
-def run(
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is checked; without a model, the machine."""
+
     model: Annotated[
         str | None,
         typer.Argument(
@@ -21,21 +37,28 @@ def run(
             help="A folder with config.json and weights, a catalogue name or a hub id; without one, the machine "
             "itself is checked.",
         ),
-    ] = None,
-    task: Annotated[
-        str, typer.Option(metavar="NAME", help=f"The head that is wanted. One of {', '.join(CHOICES['task'])}.")
-    ] = DEFAULT,
-    num_labels: Annotated[
-        int | None, typer.Option("--num-labels", metavar="N", help="Size of the head that is wanted.")
-    ] = None,
-    scan: Annotated[
-        bool, typer.Option("--scan", help="Read the weights too: NaN, infinite and all-zero tensors.")
-    ] = False,
+    ] = None
+    task: str = opt(DEFAULT, f"The head that is wanted. One of {', '.join(CHOICES['task'])}.", "NAME")
+    num_labels: int | None = opt(None, "Size of the head that is wanted.", "N")
+    scan: bool = opt(False, "Read the weights too: NaN, infinite and all-zero tensors.")
+
+    def check(self) -> list[Finding]:
+        """Everything that was found."""
+        from vramfit.doctor.checkup import check_environment, check_model
+
+        if self.model is None:
+            return check_environment()
+        return check_model(self.model, task=self.task, scan=self.scan, num_labels=self.num_labels)
+
+
+@verb("vramfit doctor ./my-model --task token-classification --scan")
+def doctor(
+    options: DoctorOptions,
     lock: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the exact versions of this environment: a requirements file, or a conda environment for .yml.",
+        option(
+            "Write the exact versions of this environment: a requirements file, or a conda environment for .yml.",
+            "FILE",
         ),
     ] = None,
     json: Json = False,
@@ -44,28 +67,93 @@ def run(
 
     Exit codes: 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
     """
-    from vramfit.doctor.environment import write_lock
-    from vramfit.records.finding import Finding, worst
-    from vramfit.report.findings import render_findings, summarize
-
-    findings: list[Finding]
-    with working(f"Checking {model or 'this machine'}"):
-        if model is not None:
-            from vramfit.doctor.checkup import check_model
-
-            findings = check_model(model, task=task, scan=scan, num_labels=num_labels)
-        else:
-            from vramfit.doctor.checkup import check_environment
-
-            findings = check_environment()
-    if json:
-        print_json(findings)
-    else:
-        out = console()
-        out.print(render_findings(findings))
-        out.print(f"\n{summarize(findings)}")
+    with working(f"Checking {options.model or 'this machine'}"):
+        findings = options.check()
+    show(findings, lambda _: Group(render_findings(findings), f"\n{summarize(findings)}"), json=json)
     if lock is not None:
-        num_packages = write_lock(lock)
-        console(stderr=True).print(f"Wrote {num_packages} packages to {lock}", markup=False)
+        from vramfit.doctor.environment import write_lock
+
+        say(f"Wrote {write_lock(lock)} packages to {lock}")
     if worst(findings) == "error":
-        raise typer.Exit(1)
+        leave(1)
+
+
+@verb(
+    "vramfit explain train.log --model bert-large-uncased --batch 32 --seq 512",
+    without=("model", "mode", "loop", *having(is_measured=False)),
+    plans=True,
+)
+def explain(
+    options: WorkloadOptions,
+    log: Annotated[
+        str,
+        typer.Argument(metavar="LOG", help="A log, the message itself in quotes, or - for standard input."),
+    ] = "-",
+    model: Annotated[
+        str | None, option("The model that ran: a plan that fits is found.", "MODEL", panel="The job")
+    ] = None,
+    save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None,
+    json: Json = False,
+) -> None:
+    """Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.
+
+    Reads messages of PyTorch since 2018, of CUDA, cuBLAS and MPS, of the host's allocator and of killed containers.
+    Exit codes: 0 done, 1 when there is no such message, 2 for a wrong name or value,
+    3 when a plan was asked for and nothing fits.
+    """
+    keywords = options.keywords()
+    if model is None and keywords:
+        unused = ", ".join(f"--{name.replace('_', '-')}" for name in keywords)
+        raise typer.BadParameter(f"{unused}: settings of a job need --model, which says of what")
+    if model is None and save is not None:
+        raise typer.BadParameter("--save writes a plan, which needs --model")
+    if log == "-" and sys.stdin.isatty():
+        console(stderr=True).print("Paste the message, then end with Ctrl-D:", style="dim")
+    with _opened(log) as stream:
+        explanation = _explain(stream, model, keywords)
+    if save is not None and explanation.plan is not None:
+        explanation.plan.save(save)
+    if json:
+        print_json(explanation)
+    else:
+        _show(explanation, saved_as=None if save is None else str(save))
+    if explanation.no_plan is not None:
+        leave(DOES_NOT_FIT)
+
+
+def _explain(stream: IO[str], model: str | None, keywords: dict[str, object]) -> "Explanation":
+    from vramfit.doctor.explain import explain
+    from vramfit.doctor.messages import read_lines
+
+    if model is None:
+        return explain(read_lines(stream))
+    with working(f"Reading, and planning {model}"):
+        return explain(read_lines(stream), model=model, **keywords)
+
+
+@contextmanager
+def _opened(log: str) -> Iterator[IO[str]]:
+    """The log as text, whatever bytes are in it; words that name no file are the message itself."""
+    try:
+        if log == "-":
+            with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as stream:
+                yield stream
+        elif len(log.split()) > 1 and not is_path(log):
+            yield io.StringIO(log)
+        else:
+            with open(log, encoding="utf-8", errors="replace") as stream:
+                yield stream
+    except OSError as error:
+        raise VramfitError(f"cannot read {log}: {error.strerror}", hint="give a log file, or - for stdin") from None
+
+
+def _show(explanation: "Explanation", *, saved_as: str | None) -> None:
+    out = console()
+    out.print(render_explanation(explanation))
+    if explanation.plan is not None:
+        out.print("\n[bold]What fits[/bold]")
+        if (said := gpu_of_plan(explanation)) is not None:
+            out.print(said, style="yellow")
+        out.print(render_plan(explanation.plan, saved_as=saved_as))
+    elif explanation.no_plan is None and explanation.message.kind in ("allocator", "driver", "library"):
+        out.print("\nWith --model, --batch and --seq, the settings that fit are found too.", style="dim")

@@ -1,35 +1,40 @@
-"""`vramfit estimate`: what a job will take on a GPU, and whether it fits."""
+"""`vramfit estimate`, `max-batch`, `measure` and `calibrate`: what a job takes, predicted and measured."""
 
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.cli.first_look import is_path, look_at_driver
+from vramfit.cli.options import Json, WorkloadOptions, option, verb
+from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_json, say, show, table, working
+from vramfit.errors import UnknownGPU
+from vramfit.models.catalogue import find_entry
+from vramfit.records.measurement import Calibration, Measurement, compare
+from vramfit.report.estimate import render_estimate
+from vramfit.report.run import render_comparison
+from vramfit.report.sizes import render_max_batch, render_table
+from vramfit.settings import having
 from vramfit.stages import within
+from vramfit.units import counted
+from vramfit.workload import Workload
 
 if TYPE_CHECKING:
     from vramfit.records.estimate import Advice, Estimate
 
-EXAMPLE = "vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4"
-DOES_NOT_FIT = 3
 FIGURES = ("requested", "allocated", "reserved", "process")
 
 
-@takes_workload()
-def run(
+@verb("vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4", tables=True)
+def estimate(
     options: WorkloadOptions,
-    show: Annotated[
-        str, typer.Option(metavar="FIGURE", help=f"Figure of a table: {', '.join(FIGURES)}.")
-    ] = "allocated",
+    figure: Annotated[str, option(f"Figure of a table: {', '.join(FIGURES)}.", "FIGURE", "--show")] = "allocated",
     snapshot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the predicted stream for PyTorch's memory visualiser."),
+        Path | None, option("Write the predicted stream for PyTorch's memory visualiser.", "FILE")
     ] = None,
-    no_advice: Annotated[bool, typer.Option("--no-advice", help="Leave out what single changes would save.")] = False,
+    no_advice: Annotated[bool, option("Leave out what single changes would save.", None, "--no-advice")] = False,
     json: Json = False,
 ) -> None:
     """Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.
@@ -39,25 +44,22 @@ def run(
     """
     options.check()
     cells = options.cells()
-    if show not in FIGURES:
-        raise typer.BadParameter(f"--show {show!r} is not one of {', '.join(FIGURES)}")
+    if figure not in FIGURES:
+        raise typer.BadParameter(f"--show {figure!r} is not one of {', '.join(FIGURES)}")
     if snapshot is not None and len(cells) > 1:
         raise typer.BadParameter(f"--snapshot holds one stream, and this is a table of {len(cells)}")
-    wants_advice = len(cells) == 1 and not no_advice and not json
-    estimates, advice = _predict(options.model, cells, wants_advice)
-    if json:
-        print_json(estimates)
-    else:
-        _print(estimates, advice, show)
+    is_one = len(cells) == 1
+    estimates, advice = _predict(options.model, cells, is_one and not no_advice and not json)
+    show(
+        estimates,
+        lambda _: render_estimate(estimates[0], advice) if is_one else render_table(estimates, figure),
+        json=json,
+    )
     if snapshot is not None:
         estimates[0].save_snapshot(snapshot)
-        console(stderr=True).print(
-            f"Wrote the predicted stream to {snapshot}; https://pytorch.org/memory_viz shows it.",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"Wrote the predicted stream to {snapshot}; https://pytorch.org/memory_viz shows it.")
     if all(e.fits is False for e in estimates):
-        raise typer.Exit(DOES_NOT_FIT)
+        leave(DOES_NOT_FIT)
 
 
 def _predict(
@@ -75,9 +77,128 @@ def _predict(
             return estimates, advise(model, **cells[0]) if wants_advice else None
 
 
-def _print(estimates: list["Estimate"], advice: "list[Advice] | None", show: str) -> None:
-    from vramfit.report.estimate import render_estimate
-    from vramfit.report.sizes import render_table
+@verb(
+    "vramfit max-batch bert-large-uncased --seq 512 --precision amp-fp16 --gpu t4",
+    without=("batch", "micro_batch", "lengths"),
+)
+def max_batch(options: WorkloadOptions, json: Json = False) -> None:
+    """Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.
 
-    out = console()
-    out.print(render_estimate(estimates[0], advice) if len(estimates) == 1 else render_table(estimates, show))
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits.
+    """
+    keywords = options.keywords()
+    with working(f"Searching the largest batch of {options.model}"):
+        from vramfit.planner.margin import max_batch
+
+        found = max_batch(options.model, **keywords)
+    show(found, render_max_batch, json=json)
+    if not found.batch:
+        leave(DOES_NOT_FIT)
+
+
+@verb(
+    "vramfit measure bert-base-uncased --batch 16 --seq 512 --precision amp-bf16",
+    without=(*having(is_measured=False), "torch_version", "trust_remote_code"),
+)
+def measure(
+    options: WorkloadOptions,
+    steps: Annotated[int, option("Steps to run.", "N", min=1, max=1000)] = 3,
+    tolerance: Annotated[
+        float, option("Largest error of an allocated or reserved peak, as a fraction.", "X", min=0.0)
+    ] = 0.01,
+    json: Json = False,
+) -> None:
+    """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
+
+    Exit codes: 0 when they agree, 1 for an error, 2 for a wrong name or value,
+    3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
+    """
+    keywords = options.keywords()
+    if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told
+        look_at_driver("run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one")
+    measurement = _measure(options.model, keywords, steps)
+    predicted = _predict_for(measurement, options.model, keywords)
+    comparison = compare(predicted, measurement, tolerance=tolerance)
+    show(comparison, render_comparison, json=json)
+    if not comparison.agrees:
+        leave(DISAGREES)
+    if measurement.out_of_memory is not None:
+        leave(DOES_NOT_FIT)
+
+
+def _measure(model: str, keywords: dict[str, Any], steps: int) -> Measurement:
+    workload = Workload.from_keywords(model=model, **keywords)
+    with working(f"Running {model} for {counted(steps, 'step')}"):
+        from vramfit.models.resolve import resolve
+        from vramfit.runtime.measurement import measure
+
+        resolve(model, task=workload.task, num_labels=workload.num_labels)
+        return measure(workload, num_steps=steps)
+
+
+def _predict_for(measurement: Measurement, model: str, keywords: dict[str, Any]) -> "Estimate":
+    """For the GPU that was measured, unless another was named."""
+    from vramfit.devices.catalogue import match_gpu
+
+    gpu = match_gpu(measurement.gpu, measurement.total_memory_bytes)
+    name = keywords.get("gpu") or (gpu.name if gpu else None)
+    if name is None:
+        raise UnknownGPU(
+            f"the GPU of this machine, {measurement.gpu}, is not in the catalogue",
+            hint="name the one that is nearest with --gpu; `vramfit gpus` lists them",
+        )
+    (predicted,), _ = _predict(model, [{**keywords, "gpu": name}], wants_advice=False)
+    return predicted
+
+
+@verb("vramfit calibrate")
+def calibrate(
+    output: Annotated[
+        Path | None, option("Write the profile here instead; estimates do not look for it there.", "FILE")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.
+
+    Estimates for a GPU of this name use the profile for their step times from then on; memory is not touched by it.
+    """
+    look_at_driver("run it on a machine with an NVIDIA GPU; without it, estimates use the catalogue's rates")
+    calibration = _calibrate()
+    from vramfit.timing.profile import save_profile
+
+    path = save_profile(calibration, output)
+    if json:
+        print_json(calibration)
+    else:
+        _print(calibration, path)
+
+
+def _calibrate() -> Calibration:
+    with working("Measuring this machine's GPU, about a minute"):
+        from vramfit.devices.catalogue import all_gpus
+        from vramfit.estimator.timing import reference_work
+        from vramfit.runtime.calibration import calibrate
+        from vramfit.timing.profile import with_host_factor
+
+        measured = calibrate()
+        known = measured.gpu if any(gpu.name == measured.gpu for gpu in all_gpus()) else None
+        return with_host_factor(measured, reference_work(known))
+
+
+def _print(c: Calibration, path: Path) -> None:
+    out, rows = console(), table("measured", "figure", right=("figure",))
+    rates: dict[str, list[float]] = {}
+    for product in c.products:
+        rates.setdefault(product.dtype, []).append(product.flops_per_s)
+    for dtype, found in rates.items():
+        low, high = (f"{rate / 1e12:,.4g}" for rate in (min(found), max(found)))
+        rows.add_row(f"products, {dtype}", f"{median(found) / 1e12:,.4g} TFLOP/s ({low} to {high})")
+    rows.add_row("memory", f"{c.bytes_per_s / 1e9:,.0f} GB/s")
+    rows.add_row("from the host", f"{c.transfer_bytes_per_s / 1e9:,.1f} GB/s")
+    rows.add_row("a launch", f"{1e6 * c.launch_s:.1f} µs")
+    forward, backward = 1e6 * c.forward_operator_s, 1e6 * c.backward_operator_s
+    rows.add_row("an operator", f"{forward:.1f} µs forward, {backward:.1f} backward")
+    rows.add_row("reference step", f"{1e3 * c.reference_step_s:.1f} ms (host × {c.host_factor:.2f})")
+    out.print(f"[bold]{c.reported_name}[/bold]  ({c.gpu}), torch {c.torch_version}")
+    out.print(rows)
+    out.print(f"Kept in {path}", soft_wrap=True)

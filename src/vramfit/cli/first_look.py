@@ -127,5 +127,5 @@ def is_path(text: str) -> bool:
     """Whether something is there under this name."""
     try:
         return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # longer than a name can be, a NUL inside, a home of nobody
+    except (OSError, ValueError, RuntimeError):  # too long for a name, a NUL inside, an unknown user's home
         return False

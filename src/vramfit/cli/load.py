@@ -1,14 +1,14 @@
 """`vramfit load`: a checkpoint inspected and loaded, and what that took."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, takes_workload
+from vramfit.cli.options import Json, WorkloadOptions, opt, verb
+from vramfit.cli.terminal import say, show, working
 from vramfit.errors import NoPlanFits
+from vramfit.report.run import render_load_report
 from vramfit.settings import having
 from vramfit.stages import tell
 from vramfit.units import format_bytes
@@ -17,34 +17,22 @@ if TYPE_CHECKING:
     from vramfit.loader.load import LoadRequest
     from vramfit.records.estimate import Estimate
 
-EXAMPLE = "vramfit load ./my-model --precision bf16 --quantize int8 --check"
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Where a checkpoint is loaded to, and what is checked."""
+
+    device: str | None = opt(None, "cuda, cuda:1 or cpu; the GPU where there is one.", "NAME")
+    random_weights: bool = opt(False, "Draw the weights: no checkpoint is needed.")
+    seed: int = opt(0, "Seed of weights that are drawn: a new head, or all of them.", "N", min=0)
+    scan: bool = opt(False, "Read all weights first, for NaN and infinite ones.")
+    check: bool = opt(False, "Compare outputs with full precision on sample sentences.")
+    batch: int | None = opt(None, "With --offload weights: leave room for so many samples.", "N", min=1)
+    seq: int | None = opt(None, "With --offload weights: leave room for so many tokens.", "N", min=1)
 
 
-@takes_workload(without=having(at_load=False))
-def run(
-    options: WorkloadOptions,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cuda, cuda:1 or cpu; the GPU where there is one.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Draw the weights: no checkpoint is needed.")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Of weights that are drawn: a new head, or all of them.")
-    ] = 0,
-    scan: Annotated[bool, typer.Option("--scan", help="Read all weights first, for NaN and infinite ones.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare outputs with full precision on sample sentences.")
-    ] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="With --offload weights: leave room for so many samples."),
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --offload weights: leave room for so many tokens.")
-    ] = None,
-    json: Json = False,
-) -> None:
+@verb("vramfit load ./my-model --precision bf16 --quantize int8 --check", without=having(at_load=False))
+def load(options: WorkloadOptions, own: LoadOptions, json: Json = False) -> None:
     """Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.
 
     --memory is what the weights may take; with --batch or --seq, what they and such a forward pass may take together.
@@ -53,44 +41,30 @@ def run(
     """
     from vramfit.loader.load import make_request
 
-    job = {name: count for name, count in (("batch", batch), ("seq", seq)) if count is not None}
+    job = {name: count for name, count in (("batch", own.batch), ("seq", own.seq)) if count is not None}
     if job and options.given.get("offload") != "weights":
         raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
 
     keywords: dict[str, Any] = options.keywords(trains=False)
-    trust = bool(keywords.pop("trust_remote_code", False))
-    request = make_request(
-        options.model,
-        device=device or "cpu",
-        random_weights=random_weights,
-        trust_remote_code=trust,
-        seed=seed,
-        **keywords,
-    )
+    drawn = {"random_weights": own.random_weights, "seed": own.seed}
+    request = make_request(options.model, device=own.device or "cpu", **drawn, **keywords)
     with working(f"Loading {options.model}"):
         from vramfit.loader.comparison import load_and_compare
         from vramfit.loader.load import load_request
 
-        request = request if device is not None else replace(request, device=_default_device())
+        request = request if own.device is not None else replace(request, device=_default_device())
         predicted = _predict(request, job) if job else None
         if predicted is not None:
             weights_bytes = predicted.breakdown["weights"]
             request = replace(request, workload=replace(request.workload, memory=weights_bytes))
-        if check:
-            report = load_and_compare(request, progress=_tell_bytes, scan=scan)
+        if own.check:
+            report = load_and_compare(request, progress=_tell_bytes, scan=own.scan)
         else:
-            _, report = load_request(request, progress=_tell_bytes, scan=scan)
-    if json:
-        print_json(report)
-        return
-    from vramfit.report.run import render_load_report
-
-    console().print(render_load_report(report))
-    if predicted is not None:
+            _, report = load_request(request, progress=_tell_bytes, scan=own.scan)
+    show(report, render_load_report, json=json)
+    if predicted is not None and not json:
         w, most_bytes = predicted.workload, predicted.safe_reserved_bytes
-        console().print(
-            f"Room is left for {w.batch} × {w.seq} tokens: {format_bytes(most_bytes)} in all at most.", soft_wrap=True
-        )
+        say(f"Room is left for {w.batch} × {w.seq} tokens: {format_bytes(most_bytes)} in all at most.", stderr=False)
 
 
 def _predict(request: "LoadRequest", job: dict[str, int]) -> "Estimate | None":

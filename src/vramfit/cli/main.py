@@ -14,13 +14,10 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from vramfit import __version__
-from vramfit.cli.terminal import STDOUT, console, flush_out
+from vramfit.cli.terminal import BROKEN_PIPE, INTERRUPTED, STDOUT, flush_out, say_error
 from vramfit.errors import VramfitError
 from vramfit.quiet import CHATTY, hush
 from vramfit.records.codec import FULL_DISK, cannot_write
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 VERBS = {
     "estimate": "Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.",
@@ -38,12 +35,23 @@ VERBS = {
     "doctor": "Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.",
     "explain": "Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.",
     "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
-    "report": "Write everything there is to see as one HTML file that needs no network: mail it, keep it.",
+    "report": "Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.",
     "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
     "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
 }
-"""Each a module of this room; what it does is said here too, so that to list all need not import all."""
+"""What each does is said here too, so that to list all need not import all."""
+MODULES = {
+    "estimate": ("estimate", "max-batch", "measure", "calibrate"),
+    "plan": ("plan", "sagemaker"),
+    "inference": ("evaluate", "predict"),
+    "serve": ("serve", "web"),
+    "catalogue": ("gpus", "models"),
+    "doctor": ("doctor", "explain"),
+}
+"""Module of this room → its verbs, where they are not the one verb of its name."""
 WATCH = "watch"
+WATCHED = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""All that follows the command of `watch` is the command's."""
 ALIASES = {"gpus": "num-gpus", "nodes": "num-nodes"}
 """Other names of options, which no help shows."""
 
@@ -57,16 +65,16 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 class _ReaderGoneError(Exception):
-    """A broken pipe, out of typer's sight: it would leave with 1, which means an error."""
+    """A broken pipe under another name: typer would exit with code 1, which means an error."""
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C, out of typer's sight: it would leave without a word."""
+    """Ctrl-C under another name: typer would exit without a message."""
 
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        gc.enable()  # what a verb makes is collected as ever
+        gc.enable()  # off until now, while modules are imported
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -87,14 +95,20 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
     """The command line with some verbs: to put together those that are not asked for takes longer than an answer."""
     app = _empty_app()
     for name in verbs:
-        verb: Any = import_module(f"vramfit.cli.{name.replace('-', '_')}")
+        verb = find_verb(name)
         app.command(
             name=name,
             cls=_Verb,
-            epilog=f"Example: [bold]{escape(verb.EXAMPLE)}[/bold]",
-            context_settings=getattr(verb, "CONTEXT_SETTINGS", None) or _aliases(verb.run),
-        )(verb.run)
+            epilog=f"Example: [bold]{escape(verb.example)}[/bold]",
+            context_settings=WATCHED if name == WATCH else _aliases(verb),
+        )(verb)
     return app
+
+
+def find_verb(name: str) -> Any:
+    """The function of a verb; it carries an `example`."""
+    module = next((module for module, verbs in MODULES.items() if name in verbs), name)
+    return getattr(import_module(f"vramfit.cli.{module}"), name.replace("-", "_"))
 
 
 def _aliases(verb: Any) -> dict[str, Any]:
@@ -136,7 +150,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -157,15 +171,15 @@ def main() -> NoReturn:
         code = app(args=arguments, prog_name="vramfit", standalone_mode=False)
         flush_out()
     except (_ReaderGoneError, BrokenPipeError):
-        _give_up_stdout()  # the reader (head, less) has gone: leave quietly
+        _give_up_stdout()  # the reader (head, less) has gone
         code = BROKEN_PIPE
     except (_InterruptedError, KeyboardInterrupt) as interrupt:
-        _say(f"Interrupted: {interrupt}." if str(interrupt) else "Interrupted.", None)
+        say_error(f"Interrupted: {interrupt}." if str(interrupt) else "Interrupted.", None)
         code = INTERRUPTED
     except VramfitError as error:
         if debug:
             raise
-        _say(f"Error: {error}", error.hint)
+        say_error(f"Error: {error}", error.hint)
         code = error.exit_code
     except typer.Abort:
         code = INTERRUPTED
@@ -193,12 +207,12 @@ def _usage_or_bug(error: Exception, *, debug: bool) -> int:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "vramfit"
         if shown():  # without a verb, the help has been shown
-            _say(f"Error: {shown()}", f"{path} --help shows what it takes")
+            say_error(f"Error: {shown()}", f"{path} --help shows what it takes")
         return int(getattr(error, "exit_code", 2))
     if debug:
         raise error
     text = " ".join(str(error).split()) or type(error).__name__
-    _say(
+    say_error(
         f"Error: unexpected {type(error).__name__}: {text[:300]}",
         "run the same command with --debug for the traceback, and report it: this is a bug in vramfit",
     )
@@ -206,21 +220,14 @@ def _usage_or_bug(error: Exception, *, debug: bool) -> int:
 
 
 def _disk_is_full(error: Any) -> int:
-    """Say what could not be written, where that is known, and leave as for an error."""
+    """Say what could not be written, where that is known, and give the exit code of an error."""
     if error.filename == STDOUT:
         _give_up_stdout()
     lost = cannot_write(Path(error.filename or "a file"), error)
-    _say(f"Error: {lost}", lost.hint)
+    say_error(f"Error: {lost}", lost.hint)
     return lost.exit_code
 
 
 def _give_up_stdout() -> None:
     """Keep Python from flushing again what cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _say(what: str, hint: str | None) -> None:
-    err = console(stderr=True)
-    err.print(escape(what), style="red" if what.startswith("Error") else "", soft_wrap=True)
-    if hint:
-        err.print(escape(f"  → {hint}"), soft_wrap=True)

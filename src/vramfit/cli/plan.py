@@ -1,194 +1,192 @@
-"""`vramfit plan`: the fastest settings that fit, and why."""
+"""`vramfit plan`: the fastest settings that fit; `vramfit sagemaker`: a training job on the smallest instance."""
 
+import json as json_format
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramfit.cli.first_look import look_at_data
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import WorkloadOptions, parse_lengths, parse_names, takes_workload
+from vramfit.cli.options import Json, WorkloadOptions, argument, opt, option, parse_lengths, parse_names, verb
+from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
 from vramfit.errors import NoPlanFits
+from vramfit.integrations.sagemaker import launching
+from vramfit.integrations.sagemaker.launching import LAUNCH_OPTIONS
+from vramfit.report.plan import no_plan_data, render_instances, render_no_plan, render_plan
 from vramfit.stages import within
 
 if TYPE_CHECKING:
     from vramfit.planner.request import Lengths
-    from vramfit.records.plan import InstanceFit, Plan
+    from vramfit.records.plan import InstanceFit
 
-EXAMPLE = "vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512"
-DOES_NOT_FIT = 3
-_CHOICE, _LENGTHS = "What may be chosen", "Real lengths"
+_CHOICE, _LENGTHS, _JOB, _AWS = "What may be chosen", "Real lengths", "The job", "On AWS"
 _CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
-@takes_workload(without=("lengths", "mode", "loop"), plans=True)
-def run(
-    options: WorkloadOptions,
-    allow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,…", help=f"Changes of the training that may be made: {_CHANGES}.", rich_help_panel=_CHOICE
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Same maths only: fp32, no 8-bit optimizer.", rich_help_panel=_CHOICE)
-    ] = False,
-    no_offload: Annotated[
-        bool, typer.Option("--no-offload", help="Nothing may wait in host memory.", rich_help_panel=_CHOICE)
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Optimizer steps of the whole run.", rich_help_panel=_CHOICE),
-    ] = None,
-    margin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|SIZE", help="What stays free of the budget, such as 5% or 500MiB.", rich_help_panel=_CHOICE
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|N,…",
-            help="Tokens of each sample: a file with one a line, or numbers.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Data to learn from, read and timed as train does it.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Its column of texts, guessed unless given; two for pairs (a,b).",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Counts their tokens; the model's own, unless given.", rich_help_panel=_LENGTHS
-        ),
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON.")] = None,
-    sagemaker: Annotated[
-        bool, typer.Option("--sagemaker", help="Plan for every SageMaker instance instead: which does it fit?")
-    ] = False,
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What a plan may choose, the lengths it is timed on, and where it is written."""
+
+    allow: str | None = opt(None, f"Changes of the training that may be made: {_CHANGES}.", "NAME,…", panel=_CHOICE)
+    exact: bool = opt(False, "Same maths only: fp32, no 8-bit optimizer.", panel=_CHOICE)
+    no_offload: bool = opt(False, "Nothing may wait in host memory.", panel=_CHOICE)
+    steps: int | None = opt(None, "Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)
+    margin: str | None = opt(None, "What stays free of the budget, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE)
+    lengths: str | None = opt(
+        None, "Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS
+    )
+    data: Path | None = opt(None, "Training data, read and timed as train does it.", "FILE", panel=_LENGTHS)
+    text_column: str | None = opt(
+        None, "Column of the texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS
+    )
+    tokenizer: str | None = opt(
+        None, "Tokenizer that counts tokens; the model's own unless given.", "DIR", panel=_LENGTHS
+    )
+    save: Path | None = opt(None, "Write the plan as JSON.", "FILE")
+    sagemaker: bool = opt(False, "Plan for every SageMaker instance instead: which does it fit?")
+
+    def keywords(self, options: WorkloadOptions) -> dict[str, Any]:
+        """Keywords of `plan`, but for the model and real lengths."""
+        if self.lengths is not None and self.data is not None:
+            raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
+        if self.no_offload and "offload" in options.given:
+            raise typer.BadParameter("--offload and --no-offload contradict each other")
+        own = {"allow": self.allow, "exact": self.exact or None, "margin": self.margin, "steps": self.steps}
+        return {**options.keywords(), **own, **({"offload": False} if self.no_offload else {})}
+
+    def look_at_data(self, task: str) -> None:
+        """Refuse data that cannot be read, before torch is imported."""
+        from vramfit.runtime.data.source import without_labels
+
+        found = look_at_data(without_labels(str(self.data), task, parse_names(self.text_column)))
+        for note in found.notes if found is not None else ():
+            say(f"Note: {note}")
+
+    def lengths_of_data(self, model: str, keywords: dict[str, Any]) -> "Lengths":
+        """Tokens of the samples of the data."""
+        from vramfit.models.anatomy import max_positions
+        from vramfit.models.resolve import resolve
+        from vramfit.runtime.data.samples import LONGEST, lengths_of_data
+
+        task = {"task": keywords["task"]} if "task" in keywords else {}
+        resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
+        limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
+        return lengths_of_data(
+            str(self.data),
+            task=resolved.task,
+            tokenizer=self.tokenizer or model,
+            max_length=min(n for n in limits if n),
+            text_columns=parse_names(self.text_column),
+        )
+
+
+@verb("vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512", without=("lengths", "mode", "loop"), plans=True)
+def plan(options: WorkloadOptions, own: PlanOptions, json: Json = False) -> None:
     """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
 
     What is given is kept, the rest is chosen.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
-    if lengths is not None and data is not None:
-        raise typer.BadParameter("--lengths and --data both say how long samples are: give one")
-    if no_offload and "offload" in options.given:
-        raise typer.BadParameter("--offload and --no-offload contradict each other")
-    keywords = {**options.keywords(), "allow": allow, "exact": exact or None, "margin": margin, "steps": steps}
-    if no_offload:
-        keywords["offload"] = False
-    if sagemaker:
-        _show_instances(plan_instances(options.model, keywords), json=json)
+    keywords = own.keywords(options)
+    if own.sagemaker:
+        fits = plan_instances(options.model, keywords)
+        show(fits, render_instances, json=json)
+        if not any(fit.fits for fit in fits):
+            leave(DOES_NOT_FIT)
         return
-    if data is not None:
-        from vramfit.runtime.data.source import without_labels
+    if own.data is not None:
+        own.look_at_data(keywords.get("task", ""))
+    known = None if own.lengths is None else parse_lengths(own.lengths)
+    try:
+        with working(f"Planning {options.model}"):
+            from vramfit.planner.plan import plan
 
-        found = look_at_data(without_labels(str(data), keywords.get("task", ""), parse_names(text_column)))
-        for note in found.notes if found is not None else ():
-            _note(note)
-    known = None if lengths is None else parse_lengths(lengths)
-    with working(f"Planning {options.model}"):
-        from vramfit.planner.plan import plan
-
-        if data is not None:
-            known = _lengths_of(data, options.model, keywords, parse_names(text_column), tokenizer)
-            keywords["group_by_length"] = True
-        _say_shorter(keywords.get("seq"), known)
-        made: Plan | NoPlanFits
-        try:
+            if own.data is not None:
+                known = own.lengths_of_data(options.model, keywords)
+                keywords["group_by_length"] = True
+            _say_shorter(keywords.get("seq"), known)
             made = plan(options.model, lengths=known, **keywords)
-        except NoPlanFits as error:
-            made = error
-    if isinstance(made, NoPlanFits):
-        _show_failure(made, json=json)
-        raise typer.Exit(DOES_NOT_FIT)
-    if save is not None:
-        made.save(save)
-    if json:
-        print_json(made)
-        return
-    from vramfit.report.plan import render_plan
-
-    console().print(render_plan(made, saved_as=None if save is None else str(save)))
-
-
-def _note(text: str) -> None:
-    console(stderr=True).print(f"Note: {text}", markup=False, soft_wrap=True)
+    except NoPlanFits as failure:
+        show(no_plan_data(failure) if json else failure, render_no_plan, json=json)
+        leave(DOES_NOT_FIT)
+    if own.save is not None:
+        made.save(own.save)
+    show(made, lambda made: render_plan(made, saved_as=None if own.save is None else str(own.save)), json=json)
 
 
 def _say_shorter(seq: int | None, lengths: "Lengths | None") -> None:
     """Say that a plan is for the longest sample where that is shorter than the length asked for."""
     if seq is not None and lengths is not None and lengths.complete and lengths.longest < seq:
-        _note(f"--seq {seq:,}: no sample is longer than {lengths.longest:,} tokens, and the plan is for these")
-
-
-def _lengths_of(
-    data: Path, model: str, keywords: dict[str, Any], text_columns: tuple[str, ...], tokenizer: str | None
-) -> "Lengths":
-    """Tokens of the samples of a data set."""
-    from vramfit.models.anatomy import max_positions
-    from vramfit.models.resolve import resolve
-    from vramfit.runtime.data.samples import LONGEST, lengths_of_data
-
-    task = {"task": keywords["task"]} if "task" in keywords else {}
-    resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
-    limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
-    return lengths_of_data(
-        str(data),
-        task=resolved.task,
-        tokenizer=tokenizer or model,
-        max_length=min(n for n in limits if n),
-        text_columns=text_columns,
-    )
-
-
-def _show_failure(failure: NoPlanFits, *, json: bool) -> None:
-    from vramfit.report.no_plan import no_plan_data, render_no_plan
-
-    if json:
-        print_json(no_plan_data(failure))
-    else:
-        console().print(render_no_plan(failure))
+        say(f"Note: --seq {seq:,}: no sample is longer than {lengths.longest:,} tokens, and the plan is for these")
 
 
 def plan_instances(model: str, keywords: dict[str, Any]) -> list["InstanceFit"]:
     """A plan for every SageMaker instance, while a line says how far it is."""
     at = ""
 
-    def show(name: str, done: int, total: int) -> None:
+    def tell(name: str, done: int, total: int) -> None:
         nonlocal at
         at = f"{name}, {done} of {total} GPUs done"
 
     with working(f"Planning {model}"), within(lambda: at):
         from vramfit.planner.elsewhere import fit_instances
 
-        return fit_instances(model, on_gpu=show, **keywords)
+        return fit_instances(model, on_gpu=tell, **keywords)
 
 
-def _show_instances(fits: list["InstanceFit"], *, json: bool) -> None:
+@verb(
+    "vramfit sagemaker launch bert-large-uncased --data s3://bucket/train.csv --output s3://bucket/runs "
+    "--image 123456789012.dkr.ecr.eu-west-1.amazonaws.com/vramfit --role arn:aws:iam::123456789012:role/train",
+    settings={option.keyword: option for option in LAUNCH_OPTIONS},
+    without=("trust_remote_code",),
+    lists=(),
+    panels={"job": _JOB, "aws": _AWS},
+)
+def sagemaker(
+    options: WorkloadOptions,
+    action: Annotated[str, argument("The action.", "launch")],
+    model: Annotated[str, argument("A catalogue name, a hub id or a folder.", "MODEL")],
+    hyperparameter: Annotated[
+        list[str] | None, option("An option of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
+    ] = None,
+    submit: Annotated[
+        bool, option("Send the request; without it, the request is only shown.", None, "--submit")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
+
+    Also says what the job would take on every other instance.
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
+    """
+    if action != "launch":
+        raise typer.BadParameter(f"{action!r} is not launch")
+    further = dict(_pair(text) for text in hyperparameter or [])
+    settings = launching.LaunchSettings(model=model, hyperparameters=further, **options.given)
+    needs = ", ".join(f"--{one}" for one in settings.missing)
+    if submit and needs:
+        raise typer.BadParameter(f"--submit needs {needs}")
+    fits = plan_instances(model, settings.plan_keywords())
+    chosen = launching.choose_instance(settings, fits)
+    request = settings.request(chosen.instance)
+    arn = launching.submit(request, region=settings.region) if submit else None
     if json:
-        print_json(fits)
-    else:
-        from vramfit.report.plan import render_instances
+        print_json({"instance": chosen, "instances": fits, "request": request, "missing": settings.missing, "arn": arn})
+        return
+    console().print(render_instances(fits))
+    say(f"\nOn {chosen.instance}{', this would be sent:' if arn is None else f': {arn}'}", stderr=False)
+    if arn is None:
+        say(json_format.dumps(request, indent=2), stderr=False)
+        say(
+            f"Nothing was sent. With --submit it is{f' (it needs {needs})' if needs else ''}.",
+            stderr=False,
+            style="dim",
+        )
 
-        console().print(render_instances(fits))
-    if not any(fit.fits for fit in fits):
-        raise typer.Exit(DOES_NOT_FIT)
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--hyperparameter {text!r} is not NAME=VALUE")
+    return name, value

@@ -1,27 +1,21 @@
 """`vramfit train`: fine-tune a model on a file, inside a memory budget."""
 
-import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
-from vramfit.cli.progress import only_one_speaks, speaks, working
-from vramfit.cli.terminal import Json, console, print_json
-from vramfit.cli.workload_options import given_of, parameters_of
+from vramfit.cli.options import Json, WorkloadOptions, verb
+from vramfit.cli.terminal import console, leave, only_rank_zero_prints, prints, say, show, working
+from vramfit.report.run import metrics_in_words, render_run
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
 from vramfit.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from vramfit.runtime.training.events import Event
 
-EXAMPLE = "vramfit train reviews.csv --model bert-base-uncased --eval-data dev.csv --output my-model --memory 8GiB"
 SHOWN_EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""
 PANELS = {
@@ -36,48 +30,28 @@ PANELS = {
 DEFAULTS = {"batch": "the plan's, or 32", "seq": "what the model takes", "max_grad_norm": "1.0; 0 does not clip"}
 
 
-def _takes_run(verb: Callable[..., None]) -> Callable[..., None]:
-    """The function that typer reads: one parameter for each option of a run."""
-    apart = ("data", "model", "output")
-    options = [option for name, option in OPTIONS.items() if name not in apart]
-    data = typer.Argument(metavar="DATA", help=OPTIONS["data"].help)
-    parameters = [_parameter("data", Annotated[str, data])]
-    for name in ("model", "output"):
-        option = typer.Option(
-            help=OPTIONS[name].help, metavar=OPTIONS[name].value.metavar, rich_help_panel=PANELS["data"]
-        )
-        parameters.append(_parameter(name, Annotated[str, option]))
-    parameters += parameters_of(options, plans=True, panels=PANELS, defaults=DEFAULTS)
-
-    @wraps(verb)
-    def run(json: bool, **values: Any) -> None:
-        required = {name: values.pop(name) for name in apart}
-        given = given_of(options, values)
-        parsed = {name: OPTIONS[name].value.parse(v) if isinstance(v, str) else v for name, v in given.items()}
-        verb(required | parsed, json=json)
-
-    parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, annotation=Json, default=False))
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
-
-
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-
-
-@_takes_run
-def run(given: dict[str, Any], *, json: bool) -> None:
+@verb(
+    "vramfit train reviews.csv --model bert-base-uncased --eval-data dev.csv --output my-model --memory 8GiB",
+    settings=OPTIONS,
+    positional="data",
+    required=("model", "output"),
+    lists=(),
+    plans=True,
+    panels=PANELS,
+    defaults=DEFAULTS,
+)
+def train(options: WorkloadOptions, json: Json = False) -> None:
     """Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
-    With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only the first process speaks.
+    With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only rank 0 prints.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """
+    given = {name: OPTIONS[name].value.parse(v) if isinstance(v, str) else v for name, v in options.given.items()}
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None
-    with only_one_speaks():
-        _train(TrainRequest(**given), json=json)
+    with only_rank_zero_prints():
+        _train(TrainRequest(model=options.model, **given), json=json)
 
 
 def _train(request: TrainRequest, *, json: bool) -> None:
@@ -93,19 +67,12 @@ def _train(request: TrainRequest, *, json: bool) -> None:
                 stop.check()
             record = train(request, on_event=display.show)
     except Interrupted as stopped:
-        err = console(stderr=True)
-        err.print(f"{stopped}.", markup=False, soft_wrap=True)
+        say(f"{stopped}.")
         if stopped.hint is not None:
-            err.print(f"  → go on with: {_resume_command()}", markup=False, soft_wrap=True)
-        raise typer.Exit(stopped.exit_code) from None
-    if not speaks():
-        return
-    if json:
-        print_json(record)
-        return
-    from vramfit.report.run import render_run
-
-    console().print(render_run(record))
+            say(f"  → go on with: {_resume_command()}")
+        leave(stopped.exit_code)
+    if prints():
+        show(record, render_run, json=json)
 
 
 def _look(request: TrainRequest) -> None:
@@ -166,8 +133,6 @@ class Display:
         elif isinstance(event, events.Evaluating):
             self._bar("Evaluating", event.num_done, event.num_samples, "samples")
         elif isinstance(event, events.Evaluated):
-            from vramfit.report.run import metrics_in_words
-
             best = " (best so far)" if event.result.is_best else ""
             self._line(f"Step {event.result.step:,}: {metrics_in_words(event.result.metrics)}{best}")
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.live import Live
 
-from vramfit.cli.progress import working
-from vramfit.cli.terminal import console, print_json
+from vramfit.cli.terminal import console, print_json, say_error, working
 from vramfit.errors import VramfitError
 from vramfit.records.watch import WatchRecord
 
@@ -33,9 +32,7 @@ def main() -> None:
         watching = watch(**options, on_sample=view.show if view is not None else None, show_findings=False)
         watching.__enter__()
     except VramfitError as error:
-        err = console(stderr=True)
-        err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
-        err.print(f"  → {error.hint}", markup=False, soft_wrap=True)
+        say_error(f"Error: {error}", error.hint)
         sys.exit(error.exit_code)
     if view is not None:
         view.start()
@@ -62,7 +59,7 @@ class _LiveView:
         self._live.start()
 
     def show(self, record: WatchRecord) -> None:
-        from vramfit.report.watch import render_live
+        from vramfit.report.findings import render_live
 
         if self._live.is_started:
             self._live.update(render_live(record), refresh=True)
@@ -98,7 +95,7 @@ def _main_module(file: str | None) -> ModuleType:
 
 
 def _trimmed(hook: Callable[..., Any]) -> Callable[..., None]:
-    """Tracebacks begin where the script does, not with us."""
+    """Tracebacks begin with the script's own frames."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         ours = (__file__, "<frozen runpy>")
@@ -112,7 +109,7 @@ def _trimmed(hook: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _show(record: WatchRecord, out: int | None) -> None:
-    """The record on stdout as JSON, or what it came to on stderr."""
+    """The record on stdout as JSON, or its summary on stderr."""
     if out is not None:
         sys.stdout.flush()
         os.dup2(out, 1)
@@ -120,7 +117,7 @@ def _show(record: WatchRecord, out: int | None) -> None:
         sys.stdout.flush()
         os.dup2(2, 1)
         return
-    from vramfit.report.watch import render_watch
+    from vramfit.report.findings import render_watch
 
     err = console(stderr=True)
     err.print()

@@ -1,9 +1,8 @@
 """`Connections`: all that are open, what each is waiting for, and which one is closed first when there are too many.
 
-A connection costs whoever opens it nothing, and the server a file handle. So their number is bounded below the
-process's limit of file handles, and a newcomer is let in at the cost of a crowd: of the connections from one address
-that all wait for the rest of their headers, or of their bodies, the one that has waited longest. An honest client's
-request comes with its connection: it is never that one.
+Each connection takes a file handle of the server, so their number is bounded below the process's limit. Where the bound
+is reached, a new connection replaces another: of the connections from one address that have not sent a whole request,
+the one that has waited longest. A usual client sends its request with the connection and is not affected.
 """
 
 import os
@@ -83,7 +82,7 @@ class Connections:
         """Take a new connection, and drop another where there are too many; False where none may be dropped for it."""
         if sum(map(len, self._unfinished(new.address))) >= self.most_unfinished:
             self._drop_first(max(self._unfinished(new.address), key=len))
-        if len(self) >= self.most and not self._drop_first(self._crowd()):
+        if len(self) >= self.most and not self._drop_first(self._replaceable()):
             return False
         self._add(new, Awaits.HEADERS)
         return True
@@ -123,7 +122,7 @@ class Connections:
     def _unfinished(self, address: str) -> list[Line]:
         return [self._lines[awaits].get(address, {}) for awaits in UNFINISHED]
 
-    def _crowd(self) -> Line:
+    def _replaceable(self) -> Line:
         """Which connections make room, oldest first: unfinished ones where they are many, else idle ones.
 
         One that waits for its answer is never dropped for another.

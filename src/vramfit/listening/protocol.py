@@ -157,7 +157,7 @@ class _Registered(asyncio.Protocol):
         return Awaits.NEXT if self.cycle.response_complete else Awaits.ANSWER
 
     def _note(self, awaits: Awaits) -> None:
-        """Only a change starts the clock anew: a byte now and then does not."""
+        """Only a change of state restarts the clock: single bytes do not."""
         if (self.cycle, awaits) != self._noted:
             self._noted = (self.cycle, awaits)
             self.connections_here.move(self, awaits)

@@ -20,7 +20,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes any that is free.
 
     Raises:
-        VramfitError: a host that is not of this machine, or a port that cannot be had.
+        VramfitError: a host that is not of this machine, or a port that is taken.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

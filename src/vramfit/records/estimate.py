@@ -33,7 +33,7 @@ an offloaded optimizer computes."""
 ATTENTION_MODULES = ("self", "attn", "attention")
 """Last parts of the paths of modules in which scores are computed."""
 MUCH_MASK = 0.1
-"""Of the peak: where attention masks take so much, attention without them is worth a thought."""
+"""Share of the peak from which attention masks are pointed out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from vramfit.records.finding import Finding
 from vramfit.records.plan import Plan
 
 MessageKind = Literal["allocator", "driver", "library", "mps", "host allocator", "host killed"]
-"""Who ran out: PyTorch's GPU allocator, the driver, a library below PyTorch, Apple's MPS, the host, or its kernel."""
+"""What ran out: PyTorch's GPU allocator, the driver, a library below PyTorch, Apple's MPS, the host, or its kernel."""
 
 Cause = Literal["one request", "limit", "other process", "fragmentation", "job", "free but refused", "host", "unknown"]
 """What is to blame, in a word or two."""
@@ -37,7 +37,7 @@ class OutOfMemoryMessage:
     total_bytes: int | None = None
     """What the GPU has."""
     free_bytes: int | None = None
-    """Held by nobody."""
+    """Free on the GPU."""
     allocated_bytes: int | None = None
     """In tensors of this process."""
     reserved_bytes: int | None = None
@@ -76,7 +76,7 @@ class OutOfMemoryMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """A part of the GPU's memory, and who has it."""
+    """A part of the GPU's memory, and what holds it."""
 
     name: str
     num_bytes: int

@@ -62,7 +62,7 @@ class Measurement(Displayed):
 
     @property
     def context_bytes(self) -> int | None:
-        """What the process held beside the allocator's segments."""
+        """What the process held outside the allocator's segments: the CUDA context."""
         return None if self.process_bytes is None else self.process_bytes - self.reserved_bytes
 
     @property
@@ -100,7 +100,7 @@ class Comparison(Displayed):
     worst_error: float
     """Of the allocated and reserved peaks, without its sign."""
     agrees: bool
-    """Within the tolerance, and of one mind about whether it fits."""
+    """Whether it is within the tolerance and both say the same about fitting."""
 
 
 def compare(estimate: Estimate, measurement: Measurement, *, tolerance: float = 0.01) -> Comparison:

@@ -76,7 +76,7 @@ MarkKind = Literal["phase", "driver", "empty_cache"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks: an operator, in a module, in a part of the run."""
+    """Where a request comes from: an operator, in a module, in a part of the run."""
 
     operator: str
     """The ATen operator, or what stands in its place (`parameter`, `cublas_workspace`)."""

@@ -14,7 +14,7 @@ MAX_ALIVE_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySample:
-    """Memory at one moment; None where there is nobody to ask."""
+    """Memory at one moment; None where no source reports it."""
 
     time_s: float
     """Since the watch began."""

@@ -1,36 +1,75 @@
-"""Bars, curves and points in lines of text: as wide as their place, and readable without colour."""
+"""Tables, bars, curves and points in lines of text: as wide as their place, and readable without colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.estimate import TimelinePoint
-from vramfit.report.words import size
+from vramfit.report.words import MEMORY, size
 
 MIN_WIDTH = 8
 EIGHTHS = " ▁▂▃▄▅▆▇█"
-CATEGORY_LOOKS: Mapping[str, tuple[str, str]] = {
-    "weights": ("blue", "█"),
-    "gradients": ("magenta", "▓"),
-    "optimizer": ("yellow", "▒"),
-    "activations": ("green", "░"),
-    "temporaries": ("cyan", "▚"),
-    "workspaces": ("bright_black", "≡"),
-    "inputs": ("default", "·"),
-}
-"""Category → its colour, and the character that stands for it where there are no colours."""
 PART_STYLES = {"forward": "cyan", "backward": "blue", "optimizer": "cyan"}
 SHORT_PARTS = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 MIN_PLOT_WIDTH = 30
 MAX_PLOT_WIDTH = 84
 LABEL_WIDTH = 11
+
+
+def grid(*columns: str | None, gap: int = 2, bar: int | None = None) -> Table:
+    """An unframed table without a header.
+
+    Args:
+        columns: for each, how it is justified; None for one that wraps, "bar" for one that takes the width left.
+        gap: spaces between columns.
+        bar: the most characters of a bar.
+    """
+    made = Table.grid(padding=(0, gap, 0, 0), expand="bar" in columns)
+    for column in columns:
+        if column == "bar":
+            made.add_column(ratio=1, min_width=MIN_WIDTH, max_width=bar)
+        else:
+            made.add_column(justify=column or "left", no_wrap=column is not None)  # type: ignore[arg-type]
+    return made
+
+
+def table(*columns: str, right: Sequence[str] = (), wraps: Sequence[str] = (), gap: int = 2) -> Table:
+    """An unframed table with a header; columns in `right` hold numbers, those in `wraps` sentences."""
+    made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column not in wraps)
+    return made
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Labels, dimmed, with what there is to say of each."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column()
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def marked(mark: str, text: str | Text, style: str) -> RenderableType:
+    """A remark behind a mark; further lines hang below the text, not below the mark."""
+    made = Table.grid(padding=(0, 1, 0, 0))
+    made.add_row(Text(mark, style=style), Text(text) if isinstance(text, str) else text)
+    return made
+
+
+def indented(text: str, style: str = "dim") -> RenderableType:
+    """A remark below what it is about."""
+    return Padding(Text(text, style=style), (0, 0, 0, 2))
 
 
 def has_colour(console: Console) -> bool:
@@ -40,8 +79,8 @@ def has_colour(console: Console) -> bool:
 
 def category_mark(category: str, *, colour: bool) -> tuple[str, str]:
     """(character, style) that stands for a category."""
-    style, glyph = CATEGORY_LOOKS.get(category, ("default", "?"))
-    return ("█", style) if colour else (glyph, "")
+    kind = MEMORY[category]
+    return ("█", kind.terminal) if colour else (kind.glyph, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,37 +10,31 @@ from vramfit.records.plan import Fitting, Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
 from vramfit.report.html.markup import tag, text
-from vramfit.report.verdict import verdict_of
-from vramfit.report.words import duration, job, reserved_peak, reserved_words, run_time, target
+from vramfit.report.words import (
+    MEMORY,
+    Tone,
+    agreement,
+    best_words,
+    duration,
+    job,
+    reserved_peak,
+    reserved_words,
+    run_time,
+    target,
+    verdict_of,
+)
 from vramfit.units import counted, format_bytes
+from vramfit.workload import Workload
 
 MAX_NAMES = 4
-COLOURS: Mapping[str, str] = {
-    "weights": "#3f74e0",
-    "gradients": "#8a5fd6",
-    "optimizer": "#e0952b",
-    "activations": "#2aa37c",
-    "temporaries": "#35a6c8",
-    "workspaces": "#7d8796",
-    "inputs": "#d0608c",
-    "unused": "#b6bec9",
-    "CUDA context": "#98a3b2",
-}
-"""The same in light and dark notebooks."""
+FIGURES = ("requested", "allocated", "reserved", "process")
 TONES = {"good": "#17915c", "tight": "#b07500", "bad": "#d43c4c", "open": "inherit"}
 WIDTH, HEIGHT = 800, 34
 
 
 def estimate_repr(e: Estimate) -> str:
     """The job, the four figures, and whether it fits."""
-    w = e.workload
-    figures = ", ".join(
-        f"{name} {format_bytes(getattr(e, f'peak_{name}_bytes'))}"
-        for name in ("requested", "allocated", "reserved", "process")
-    )
-    return _shown(
-        "Estimate", f"{', '.join([w.model, w.mode, *job(w)])}; {target(e)}", f"peak {figures}", verdict_of(e).headline
-    )
+    return _shown("Estimate", f"{_job(e.workload)}; {target(e)}", f"peak {_peaks(e)}", verdict_of(e).headline)
 
 
 def max_batch_repr(m: MaxBatch) -> str:
@@ -48,11 +42,7 @@ def max_batch_repr(m: MaxBatch) -> str:
     e, w = m.estimate, m.estimate.workload
     found = f"batch {m.batch:,}" if m.batch else "not even one sample fits"
     found += f", {m.margin_batch:,} with the margin that plans keep" if m.margin_batch is not None else ""
-    return _shown(
-        "MaxBatch",
-        f"{found}: {', '.join([w.model, w.mode, *job(w, batch=False)])}; {target(e)}",
-        f"limited by: {m.limited_by}",
-    )
+    return _shown("MaxBatch", f"{found}: {_job(w, batch=False)}; {target(e)}", f"limited by: {m.limited_by}")
 
 
 def plan_repr(p: Plan) -> str:
@@ -70,61 +60,49 @@ def plan_repr(p: Plan) -> str:
 
 def fitting_repr(f: Fitting) -> str:
     """What was changed, and what it takes now."""
-    p = f.plan
+    most, budget = format_bytes(f.most_bytes), format_bytes(f.plan.budget_bytes)
+    changes = _names([change.name for change in f.changes])
     return _shown(
         "Fitting",
-        f"{f.trainer} with {f.model}: at most {format_bytes(f.most_bytes)} of {format_bytes(p.budget_bytes)}",
-        f"{_count(f.changes, 'change')}: {_names([change.name for change in f.changes])}",
+        f"{f.trainer} with {f.model}: at most {most} of {budget}",
+        f"{_count(f.changes, 'change')}: {changes}",
     )
 
 
 def run_repr(r: RunRecord) -> str:
     """What was reached, and what it took."""
-    best = "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
-    took = (
-        "" if r.measured_reserved_bytes is None else f", {format_bytes(r.measured_reserved_bytes)} reserved at the peak"
-    )
+    reserved = r.measured_reserved_bytes
+    took = "" if reserved is None else f", {format_bytes(reserved)} reserved at the peak"
     return _shown(
         "RunRecord",
         f"{r.model}, {r.task}, on {r.device}: {r.status}",
-        f"{counted(r.num_steps, 'step')} in {r.time_s:,.1f} s{best}{took}; {_count(r.evaluations, 'evaluation')}",
+        f"{counted(r.num_steps, 'step')} in {r.time_s:,.1f} s{best_words(r)}{took}; "
+        f"{_count(r.evaluations, 'evaluation')}",
         f"saved in {r.output}",
     )
 
 
 def measurement_repr(m: Measurement) -> str:
     """What was run, and the highest peaks."""
-    w = m.workload
-    peaks = m.phases.values()
-    figures = ", ".join(
-        f"{name} {format_bytes(max(getattr(peak, f'peak_{name}_bytes') for peak in peaks))}"
-        for name in ("requested", "allocated", "reserved")
-        if peaks
-    )
     end = "out of memory" if m.out_of_memory is not None else _count(m.steps, "step")
-    return _shown("Measurement", f"{', '.join([w.model, w.mode, *job(w)])}; {m.gpu}", f"{end}; peak {figures or '–'}")
+    return _shown("Measurement", f"{_job(m.workload)}; {m.gpu}", f"{end}; peak {_peaks(*m.phases.values()) or '–'}")
 
 
 def comparison_repr(c: Comparison) -> str:
     """Whether they agree, and by how much not."""
-    w = c.measurement.workload
-    agrees = "agree" if c.agrees else "do not agree"
+    apart = f"{100 * c.worst_error:.2f} % apart at worst, {100 * c.tolerance:.3g} % allowed"
+    words = agreement(c)
     return _shown(
         "Comparison",
-        f"{', '.join([w.model, w.mode, *job(w)])}; {c.measurement.gpu}",
-        f"prediction and measurement {agrees}: {100 * c.worst_error:.2f} % apart at worst, "
-        f"{100 * c.tolerance:.3g} % allowed",
+        f"{_job(c.measurement.workload)}; {c.measurement.gpu}",
+        f"{words[:1].lower()}{words[1:]}: {apart}",
     )
 
 
 def watch_repr(w: WatchRecord) -> str:
     """How long, the peaks, and how much was found."""
-    peaks = ", ".join(
-        f"{name} {format_bytes(peak)}"
-        for name in ("requested", "allocated", "reserved", "process")
-        if (peak := getattr(w, f"peak_{name}_bytes")) is not None
-    )
     found = _names([finding.check.removeprefix("watch.") for finding in w.findings])
+    peaks = _peaks(w)
     return _shown(
         "WatchRecord",
         f"{w.device}, {w.num_steps:,} steps and {w.num_forwards:,} passes in {w.time_s:,.1f} s",
@@ -148,6 +126,17 @@ def _shown(kind: str, *lines: str) -> str:
     return f"<{kind} " + "\n  ".join(lines) + ">"
 
 
+def _job(w: Workload, *, batch: bool = True) -> str:
+    return ", ".join([w.model, w.mode, *job(w, batch=batch)])
+
+
+def _peaks(*records: Any) -> str:
+    """The highest peaks of records, as far as these have them."""
+    found = {name: [getattr(r, f"peak_{name}_bytes", None) for r in records] for name in FIGURES}
+    most = {name: max((n for n in peaks if n is not None), default=None) for name, peaks in found.items()}
+    return ", ".join(f"{name} {format_bytes(n)}" for name, n in most.items() if n is not None)
+
+
 def _count(things: tuple[object, ...], name: str) -> str:
     return counted(len(things), name)
 
@@ -161,7 +150,7 @@ def estimate_html(e: Estimate) -> str:
     verdict = verdict_of(e)
     return _card(
         _head(e.workload.model, [e.workload.task, e.workload.mode, *job(e.workload), target(e)]),
-        _answer(verdict.headline, TONES[verdict.tone]),
+        _answer(verdict.headline, verdict.tone),
         *(_quiet(line) for line in verdict.details),
         estimate_bar(e),
         figures_row(e),
@@ -174,7 +163,7 @@ def plan_html(p: Plan) -> str:
     split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else f"all {w.batch} in one pass"
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
-        _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", TONES["good"]),
+        _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", "good"),
         _quiet(f"{reserved_words(p)}."),
         estimate_bar(p.estimate),
         _rows([(r.setting, r.why) for r in p.reasons]),
@@ -183,16 +172,12 @@ def plan_html(p: Plan) -> str:
 
 def max_batch_html(m: MaxBatch) -> str:
     """A largest batch, and what limits it."""
-    e = m.estimate
+    e, margin = m.estimate, f"{m.margin_batch or 0:,} with the margin that plans keep: {m.margin_reason}."
     found = f"Largest batch: {m.batch:,}" if m.batch else "Not even one sample fits"
     return _card(
         _head(e.workload.model, [e.workload.task, e.workload.mode, *job(e.workload, batch=False), target(e)]),
-        _answer(found, TONES["good" if m.batch else "bad"]),
-        *(
-            [_quiet(f"{m.margin_batch:,} with the margin that plans keep: {m.margin_reason}.")]
-            if m.margin_reason
-            else []
-        ),
+        _answer(found, "good" if m.batch else "bad"),
+        *([_quiet(margin)] if m.margin_reason else []),
         _quiet(f"What limits it: {m.limited_by}."),
         estimate_bar(e),
     )
@@ -200,19 +185,11 @@ def max_batch_html(m: MaxBatch) -> str:
 
 def run_html(r: RunRecord) -> str:
     """A run: what it reached and what it took."""
-    best = "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
-    rows = [
-        ("settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())),
-        ("time", run_time(r)),
-        ("saved in", r.output),
-    ]
+    rows = [("settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())), ("time", run_time(r))]
     if r.measured_reserved_bytes is not None:
-        rows.insert(2, ("reserved peak", reserved_peak(r)))
-    return _card(
-        _head(r.model, [r.task, r.device]),
-        _answer(f"{counted(r.num_steps, 'step')}, {r.status}{best}", "inherit"),
-        _rows(rows),
-    )
+        rows.append(("reserved peak", reserved_peak(r)))
+    answer = _answer(f"{counted(r.num_steps, 'step')}, {r.status}{best_words(r)}", "open")
+    return _card(_head(r.model, [r.task, r.device]), answer, _rows([*rows, ("saved in", r.output)]))
 
 
 def comparison_html(c: Comparison) -> str:
@@ -226,28 +203,22 @@ def comparison_html(c: Comparison) -> str:
         )
         for d in c.differences
     ]
-    agrees = "agree" if c.agrees else "do not agree"
-    return _card(
-        _head(w.model, [*job(w), c.measurement.gpu]),
-        _answer(f"Prediction and measurement {agrees}", TONES["good" if c.agrees else "bad"]),
-        _rows(rows),
-    )
+    answer = _answer(agreement(c), "good" if c.agrees else "bad")
+    return _card(_head(w.model, [*job(w), c.measurement.gpu]), answer, _rows(rows))
 
 
 def estimate_bar(e: Estimate) -> str:
     """What is in memory at the peak, side by side, against the line of the GPU; with its legend."""
-    parts: list[tuple[str, int]] = [(name, e.breakdown.get(name, 0)) for name in CATEGORIES]
-    parts.append(("unused", max(e.safe_reserved_bytes - e.peak_allocated_bytes, 0)))
     is_whole = e.capacity_bytes is not None and e.capacity_bytes + e.context_bytes == e.total_memory_bytes
-    if is_whole:
-        parts.append(("CUDA context", e.context_bytes))
-    shown = [(name, num_bytes) for name, num_bytes in parts if num_bytes]
-    need = sum(num_bytes for _, num_bytes in shown)
+    parts: dict[str, int] = {name: e.breakdown.get(name, 0) for name in CATEGORIES}
+    parts["unused"] = max(e.safe_reserved_bytes - e.peak_allocated_bytes, 0)
+    parts["CUDA context"] = e.context_bytes if is_whole else 0
+    shown = [(name, num_bytes) for name, num_bytes in parts.items() if num_bytes]
     limit = e.total_memory_bytes if is_whole else e.capacity_bytes
-    scale = 1.02 * max(need, limit or 0, 1)
+    scale = 1.02 * max(sum(parts.values()), limit or 0, 1)
     name = f"{e.gpu or 'GPU'} {format_bytes(limit or 0)}" if is_whole else f"{format_bytes(limit or 0)} may be reserved"
     mark = "" if limit is None else _mark(name, limit / scale)
-    return mark + _svg(shown, limit, scale, need) + _legend(shown)
+    return mark + _svg(shown, limit, scale) + _legend(shown)
 
 
 def _mark(name: str, share: float) -> str:
@@ -258,16 +229,14 @@ def _mark(name: str, share: float) -> str:
     return tag("div", label, class_="budget", style=look)
 
 
-def _svg(parts: Sequence[tuple[str, int]], limit: int | None, scale: float, need: int) -> str:
+def _svg(parts: Sequence[tuple[str, int]], limit: int | None, scale: float) -> str:
     pieces, at = [], 0.0
     for name, num_bytes in parts:
-        width = WIDTH * num_bytes / scale
+        size = {"x": f"{at:.2f}", "y": "6", "width": f"{WIDTH * num_bytes / scale:.2f}", "height": str(HEIGHT)}
         title = tag("title", text(f"{name}: {format_bytes(num_bytes)}"))
-        pieces.append(
-            tag("rect", title, x=f"{at:.2f}", y="6", width=f"{width:.2f}", height=str(HEIGHT), fill=COLOURS[name])
-        )
-        at += width
-    said = f"{format_bytes(need)} at most"
+        pieces.append(tag("rect", title, **size, fill=MEMORY[name].light))
+        at += WIDTH * num_bytes / scale
+    said = f"{format_bytes(sum(num_bytes for _, num_bytes in parts))} at most"
     if limit is not None:
         x = f"{WIDTH * limit / scale:.2f}"
         pieces.append(tag("line", x1=x, x2=x, y1="0", y2=str(HEIGHT + 12), stroke="currentColor", stroke_width="3"))
@@ -279,31 +248,21 @@ def _svg(parts: Sequence[tuple[str, int]], limit: int | None, scale: float, need
 
 def _legend(parts: Sequence[tuple[str, int]]) -> str:
     dot = "display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.35em;background:"
-    items = [
-        tag(
-            "span",
-            tag("i", style=f"{dot}{COLOURS[name]}"),
-            text(f"{name} {format_bytes(num_bytes)}"),
-            style="white-space:nowrap;margin-right:1em",
-        )
-        for name, num_bytes in parts
-    ]
-    return tag("p", " ".join(items), style="margin:.2em 0;font-size:.88em")
+    dots = [tag("i", style=f"{dot}{MEMORY[name].light}") for name, _ in parts]
+    return _in_line([(dot, f"{name} {format_bytes(n)}") for dot, (name, n) in zip(dots, parts, strict=True)], "1em")
 
 
 def figures_row(e: Estimate) -> str:
     """The four figures, to the byte."""
-    names = ("requested", "allocated", "reserved", "process")
-    cells = [
-        tag(
-            "span",
-            tag("b", text(name)),
-            text(f" {format_bytes(getattr(e, f'peak_{name}_bytes'))} ({getattr(e, f'peak_{name}_bytes'):,} B)"),
-            style="white-space:nowrap;margin-right:1.2em",
-        )
-        for name in names
-    ]
-    return tag("p", " ".join(cells), style="margin:.2em 0;font-size:.88em")
+    sizes = {name: getattr(e, f"peak_{name}_bytes") for name in FIGURES}
+    return _in_line([(tag("b", text(name)), f" {format_bytes(n)} ({n:,} B)") for name, n in sizes.items()], "1.2em")
+
+
+def _in_line(items: Sequence[tuple[str, str]], gap: str) -> str:
+    """Marks with texts, side by side as long as there is room."""
+    look = f"white-space:nowrap;margin-right:{gap}"
+    spans = (tag("span", mark, text(words), style=look) for mark, words in items)
+    return tag("p", " ".join(spans), style="margin:.2em 0;font-size:.88em")
 
 
 def _card(*inside: str) -> str:
@@ -317,8 +276,8 @@ def _head(name: str, phrases: Sequence[str]) -> str:
     )
 
 
-def _answer(words: str, colour: str) -> str:
-    return tag("p", text(words), style=f"margin:.1em 0;font-size:1.25em;font-weight:650;color:{colour}")
+def _answer(words: str, tone: Tone) -> str:
+    return tag("p", text(words), style=f"margin:.1em 0;font-size:1.25em;font-weight:650;color:{TONES[tone]}")
 
 
 def _quiet(words: str) -> str:

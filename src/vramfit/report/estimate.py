@@ -5,15 +5,24 @@ from dataclasses import dataclass
 from math import ceil
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.estimate import CATEGORIES, HOST_STEP, PHASES, Advice, Estimate
-from vramfit.report.charts import MIN_WIDTH, Meter, StackedBar, Timeline, category_mark, has_colour
-from vramfit.report.verdict import COLD, verdict_of
+from vramfit.report.charts import (
+    MIN_WIDTH,
+    Meter,
+    StackedBar,
+    Timeline,
+    category_mark,
+    grid,
+    has_colour,
+    indented,
+    marked,
+    table,
+)
 from vramfit.report.words import (
+    COLD,
     NO_BREAK,
     duration,
     group_name,
@@ -27,6 +36,7 @@ from vramfit.report.words import (
     size,
     target,
     unbroken,
+    verdict_of,
 )
 
 MAX_WIDTH = 120
@@ -110,22 +120,11 @@ def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold:
     verdict = verdict_of(estimate, what)
     mark, style = VERDICT_MARKS[verdict.tone]
     lines: list[RenderableType] = [Text(unbroken(f"{mark} {verdict.headline}."), style=style)]
-    lines += [_indented(unbroken(fact)) for fact in verdict.facts]
+    lines += [indented(unbroken(fact)) for fact in verdict.facts]
     if verdict.tone == "open":
-        lines.append(_indented("--gpu or --memory would tell."))
+        lines.append(indented("--gpu or --memory would tell."))
     lines += [marked("!", warning, "yellow") for warning in verdict.warnings if says_cold or warning != COLD]
     return Group(*lines)
-
-
-def marked(mark: str, text: str, style: str) -> RenderableType:
-    """A remark behind a mark; further lines hang below the text, not below the mark."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row(Text(mark, style=style), Text(text))
-    return grid
-
-
-def _indented(text: str, style: str = "dim") -> RenderableType:
-    return Padding(Text(text, style=style), (0, 0, 0, 2))
 
 
 @dataclass(frozen=True)
@@ -139,11 +138,7 @@ class Figures:
         given = e.workload.memory is not None
         limit = e.capacity_bytes if given else e.total_memory_bytes or e.capacity_bytes
         scale = max(limit or 0, e.peak_process_bytes)
-        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        for justify in ("left", "right", "right"):
-            grid.add_column(justify=justify, no_wrap=True)
-        grid.add_column(ratio=1, min_width=MIN_WIDTH)
-        grid.add_column(no_wrap=True)
+        rows = grid("left", "right", "right", "bar", "left")
         for name, meaning in FIGURES:
             value: int = getattr(e, f"peak_{name}_bytes")
             outside = given and name == "process"  # memory= is the allocator's; the context comes on top
@@ -151,8 +146,8 @@ class Figures:
             style = "bold" if name == "allocated" else ""
             bar = Meter(value=value, limit=scale if outside or not limit else limit, scale=scale)
             exact = f"{meaning:<21} {value:>15,} B" if wide else meaning
-            grid.add_row(Text(name, style), Text(size(value), style), of, bar, Text(exact, "dim"))
-        yield grid
+            rows.add_row(Text(name, style), Text(size(value), style), of, bar, Text(exact, "dim"))
+        yield rows
 
 
 def _step(estimate: Estimate) -> Iterator[RenderableType]:
@@ -166,17 +161,13 @@ def _step(estimate: Estimate) -> Iterator[RenderableType]:
 
 
 def _phases(estimate: Estimate) -> RenderableType:
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    headers = ("Peak of each phase", "requested", "allocated", "reserved")
-    for justify in ("left", "right", "right", "right"):
-        grid.add_column(justify=justify, no_wrap=True)
-    grid.add_row(*(Text(header, style="bold") for header in headers))
+    figures = ("requested", "allocated", "reserved")
+    rows = table("Peak of each phase", *figures, right=figures, gap=3)
     known = [name for name in PHASES if name in estimate.phases]
     for name in [*known, *(n for n in estimate.phases if n not in known)]:
-        phase = estimate.phases[name]
-        figures = (phase.peak_requested_bytes, phase.peak_allocated_bytes, phase.peak_reserved_bytes)
-        grid.add_row(phase_name(name, estimate.workload), *map(size, figures))
-    return grid
+        peaks = (getattr(estimate.phases[name], f"peak_{figure}_bytes") for figure in figures)
+        rows.add_row(phase_name(name, estimate.workload), *map(size, peaks))
+    return rows
 
 
 def _time(estimate: Estimate) -> Iterator[RenderableType]:
@@ -232,10 +223,10 @@ class _Legend:
             cells.append(Text.assemble((glyph * 2, style), text, no_wrap=True))
         num_columns = max(1, min(3, (options.max_width + 4) // 37))
         num_rows = ceil(len(cells) / num_columns)
-        grid = Table.grid(padding=(0, 4, 0, 0))
+        rows = grid(gap=4)
         for row in range(num_rows):
-            grid.add_row(*cells[row::num_rows])
-        yield grid
+            rows.add_row(*cells[row::num_rows])
+        yield rows
 
 
 @dataclass(frozen=True)
@@ -259,13 +250,11 @@ class Largest:
             for g in groups
         ]
         room = options.max_width - sum(max(map(len, column)) + 2 for column in zip(*shown, strict=True))
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        for justify in ("right", "right", "right", "left", "left"):
-            grid.add_column(justify=justify, no_wrap=True)
+        rows = grid("right", "right", "right", "left", "left")
         for group, (*figures, name) in zip(groups, shown, strict=True):
             where = shorten_path(group.module, room) if room >= MIN_WIDTH else ""
-            grid.add_row(*figures, Text(name), Text(where, style="dim"))
-        yield grid
+            rows.add_row(*figures, Text(name), Text(where, style="dim"))
+        yield rows
 
 
 def render_advice(advice: Sequence[Advice], estimate: Estimate) -> RenderableType:

@@ -1,17 +1,19 @@
-"""Findings, and out-of-memory messages explained, for the terminal: what was found, why it matters, what to do."""
+"""Findings for the terminal: what was found, why it matters, what to do; out-of-memory messages explained; programs
+that are watched."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.explanation import Explanation, Holding
 from vramfit.records.finding import Finding, Severity
-from vramfit.report.charts import MIN_WIDTH, Meter
+from vramfit.records.watch import WATCH_PHASES, MemorySample, PhaseUse, WatchRecord, layers_together, origin_words
+from vramfit.report.charts import Meter, grid, indented, marked, table
+from vramfit.report.estimate import FIGURES
 from vramfit.report.words import percent, size
+from vramfit.units import counted
 
 MARKS: dict[Severity, tuple[str, str]] = {
     "ok": ("✓", "green"),
@@ -29,8 +31,9 @@ CAUSES = {
     "host": "the host's memory, not the GPU's",
     "unknown": "the message does not say",
 }
+MAX_LARGEST = 10
 WIDTH_WITH_BARS = 100
-"""Columns from which bars tell more than the percentage beside them, and leave the words whole."""
+"""Columns from which there is room for bars."""
 
 
 def render_findings(findings: Sequence[Finding]) -> RenderableType:
@@ -38,13 +41,11 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
     lines: list[RenderableType] = []
     for finding in findings:
         mark, style = MARKS[finding.severity]
-        found = Table.grid(padding=(0, 1, 0, 0))  # further lines hang below the text, not below the mark
-        found.add_row(Text(mark, style), Text(finding.what, "bold" if style == "red" else ""))
-        lines.append(found)
+        lines.append(marked(mark, Text(finding.what, "bold" if style == "red" else ""), style))
         if finding.why:
-            lines.append(Padding(Text(finding.why, style="dim"), (0, 0, 0, 2)))
+            lines.append(indented(finding.why))
         if finding.fix:
-            lines.append(Padding(Text(f"→ {finding.fix}"), (0, 0, 0, 2)))
+            lines.append(indented(f"→ {finding.fix}", ""))
     return Group(*lines)
 
 
@@ -54,12 +55,8 @@ def summarize(findings: Sequence[Finding]) -> str:
     num_warnings = sum(f.severity == "warning" for f in findings)
     if not num_errors and not num_warnings:
         return "Nothing stands in the way."
-    parts = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((num_errors, "error"), (num_warnings, "warning"))
-        if count
-    ]
-    return " and ".join(parts) + "."
+    found = ((num_errors, "error"), (num_warnings, "warning"))
+    return " and ".join(counted(count, word) for count, word in found if count) + "."
 
 
 def render_explanation(explanation: Explanation) -> RenderableType:
@@ -77,7 +74,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
         render_findings(explanation.findings),
     ]
     if explanation.no_plan is not None:
-        parts += [Text(), Text("No plan", style="bold red"), Padding(Text(explanation.no_plan), (0, 0, 0, 2))]
+        parts += [Text(), Text("No plan", style="bold red"), indented(explanation.no_plan, "")]
     return Group(*parts)
 
 
@@ -109,20 +106,117 @@ def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Who held what of a GPU: figures and words; bars where there is room for them."""
+    """What held the memory of a GPU: figures and words; bars where there is room for them."""
 
     holdings: Sequence[Holding]
     total_bytes: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         total, has_bars = self.total_bytes, options.max_width >= WIDTH_WITH_BARS
-        grid = Table.grid(padding=(0, 2, 0, 0), expand=has_bars)
-        for justify in ("left", "right", "right"):
-            grid.add_column(justify=justify, no_wrap=True)
-        if has_bars:
-            grid.add_column(ratio=1, min_width=MIN_WIDTH, max_width=40)
-        grid.add_column()
+        rows = grid("left", "right", "right", *(["bar"] if has_bars else []), None, bar=40)
         for h in self.holdings:
             bar = [Meter(value=min(h.num_bytes, total), limit=total, scale=total)] if has_bars else []
-            grid.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), *bar, h.who)
-        yield grid
+            rows.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), *bar, h.who)
+        yield rows
+
+
+def render_live(record: WatchRecord) -> RenderableType:
+    """A few lines that are redrawn while a program runs."""
+    sample = record.samples[-1] if record.samples else None
+    parts: list[RenderableType] = [_watched(record, sample)]
+    if sample is not None:
+        parts.append(_meters(record, sample))
+    parts += _phases(record)
+    parts += [
+        Text(f"! {finding.as_finding().what}", style="yellow", overflow="ellipsis", no_wrap=True)
+        for finding in record.findings[:3]
+    ]
+    return Group(*parts)
+
+
+def render_watch(record: WatchRecord) -> RenderableType:
+    """The summary of a watched program."""
+    parts: list[RenderableType] = [_watched(record, None)]
+    if record.phases:
+        parts += [*_phases(record), *_counters(record)]
+    if record.largest:
+        parts += [Text(), Text("Largest, when most was held at the end of a phase", style="bold")]
+        parts += [_line(size(g.num_bytes), origin_words(g)) for g in layers_together(record.largest)[:MAX_LARGEST]]
+    if record.findings:
+        parts += [Text(), render_findings([finding.as_finding() for finding in record.findings])]
+    parts += [Text(f"{note[:1].upper()}{note[1:]}.", style="dim") for note in record.notes]
+    return Group(*parts)
+
+
+def _line(figure: str, words: str) -> Text:
+    return Text.assemble((f"  {figure:>11}", "bold"), f"  {words}")
+
+
+def _watched(record: WatchRecord, sample: MemorySample | None) -> Text:
+    of = f" of {size(record.capacity_bytes)}" if record.capacity_bytes else ""
+    mode = "in detail" if record.detailed else "light"
+    words = [f"{record.device}{of}", mode, f"{record.time_s:.0f} s"]
+    words += [f"step {record.num_steps:,}"] if record.num_steps else []
+    words += [f"{record.num_forwards:,} forward passes"] if record.num_forwards else []
+    words += [f"now {sample.phase}"] if sample is not None else []
+    return Text.assemble(("vramfit watch", "bold"), f"  {' · '.join(words)}")
+
+
+def _meters(record: WatchRecord, sample: MemorySample) -> RenderableType:
+    rows = grid("left", "right", "right", "bar", "left", bar=40)
+    on_host = record.device in ("cpu", "emulated")
+    kinds = FIGURES[:-1] if on_host else FIGURES
+    peak = max((getattr(record, f"peak_{kind}_bytes") or 0 for kind, _ in kinds), default=0)
+    scale = max(record.capacity_bytes or 0, peak, 1)
+    for kind, meaning in kinds:
+        value = getattr(sample, f"{kind}_bytes")
+        if value is not None:
+            bar = Meter(value=min(value, scale), limit=scale, scale=scale)
+            rows.add_row(f"  {kind}", Text(size(value), "bold"), percent(value, scale), bar, Text(meaning, "dim"))
+    if on_host and sample.process_bytes is not None:
+        rows.add_row("  process", Text(size(sample.process_bytes), "bold"), "", "", Text("host memory", "dim"))
+    return rows
+
+
+def _phases(record: WatchRecord) -> Iterator[RenderableType]:
+    if record.peak_requested_bytes is None:
+        return
+    numbers = ("requested", "allocated", "reserved", "times", "seconds")
+    rows = table("peaks", *numbers, right=numbers)
+    for phase in WATCH_PHASES:
+        use = record.phases.get(phase)
+        if use is not None:
+            rows.add_row(phase, *_figures(use), f"{use.num_times:,}", f"{use.time_s:.1f}")
+    whole = PhaseUse(
+        num_times=0,
+        time_s=record.time_s,
+        peak_requested_bytes=record.peak_requested_bytes,
+        peak_allocated_bytes=record.peak_allocated_bytes,
+        peak_reserved_bytes=record.peak_reserved_bytes,
+    )
+    rows.add_row("all", *_figures(whole), "", f"{record.time_s:.1f}", style="bold")
+    yield rows
+
+
+def _figures(use: PhaseUse) -> Iterator[str]:
+    for value in (use.peak_requested_bytes, use.peak_allocated_bytes, use.peak_reserved_bytes):
+        yield "–" if value is None else size(value)
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count:,} times")
+
+
+def _counters(record: WatchRecord) -> Iterator[RenderableType]:
+    shares = [s.fragmentation for s in record.samples if s.fragmentation is not None]
+    words = [f"up to {max(shares):.0%} of what was reserved was in no block"] if shares else []
+    if record.peak_reserved_bytes is not None:
+        words.append(f"the allocator freed its cache to make room {_times(record.num_retries)}")
+        words.append(f"out of memory {_times(record.num_ooms)}")
+    if record.peak_process_bytes is not None:
+        words.append(f"the process held {size(record.peak_process_bytes)}")
+    if words:
+        text = ", ".join(words)
+        yield Text(f"{text[:1].upper()}{text[1:]}.", style="dim")
+    if record.peak_allocated_bytes is not None and not record.detailed:
+        yield Text("Peaks of single phases are lower bounds in light mode; of all, exact.", style="dim")

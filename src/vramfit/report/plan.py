@@ -1,18 +1,21 @@
-"""A plan for the terminal: the answer, every setting with its reason, what else was possible, and how to run it."""
+"""A plan for the terminal: the answer, every setting with its reason, what else was possible, how to run it; and what
+is missing where no plan fits."""
 
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vramfit.errors import NoPlanFits
+from vramfit.records.codec import to_data
 from vramfit.records.plan import Alternative, InstanceFit, Plan
-from vramfit.report.charts import MIN_WIDTH, Meter, Point, Scatter
-from vramfit.report.estimate import Sized, marked
-from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, model_name, percent, size, target
+from vramfit.report.charts import Meter, Point, Scatter, grid, indented, marked, table
+from vramfit.report.estimate import Sized
+from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, job, model_name, percent, size, target
 from vramfit.settings import PLANNED, SETTINGS
 from vramfit.settings.setting import Kind
 from vramfit.tasks import DEFAULT, find_task
@@ -22,6 +25,14 @@ MAX_ALTERNATIVES = 6
 MANY_A_SECOND = 1000
 COMMAND_WIDTH = 72
 INSTANCES_WIDTH = 100
+MEANING = {
+    "bf16": "weights, gradients and state in bfloat16",
+    "freeze": "part of the model does not learn",
+    "lora": "only adapters and the head learn",
+    "int8": "frozen weights in 8 bits",
+    "adafactor": "another optimizer",
+    "sgd": "another optimizer, without moments",
+}
 KIND_STYLES: dict[Kind, str] = {"free": "green", "numeric": "yellow", "different training": "red"}
 
 
@@ -48,30 +59,23 @@ def _headline(plan: Plan) -> Iterator[RenderableType]:
 def _answer(plan: Plan) -> Iterator[RenderableType]:
     seconds = plan.step_time_s
     yield Text(f"✓ {split_words(plan)}; about {duration(seconds)} a step.", style="bold green")
-    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for justify in ("left", "right", "right"):
-        grid.add_column(justify=justify, no_wrap=True)
-    grid.add_column(ratio=1, min_width=MIN_WIDTH)
+    rows = grid("left", "right", "right", "bar")
     for name, e in (("training", plan.estimate), (f"evaluation, batch {plan.evaluation_batch}", plan.evaluation)):
         used = e.safe_reserved_bytes
         bar = Meter(value=used, limit=plan.budget_bytes, scale=max(plan.budget_bytes, used))
-        grid.add_row(Text(f"  {name}"), Text(size(used), "bold"), percent(used, plan.budget_bytes), bar)
-    yield grid
+        rows.add_row(Text(f"  {name}"), Text(size(used), "bold"), percent(used, plan.budget_bytes), bar)
+    yield rows
     if plan.estimate.host_bytes:
         yield Text(f"  {size(plan.estimate.host_bytes)} of host memory hold what waits for its turn.")
     held = f"At most {size(plan.most_reserved_bytes)} with any lengths: vramfit train holds PyTorch to it."
-    yield Padding(Text(f"{held}\n{plan.margin_reason}.", style="dim"), (0, 0, 0, 2))
+    yield indented(f"{held}\n{plan.margin_reason}.")
     lengths = plan.lengths
     if lengths is not None:
         cut = f", {lengths.num_truncated:,} cut" if lengths.num_truncated else ""
-        yield Padding(
-            Text(
-                f"Timed on {lengths.num_samples:,} lengths ({lengths.source}): mean {lengths.mean:.0f}, median "
-                f"{lengths.median}, longest {lengths.longest}{cut}; at full length a step takes "
-                f"{duration(plan.estimate.step_time_s or plan.step_time_s)}.",
-                style="dim",
-            ),
-            (0, 0, 0, 2),
+        yield indented(
+            f"Timed on {lengths.num_samples:,} lengths ({lengths.source}): mean {lengths.mean:.0f}, median "
+            f"{lengths.median}, longest {lengths.longest}{cut}; at full length a step takes "
+            f"{duration(plan.estimate.step_time_s or plan.step_time_s)}."
         )
 
 
@@ -91,17 +95,14 @@ def split_words(plan: Plan) -> str:
 
 
 def _settings(plan: Plan) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
-    table.add_column("Setting", no_wrap=True)
-    table.add_column("Class", no_wrap=True)
-    table.add_column("Why")
+    rows = table("Setting", "Class", "Why", wraps=("Why",))
     for reason in plan.reasons:
         why = Text(_sentence(reason.why))
         if reason.cost:
             why.append(f" Costs in quality: {reason.cost}.", style="yellow")
         kind = Text(KIND_WORDS[reason.kind], style=KIND_STYLES[reason.kind])
-        table.add_row(reason.setting.replace(" ", NO_BREAK), kind, why)
-    return table
+        rows.add_row(reason.setting.replace(" ", NO_BREAK), kind, why)
+    return rows
 
 
 def _sentence(text: str) -> str:
@@ -141,28 +142,17 @@ def _chosen_point(plan: Plan) -> Point:
 
 
 def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("")
-    table.add_column("Also predicted")
-    for name in ("passes", "a step", "reserved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    numbers = ("passes", "a step", "reserved")
+    rows = table("", "Also predicted", *numbers, "", right=numbers, wraps=("", "Also predicted"))
     seconds = plan.estimate.step_time_s or plan.step_time_s
     for other in shown:
         mark = Text("○", "cyan") if other.fits else Text("×", "red")
         pace = other.step_time_s / seconds
         beside = f"{pace:.1f}× the time" if pace >= 1.05 else "as fast" if pace > 0.99 else f"{1 - pace:.0%} less time"
-        words = f"{beside}" if other.fits else "does not fit"
         passes = f"{other.micro_batch} × {other.accumulate}"
-        table.add_row(
-            mark,
-            f"{other.settings}",
-            passes,
-            duration(other.step_time_s),
-            size(other.safe_reserved_bytes),
-            Text(words, "dim"),
-        )
-    return table
+        figures = (passes, duration(other.step_time_s), size(other.safe_reserved_bytes))
+        rows.add_row(mark, other.settings, *figures, Text(beside if other.fits else "does not fit", "dim"))
+    return rows
 
 
 def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
@@ -185,20 +175,8 @@ def train_command(workload: Workload, path: str) -> str:
     each = str(workload.num_gpus // workload.num_nodes)
     nodes = ["--nnodes", str(workload.num_nodes), "--rdzv-endpoint", "HOST:29500"] if workload.num_nodes > 1 else []
     ranks = ["torchrun", *nodes, "--nproc-per-node", each, "-m"] if workload.num_gpus > 1 else []
-    words = [
-        *ranks,
-        "vramfit",
-        "train",
-        "DATA.csv",
-        "--model",
-        workload.model,
-        *task,
-        "--plan",
-        path,
-        "--output",
-        "my-model",
-    ]
-    return shlex.join(words)
+    words = ["vramfit", "train", "DATA.csv", "--model", workload.model, *task, "--plan", path, "--output", "my-model"]
+    return shlex.join([*ranks, *words])
 
 
 def snippet(workload: Workload, path: str) -> list[str]:
@@ -293,12 +271,9 @@ class Instances:
 
 
 def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
-    left_out = ("GPUs", "of") if is_narrow else ()
-    table = Table(box=None, pad_edge=False, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
-    for name in ("", "Instance", "GPU", "GPUs", "passes", "a step", "reserved", "of"):
-        if name not in left_out:
-            table.add_column(name, justify="left" if name in ("", "Instance", "GPU") else "right", no_wrap=True)
-    table.add_column("Settings")
+    numbers = ("passes", "a step", "reserved") if is_narrow else ("GPUs", "passes", "a step", "reserved", "of")
+    columns = ("", "Instance", "GPU", *numbers, "Settings")
+    rows = table(*columns, right=numbers, wraps=("Settings",), gap=1 if is_narrow else 2)
     for fit in fits:
         mark = Text("✓", "green") if fit.fits else Text("✗", "red")
         passes = f"{fit.micro_batch} × {fit.accumulate}" if fit.fits else ""
@@ -306,5 +281,62 @@ def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
         used = size(fit.safe_reserved_bytes) if fit.safe_reserved_bytes is not None else ""
         settings = fit.settings if fit.fits else Text(fit.settings, "dim")
         num_gpus, budget = ([], []) if is_narrow else ([str(fit.num_gpus)], [size(fit.budget_bytes)])
-        table.add_row(mark, fit.instance, fit.gpu, *num_gpus, passes, seconds, used, *budget, settings)
-    return table
+        rows.add_row(mark, fit.instance, fit.gpu, *num_gpus, passes, seconds, used, *budget, settings)
+    return rows
+
+
+def render_no_plan(failure: NoPlanFits) -> RenderableType:
+    """A few lines: the shortfall, what comes nearest, and what would help."""
+    best, budget = failure.best, failure.budget_bytes or 0
+    w = best.workload
+    room = size(budget - failure.margin_bytes)
+    asked = f"batch {w.batch:,} × {w.seq:,} tokens · {target(best)} · budget {size(budget)}"
+    rows = grid("left", "right", "bar")
+    used = best.safe_reserved_bytes
+    for name, value in (("the least it takes", used), ("what there is", budget - failure.margin_bytes)):
+        bar = Meter(value=value, limit=max(budget - failure.margin_bytes, 1), scale=max(used, budget))
+        rows.add_row(f"  {name}", Text(size(value), "bold"), bar)
+    parts: list[RenderableType] = [
+        Text.assemble((model_name(w.model), "bold"), f" · {w.task} · training plan"),
+        Text(asked, style="dim"),
+        Text(),
+        Text(f"✗ No plan fits: {size(failure.shortfall_bytes)} too little.", style="bold red"),
+        rows,
+        Text(f"  {room} are left of {size(budget)} after a margin of {size(failure.margin_bytes)}.", style="dim"),
+        Text(),
+        Text("Nearest settings", style="bold"),
+        Text(f"  {', '.join(job(w)[1:])}"),
+        Text(),
+        Text("What would do, each predicted", style="bold"),
+        *_remedies(failure),
+    ]
+    return Sized(parts)
+
+
+def _remedies(failure: NoPlanFits) -> Iterator[RenderableType]:
+    if failure.allow:
+        meaning = "; ".join(MEANING.get(name, name) for name in failure.allow)
+        yield marked("→", f"--allow {','.join(failure.allow)}   the mildest change that fits: {meaning}", "cyan")
+    else:
+        yield marked("·", "No change of the training that vramfit knows would fit.", "dim")
+    if failure.host_bytes:
+        yield marked("→", f"{size(failure.host_bytes)} of host memory   for what need not stay on the GPU", "cyan")
+    if failure.gpu:
+        yield marked("→", f"--gpu {failure.gpu}   the smallest GPU of the catalogue on which this fits", "cyan")
+    if failure.model:
+        yield marked("→", f"{failure.model}   the largest model of the family that fits here", "cyan")
+
+
+def no_plan_data(failure: NoPlanFits) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "error": str(failure),
+        "shortfall_bytes": failure.shortfall_bytes,
+        "budget_bytes": failure.budget_bytes,
+        "margin_bytes": failure.margin_bytes,
+        "allow": list(failure.allow),
+        "gpu": failure.gpu,
+        "model": failure.model,
+        "host_bytes": failure.host_bytes,
+        "best": to_data(failure.best),
+    }

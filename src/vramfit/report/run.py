@@ -1,6 +1,7 @@
-"""What was done, for the terminal: a model loaded, a Trainer fitted into a budget, a run and its evaluations."""
+"""What was done, for the terminal: a model loaded, a Trainer fitted into a budget, a run with its evaluations, and a
+measurement beside its prediction."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -8,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.finding import LoadReport, LogitComparison
+from vramfit.records.measurement import Comparison, Measurement, PhaseDifference
 from vramfit.records.plan import Fitting
 from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.report.charts import facts, table
 from vramfit.report.findings import render_findings
-from vramfit.report.words import model_name, reserved_peak
+from vramfit.report.words import job, model_name, phase_name, reserved_peak, size
 from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
 
@@ -25,7 +28,7 @@ def render_run(record: RunRecord) -> RenderableType:
         Text.assemble(
             (model_name(record.model), "bold"), f"  {record.model_class}, on {record.device}, {record.status}"
         ),
-        _facts(_run_rows(record)),
+        facts(_run_rows(record)),
     ]
     if record.evaluations:
         lines += [Text(""), _evaluations(record.evaluations)]
@@ -45,27 +48,8 @@ def figure(value: Any) -> str:
 
 def render_metrics(metrics: Mapping[str, Any]) -> Table:
     """One row a metric, and one a note; what else is no number is left to JSON."""
-    table = _plain_table()
-    for name, value in metrics.items():
-        if isinstance(value, int | float):
-            table.add_row(name, figure(value))
-    for note in metrics.get("notes", ()):
-        table.add_row("note", Text(note))
-    return table
-
-
-def _plain_table() -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    return table
-
-
-def _facts(rows: Iterable[tuple[str, str]]) -> Table:
-    table = _plain_table()
-    for label, value in rows:
-        table.add_row(label, value)
-    return table
+    figures = [(name, figure(value)) for name, value in metrics.items() if isinstance(value, int | float)]
+    return facts([*figures, *(("note", Text(note)) for note in metrics.get("notes", ()))])
 
 
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
@@ -106,16 +90,14 @@ def _seconds(seconds: float) -> str:
 
 
 def _evaluations(results: tuple[EvaluationResult, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     shown = results[-MAX_EVALUATIONS:]
     names = [name for name, value in shown[-1].metrics.items() if isinstance(value, int | float)]
-    for column in ("step", "epoch", *names):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    numbers = ("step", "epoch", *names)
+    rows = table(*numbers, "", right=numbers)
     for result in shown:
         figures = [figure(result.metrics.get(name, float("nan"))) for name in names]
-        table.add_row(f"{result.step:,}", f"{result.epoch:.2f}", *figures, "best so far" if result.is_best else "")
-    return table
+        rows.add_row(f"{result.step:,}", f"{result.epoch:.2f}", *figures, "best so far" if result.is_best else "")
+    return rows
 
 
 def render_load_report(report: LoadReport) -> RenderableType:
@@ -124,13 +106,13 @@ def render_load_report(report: LoadReport) -> RenderableType:
         Text.assemble(
             (model_name(report.model), "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"
         ),
-        _facts(_load_rows(report)),
+        facts(_load_rows(report)),
     ]
     said = [finding for finding in report.findings if finding.severity != "ok"]
     if said:
         lines += [Text(""), render_findings(said)]
     if report.comparison is not None:
-        lines += [Text(""), Text("Beside full precision", style="bold"), _facts(_comparison(report.comparison))]
+        lines += [Text(""), Text("Beside full precision", style="bold"), facts(_comparison(report.comparison))]
     return Group(*lines)
 
 
@@ -187,7 +169,7 @@ def _parts(fitting: Fitting) -> Iterator[RenderableType]:
     )
     yield Text(f"  Every step learns from {plan.workload.batch} samples as before, {_passes(fitting)}.")
     if fitting.changes:
-        yield _table(fitting)
+        yield _changes(fitting)
     for note in fitting.notes:
         yield Text.assemble(("· ", "cyan"), note)
 
@@ -199,12 +181,84 @@ def _passes(fitting: Fitting) -> str:
     return "all in one pass" if plan.accumulate == 1 else f"in {plan.accumulate} passes of at most {plan.micro_batch}"
 
 
-def _table(fitting: Fitting) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("Changed", no_wrap=True)
-    table.add_column("from")
-    table.add_column("to")
-    table.add_column("Why")
+def _changes(fitting: Fitting) -> RenderableType:
+    rows = table("Changed", "from", "to", "Why", wraps=("from", "to", "Why"))
     for change in fitting.changes:
-        table.add_row(change.name, change.before, change.after, change.why)
-    return table
+        rows.add_row(change.name, change.before, change.after, change.why)
+    return rows
+
+
+def render_comparison(comparison: Comparison) -> RenderableType:
+    """What ran, predicted beside measured for every phase, and whether they agree."""
+    m = comparison.measurement
+    headline = Text.assemble((model_name(m.workload.model), "bold"), f"  {', '.join(job(m.workload))}")
+    machine = Text(f"{m.gpu}, torch {m.torch_version}, transformers {m.transformers_version}", style="dim")
+    return Group(headline, machine, Text(), _differences(comparison), Text(), *_remarks(comparison))
+
+
+def _differences(comparison: Comparison) -> Table:
+    rows = table("", "", "predicted", "measured", "error", " ", right=("predicted", "measured", "error", " "))
+    shown = ""
+    for difference in comparison.differences:
+        phase = phase_name(difference.phase, comparison.measurement.workload)
+        style = _style(difference, comparison.tolerance)
+        rows.add_row(
+            "" if phase == shown else phase,
+            difference.figure,
+            size(difference.predicted_bytes),
+            size(difference.measured_bytes),
+            Text(_signed(difference.error_bytes), style=style),
+            Text(_percent(difference.error), style=style),
+        )
+        shown = phase
+    return rows
+
+
+def _style(difference: PhaseDifference, tolerance: float) -> str:
+    if not difference.error_bytes:
+        return "green"
+    return "yellow" if abs(difference.error) <= tolerance else "red"
+
+
+def _signed(error_bytes: int) -> str:
+    return "exact" if not error_bytes else ("+" if error_bytes > 0 else "") + format_bytes(error_bytes)
+
+
+def _percent(error: float) -> str:
+    return "" if not error else f"{100 * error:+.3f} %"
+
+
+def _remarks(comparison: Comparison) -> Iterator[RenderableType]:
+    m = comparison.measurement
+    if m.out_of_memory is not None:
+        said = {True: "that it fits", False: "that it does not fit", None: "nothing about fitting"}
+        yield Text(f"Out of memory; the prediction said {said[comparison.predicted_fits]}.", style="bold red")
+        yield Text(m.out_of_memory, style="dim")
+    if comparison.differences:
+        yield _verdict(comparison)
+    facts = list(_measured_facts(m))
+    if facts:
+        yield Text(", ".join(facts) + ".", style="dim")
+    if comparison.basis == "derived":
+        yield Text(
+            "This GPU and torch release were not compared before: rules measured on others are carried over.",
+            style="dim",
+        )
+
+
+def _verdict(comparison: Comparison) -> Text:
+    worst, tolerance = comparison.worst_error, comparison.tolerance
+    if not worst:
+        return Text("Allocated and reserved are predicted to the byte.", style="bold green")
+    if worst <= tolerance:
+        return Text(f"Within {100 * tolerance:g} %: the worst is off by {100 * worst:.3f} %.", style="green")
+    return Text(f"Off by {100 * worst:.3f} %, more than the {100 * tolerance:g} % allowed.", style="bold red")
+
+
+def _measured_facts(m: Measurement) -> Iterator[str]:
+    if m.step_time_s is not None:
+        yield f"{1000 * m.step_time_s:.1f} ms a {'step' if m.workload.trains else 'batch'}"
+    if m.process_bytes is not None and m.context_bytes is not None:
+        yield f"the process held {size(m.process_bytes)}, {size(m.context_bytes)} of them CUDA's own"
+    if m.num_retries:
+        yield f"the allocator freed its cache and tried again {m.num_retries} times"

@@ -1,21 +1,37 @@
-"""One job at many sizes for the terminal: a table over lengths and batches, and the largest batch that fits."""
+"""One job at many sizes for the terminal: a table over lengths and batches, what grows with the length and why, and the
+largest batch that fits."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
-from vramfit.records.estimate import Estimate, MaxBatch
-from vramfit.report.estimate import Figures, Sized, marked, render_headline, render_peak, render_remarks, render_verdict
-from vramfit.report.growth import compare_lengths, render_growth
-from vramfit.report.words import size
+from vramfit.records.estimate import Estimate, MaxBatch, TensorGroup
+from vramfit.report.charts import grid, marked
+from vramfit.report.estimate import Figures, Sized, render_headline, render_peak, render_remarks, render_verdict
+from vramfit.report.words import group_name, peak_moment, shorten_path, size
 from vramfit.units import GIB, MIB
 
 CELL_WIDTH = 9
 """`123.45 ✗` and a space on either side."""
 MAX_NAMED = 8
+Law = Literal["square", "mixed", "length", "constant", "new", "gone"]
+"""How a group follows the length; `new` and `gone`: it is live at only one of the two peaks."""
+_TOLERANCE = 0.1
+"""Exponents this near to 0, 1 or 2 are taken for it: blocks are rounded up."""
+MAX_GROUPS = 6
+MIN_PATH = 16
+REASONS: dict[Law, str] = {
+    "square": "as length²: every token attends to each other",
+    "length": "as length: one row for every token",
+    "constant": "not at all: weights and the like",
+    "new": "live at the longer length's peak only",
+    "gone": "live at the shorter length's peak only",
+}
 
 
 def render_table(estimates: Sequence[Estimate], show: str = "allocated") -> RenderableType:
@@ -28,7 +44,7 @@ def render_table(estimates: Sequence[Estimate], show: str = "allocated") -> Rend
     parts += [_Grid(estimates, show), *_key(estimates)]
     pair = lengths_to_compare(estimates)
     if pair is not None:
-        parts += [Text(), *render_growth(compare_lengths(*pair))]
+        parts += [Text(), *render_growth(*pair)]
     return Sized([*parts, Text(), *render_remarks(estimates[0])])
 
 
@@ -60,14 +76,13 @@ class _Grid:
             shown = batches[start : start + num_columns]
             caption = f"Peak {self.show}, {name}; batch →" if not start else "… batch →"
             yield Text(caption, style="bold")
-            grid = Table.grid(padding=(0, 1, 0, 0))
-            grid.add_column("", justify="right", no_wrap=True, min_width=CELL_WIDTH - 1)
-            for _ in shown:
-                grid.add_column(justify="right", no_wrap=True, min_width=CELL_WIDTH - 1)
-            grid.add_row(Text("length ↓", style="bold"), *(Text(f"{b:,}  ", style="bold") for b in shown))
+            rows = grid(*["right"] * (len(shown) + 1), gap=1)
+            for column in rows.columns:
+                column.min_width = CELL_WIDTH - 1
+            rows.add_row(Text("length ↓", style="bold"), *(Text(f"{b:,}  ", style="bold") for b in shown))
             for seq in seqs:
-                grid.add_row(Text(f"{seq:,}", style="bold"), *(cells[seq, b] for b in shown))
-            yield grid
+                rows.add_row(Text(f"{seq:,}", style="bold"), *(cells[seq, b] for b in shown))
+            yield rows
 
     def _bytes(self, estimate: Estimate) -> int:
         return int(getattr(estimate, f"peak_{self.show}_bytes"))
@@ -94,6 +109,147 @@ def _key(estimates: Sequence[Estimate]) -> Iterator[RenderableType]:
         yield Text(f"All fit into the {size(capacity)} that PyTorch may reserve{gpu}.", style="dim")
     if any(e.fits and e.num_retries for e in estimates):
         yield Text("! fits only because the allocator empties its cache and tries again", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One group of blocks at two lengths."""
+
+    group: TensorGroup
+    """At the longer length, layer numbers left out."""
+    before_bytes: int
+    ratio: float
+    """The longer length over the shorter."""
+
+    @property
+    def after_bytes(self) -> int:
+        return self.group.allocated_bytes
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def law(self) -> Law:
+        return law_of(self.before_bytes, self.after_bytes, self.ratio)
+
+    def split(self) -> list[tuple[Law, int, int]]:
+        """Law, bytes before and after; a mixed group as the two parts that give its size at both lengths."""
+        if self.law != "mixed":
+            return [(self.law, self.before_bytes, self.after_bytes)]
+        slow: Law = "length" if self.after_bytes > self.ratio * self.before_bytes else "constant"
+        fast: Law = "square" if slow == "length" else "length"
+        # before = s + f; after = s·slow_factor + f·ratio·slow_factor
+        slow_factor = self.ratio if slow == "length" else 1.0
+        fast_before = round((self.after_bytes / slow_factor - self.before_bytes) / (self.ratio - 1))
+        slow_before = self.before_bytes - fast_before
+        slow_after = round(slow_before * slow_factor)
+        return [(slow, slow_before, slow_after), (fast, fast_before, self.after_bytes - slow_after)]
+
+
+def compare_lengths(before: Estimate, after: Estimate) -> list[Growth]:
+    """What grew between two estimates of the same job at two lengths, the shorter first; the most grown first."""
+    ratio = after.workload.seq / before.workload.seq
+    if ratio <= 1:
+        raise ValueError(f"length {after.workload.seq} is not longer than {before.workload.seq}")
+    old, new = _by_place(before), _by_place(after)
+    grown = [
+        Growth(
+            TensorGroup(category=c, operator=o, module=m, num_blocks=0, allocated_bytes=new.get((c, o, m), 0)),
+            old.get((c, o, m), 0),
+            ratio,
+        )
+        for c, o, m in old | new
+    ]
+    return sorted(grown, key=lambda g: -g.grown_bytes)
+
+
+def law_of(before_bytes: int, after_bytes: int, ratio: float) -> Law:
+    """How a size follows the length when the length grows `ratio`-fold.
+
+    >>> law_of(100, 400, 2.0), law_of(100, 200, 2.0), law_of(100, 100, 2.0), law_of(100, 300, 2.0)
+    ('square', 'length', 'constant', 'mixed')
+    """
+    if not before_bytes or not after_bytes:
+        return "gone" if before_bytes else "new"
+    exponent = log(after_bytes / before_bytes) / log(ratio)
+    if exponent < _TOLERANCE:
+        return "constant"
+    if abs(exponent - 1) <= _TOLERANCE:
+        return "length"
+    return "square" if exponent >= 2 - _TOLERANCE else "mixed"
+
+
+def by_law(groups: Sequence[Growth]) -> dict[Law, tuple[int, int]]:
+    """Law → bytes before and after, of all that follows it."""
+    sums: defaultdict[Law, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for law, before, after in (part for group in groups for part in group.split()):
+        sums[law] = (sums[law][0] + before, sums[law][1] + after)
+    return dict(sums)
+
+
+def _by_place(estimate: Estimate) -> dict[tuple[Any, str, str], int]:
+    """Bytes by category, operator and module; a temporary of layer 11 at one length is one of layer 0 at another."""
+    sums: defaultdict[tuple[Any, str, str], int] = defaultdict(int)
+    for group in estimate.groups:
+        module = ".".join("*" if part.isdigit() else part for part in group.module.split("."))
+        sums[group.category, group.operator, module] += group.allocated_bytes
+    return dict(sums)
+
+
+def render_growth(before: Estimate, after: Estimate) -> Iterator[RenderableType]:
+    """The sums, the groups that grew most, and the law behind each."""
+    groups = compare_lengths(before, after)
+    laws = by_law(groups)
+    lengths = f"From {before.workload.seq:,} to {after.workload.seq:,} tokens at batch {after.workload.batch:,}"
+    yield Text.assemble((lengths, "bold"), f": {_step(before.peak_allocated_bytes, after.peak_allocated_bytes)}")
+    constant = laws.get("constant", (0, 0))[0]
+    rest = (before.peak_allocated_bytes - constant, after.peak_allocated_bytes - constant)
+    if constant and rest[0] > 0:
+        yield Text(f"Without the {size(constant)} that stay: {_step(*rest)}.")
+    if (before.peak.phase, before.peak.part) != (after.peak.phase, after.peak.part):
+        moments = [peak_moment(e.peak, e.workload) for e in (before, after)]
+        yield Text(f"The peak moved: {moments[0]} at first, {moments[1]} now.", style="yellow")
+    yield _Grown([g for g in groups if g.grown_bytes > 0][:MAX_GROUPS])
+    yield Text("Memory grows", style="bold")
+    rows = grid("right", "right", "right", None)
+    for law, reason in REASONS.items():
+        if law in laws:
+            old, new = laws[law]
+            rows.add_row(f"×{new / old:.2f}" if old and new else "", size(old), f"→ {size(new):>10}", Text(reason))
+    yield rows
+
+
+def _step(before_bytes: int, after_bytes: int) -> str:
+    return f"{size(before_bytes)} → {size(after_bytes)}, {after_bytes / before_bytes:.2f} times as much"
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """The groups that grew most, in bytes."""
+
+    groups: Sequence[Growth]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = [
+            (
+                f"+{size(g.grown_bytes)}",
+                size(g.before_bytes),
+                f"→ {size(g.after_bytes):>10}",
+                f"×{g.after_bytes / g.before_bytes:.2f}" if g.before_bytes else "new",
+                group_name(g.group),
+            )
+            for g in self.groups
+        ]
+        if not shown:
+            return
+        room = options.max_width - sum(max(map(len, column)) + 2 for column in zip(*shown, strict=True))
+        rows = grid("right", "right", "right", "right", "left", "left")
+        for g, (*figures, name) in zip(self.groups, shown, strict=True):
+            where = shorten_path(g.group.module, room) if room >= MIN_PATH else ""
+            style = "red" if g.law == "square" else ""
+            rows.add_row(*(Text(f, style=style) for f in figures), Text(name), Text(where, style="dim"))
+        yield rows
 
 
 def render_max_batch(found: MaxBatch) -> RenderableType:

@@ -1,8 +1,12 @@
-"""How a person calls what the records name: phases, parts of a step, operators, module paths."""
+"""What records say in words: whether a job fits, and how people call phases, parts of a step, operators and modules."""
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from vramfit.records.estimate import ATTENTION_MODULES, Estimate, PeakMoment, TensorGroup
+from vramfit.records.measurement import Comparison
 from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord
 from vramfit.settings import in_words
@@ -14,7 +18,50 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 LONGEST_NAME = 60
 """Characters of a model's name that a headline shows; a longer one would be broken in the middle of a word."""
 
+Tone = Literal["good", "tight", "bad", "open"]
+TIGHT_SHARE = 0.03
+"""Less than this share of the capacity to spare is called tight."""
+COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
 HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    """How one kind of memory is drawn."""
+
+    light: str
+    """Its colour on a light ground."""
+    dark: str
+    """On a dark one."""
+    terminal: str = "default"
+    """Its colour on a terminal."""
+    glyph: str = "?"
+    """The character that stands for it where there are no colours."""
+
+
+MEMORY: Mapping[str, MemoryKind] = {
+    "weights": MemoryKind("#3f74e0", "#5b8ef5", "blue", "█"),
+    "gradients": MemoryKind("#8a5fd6", "#a07ae8", "magenta", "▓"),
+    "optimizer": MemoryKind("#e0952b", "#d9942f", "yellow", "▒"),
+    "activations": MemoryKind("#2aa37c", "#2fa57d", "green", "░"),
+    "temporaries": MemoryKind("#35a6c8", "#41aecd", "cyan", "▚"),
+    "workspaces": MemoryKind("#7d8796", "#7b8698", "bright_black", "≡"),
+    "inputs": MemoryKind("#d0608c", "#d96b98", "default", "·"),
+    "unused": MemoryKind("#c9cfd8", "#3d4858"),
+    "CUDA context": MemoryKind("#a9b2bf", "#5b687a"),
+}
+"""Kinds of memory, in the order in which they are drawn: for the terminal, notebooks, the report and the page."""
+
+
+def memory_css() -> str:
+    """The colours of all kinds as style: `--weights` and so on, for light and dark grounds."""
+    light, dark = (
+        "".join(f"--{name.split()[-1]}:{getattr(kind, ground)};" for name, kind in MEMORY.items())
+        for ground in ("light", "dark")
+    )
+    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
 KIND_WORDS: dict[Kind, str] = {"free": "same maths", "numeric": "fewer bits", "different training": "other training"}
 """What a change does to the training, in two words."""
 
@@ -80,12 +127,12 @@ _BY_CATEGORY = {"weights": "weights", "gradients": "gradients", "inputs": "the b
 
 
 def size(num_bytes: int) -> str:
-    """A byte count that no line break can tear apart."""
+    """A byte count with a no-break space before its unit."""
     return format_bytes(num_bytes).replace(" ", NO_BREAK)
 
 
 def unbroken(text: str) -> str:
-    """A sentence whose byte counts no line break can tear apart."""
+    """A sentence whose byte counts have no-break spaces before their units."""
     return _SIZE.sub(NO_BREAK, text)
 
 
@@ -211,6 +258,16 @@ def reserved_peak(r: RunRecord) -> str:
     return "; ".join(said)
 
 
+def best_words(r: RunRecord) -> str:
+    """The best score of a run, behind a comma; empty where there is none."""
+    return "" if r.best_value is None else f", {r.best_metric} {r.best_value:.4f}"
+
+
+def agreement(c: Comparison) -> str:
+    """Whether a prediction agrees with its measurement."""
+    return f"Prediction and measurement {'agree' if c.agrees else 'do not agree'}"
+
+
 def reserved_words(p: Plan) -> str:
     """What a run of a plan reserves: with batches of full length, and at most."""
     predicted, most = (format_bytes(n) for n in (p.predicted_reserved_bytes, p.most_reserved_bytes))
@@ -222,3 +279,64 @@ def run_time(r: RunRecord) -> str:
     if r.device == "emulated":
         return f"{duration(r.time_s)}, in which the CPU computed for the emulated GPU"
     return f"{duration(r.time_s)}, {r.tokens_per_s:,.0f} tokens/s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The answer, in one line and a few more."""
+
+    tone: Tone
+    headline: str
+    facts: tuple[str, ...]
+    """What the answer rests on."""
+    warnings: tuple[str, ...] = ()
+    """What it depends on, or costs."""
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Every line below the headline."""
+        return (*self.facts, *self.warnings)
+
+
+def verdict_of(estimate: Estimate, what: str = "Does not fit") -> Verdict:
+    """Whether it fits, by how much, and in what; `what` words that it does not."""
+    free, capacity = estimate.free_bytes, estimate.capacity_bytes
+    most = format_bytes(estimate.safe_reserved_bytes)
+    if free is None or capacity is None or estimate.fits is None:
+        text = f"At most {most} reserved. No GPU and no amount of memory is given, so whether it fits is left open."
+        return Verdict(tone="open", headline=f"Takes {format_bytes(estimate.peak_process_bytes)}", facts=(text,))
+    host, limit = estimate.host_bytes, estimate.workload.host_memory
+    if limit is not None and host > limit:
+        why = f"{format_bytes(host - limit)} too much for the host's memory"
+        fact = f"{format_bytes(host)} wait there, of {format_bytes(limit)}."
+        return Verdict(tone="bad", headline=f"{what}: {why}", facts=(fact,))
+    capacity_words = f"{format_bytes(capacity)}{_on_gpu(estimate)}"
+    if not estimate.fits:
+        why = f"{format_bytes(-free)} too much" if free < 0 else "memory is too fragmented"
+        return Verdict(tone="bad", headline=f"{what}: {why}", facts=(f"{most} to reserve in {capacity_words}.",))
+    facts = [f"At most {most} reserved of {capacity_words}."]
+    facts += [f"{format_bytes(host)} wait in host memory."] if host else []
+    warnings = list(_warnings(estimate))
+    is_tight = bool(warnings) or free < TIGHT_SHARE * capacity
+    spare = f"{format_bytes(free)} to spare" if free > 0 else "nothing to spare"
+    return Verdict(
+        tone="tight" if is_tight else "good",
+        headline=f"Fits, with {spare}",
+        facts=tuple(facts),
+        warnings=tuple(warnings),
+    )
+
+
+def _warnings(estimate: Estimate) -> Iterator[str]:
+    if estimate.num_retries:
+        times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
+        yield f"The allocator must empty its cache {times} to stay inside, which costs time."
+    if estimate.fits_cold is False:
+        yield COLD
+
+
+def _on_gpu(estimate: Estimate) -> str:
+    if estimate.total_memory_bytes is None or estimate.workload.memory is not None:
+        return ""
+    context = format_bytes(estimate.context_bytes, digits=0)
+    return f" ({estimate.gpu}: {format_bytes(estimate.total_memory_bytes)}, CUDA takes {context})"

@@ -19,6 +19,7 @@ class Casts(Setting):
     default = "each"
     planned_default = "together"
     in_run = False
+    hidden = True
     label, modes = "Cast weights by layer", ("train",)
     about = "Under amp, a layer’s weights are cast to half precision at once, and let go of when the layer is done."
     help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."

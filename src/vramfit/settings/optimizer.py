@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 class Optimizer(Setting):
     keyword, order = "optimizer", 160
-    value = Choice(names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
+    value = Choice(
+        names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"), hidden=("adamw-single",)
+    )
     default = "adamw"
     label, modes, is_basic = "Optimizer", ("train",), True
     help = "Optimizer; `adamw` is torch's default (foreach)."

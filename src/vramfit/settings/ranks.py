@@ -1,7 +1,7 @@
 """`num_gpus`, `parallel`, `num_nodes`: several GPUs share a step; `allocator` and `loop`: what runs it."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Choice, Count
@@ -85,9 +85,16 @@ class Loop(Setting):
     keyword, order = "loop", 290
     value = Choice(names=("plain", "stepper"))
     default = "plain"
+    hidden = True
     label, modes = "vramfit’s Stepper", ("train",)
     about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
     help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
+
+    def derived(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Keywords of the loop where none is given and only the Stepper runs the other settings."""
+        is_needed = given.get("attention") == "packed" or given.get("offload") in ("optimizer", "weights")
+        is_needed = (is_needed or (given.get("num_gpus") or 1) > 1) and given.get("mode", "train") == "train"
+        return {self.keyword: "stepper"} if is_needed and self.keyword not in given else {}
 
     def words(self, w: "Workload") -> str | None:
         return None if w.loop == "plain" else f"{w.loop} loop"

@@ -67,6 +67,8 @@ class Setting:
     """Its name on the command line, where that is not the keyword."""
     techniques: ClassVar[tuple[Technique, ...]] = ()
 
+    hidden: ClassVar[bool] = False
+    """Whether help, the page and the docs leave it out: it is taken all the same, and saved plans hold it."""
     is_planned: ClassVar[bool] = False
     """Whether a plan chooses it where the user does not."""
     planned_default: ClassVar[Any] = None

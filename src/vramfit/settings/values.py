@@ -56,9 +56,16 @@ class Choice(Value):
     """One of several names."""
 
     names: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
+    """Names that are taken, and that help, the page and the docs leave out."""
     meant: Callable[[object], str | None] = lambda value: None
     """What a wrong value was meant for, where the nearest name is not the answer."""
     metavar: str | None = "NAME"
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The names that people choose from."""
+        return tuple(name for name in self.names if name not in self.hidden)
 
     @property
     def kind(self) -> Any:
@@ -69,8 +76,8 @@ class Choice(Value):
         return is_text(value, *self.names)
 
     def wanted(self, value: Any) -> str:
-        near = nearest_names(str(value)[:MAX_SHOWN_CHARACTERS], self.names, 1)[0]
-        return f"one of {', '.join(self.names)} ({self.meant(value) or f'nearest: {near}'})"
+        near = nearest_names(str(value)[:MAX_SHOWN_CHARACTERS], self.shown_names, 1)[0]
+        return f"one of {', '.join(self.shown_names)} ({self.meant(value) or f'nearest: {near}'})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,14 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from vramfit.devices.catalogue import find_gpu
+from vramfit.devices.catalogue import GPU, find_gpu
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
-from vramfit.models.catalogue import find_entry, unknown_model
+from vramfit.models.catalogue import CatalogueEntry, find_entry, unknown_model
 from vramfit.records.codec import to_data
 from vramfit.records.estimate import Estimate, MaxBatch, TensorGroup
 from vramfit.records.plan import Plan, Reason
 from vramfit.report.plan import estimate_command, split_words, train_command
-from vramfit.report.verdict import Tone, verdict_of
-from vramfit.report.words import KIND_WORDS, group_name, peak_moment
+from vramfit.report.words import KIND_WORDS, Tone, group_name, peak_moment, verdict_of
 from vramfit.tasks import find_task
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
 from vramfit.workload import Workload
@@ -32,12 +31,20 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
-def fields_of(record: type, *, without: tuple[str, ...] = ()) -> type[Answer]:
-    """A model with the fields of a record, each with what stands below it there."""
+def fields_of(record: type, *only: str, without: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> type[Answer]:
+    """A model with fields of a record, each with what stands below it there.
+
+    Args:
+        only: these alone; all fields unless given.
+        without: fields to leave out.
+        also: properties that are fields of the answer.
+    """
     hints, about = get_type_hints(record), _docstrings(record)
-    found: dict[str, Any] = {
-        f.name: (hints[f.name], Field(description=about.get(f.name))) for f in fields(record) if f.name not in without
-    }
+    names = only or tuple(f.name for f in fields(record) if f.name not in without)
+    found: dict[str, Any] = {name: (hints[name], Field(description=about.get(name))) for name in names}
+    for name in also:
+        getter = getattr(record, name).fget
+        found[name] = (get_type_hints(getter)["return"], Field(description=inspect.getdoc(getter)))
     return create_model(f"{record.__name__}Fields", __base__=Answer, **found)
 
 
@@ -107,30 +114,28 @@ class Commands(Answer):
     estimate: str
 
 
-class FoundPlan(fields_of(Plan, without=("workload", "estimate", "evaluation", "lengths", "reasons"))):  # type: ignore[misc]
+class FoundPlan(
+    fields_of(  # type: ignore[misc]
+        Plan,
+        without=("workload", "estimate", "evaluation", "lengths", "reasons"),
+        also=("micro_batch", "accumulate", "evaluation_batch", "most_reserved_bytes"),
+    )
+):
     """Settings that fit."""
 
     settings: dict[str, Any]
-    micro_batch: int
-    accumulate: int
-    evaluation_batch: int
     samples_per_s: float
     safe_reserved_bytes: int
-    most_reserved_bytes: int
     headline: str
     reasons: tuple[ReasonAnswer, ...]
     commands: Commands
 
 
-class MissingPlan(Answer):
+class MissingPlan(fields_of(NoPlanFits, "shortfall_bytes", "allow", "gpu", "model")):  # type: ignore[misc]
     """Why nothing that is allowed fits, and what would."""
 
     error: str
     hint: str | None
-    shortfall_bytes: int
-    allow: tuple[str, ...] = Field(description="What to allow for a plan to fit.")
-    gpu: str | None = Field(description="The smallest GPU on which there is one.")
-    model: str | None = Field(description="The largest model of the family for which there is one.")
 
 
 class PlanAnswer(Answer):
@@ -140,24 +145,12 @@ class PlanAnswer(Answer):
     missing: MissingPlan | None
 
 
-class ModelEntry(Answer):
+class ModelEntry(fields_of(CatalogueEntry, "name", "family", "num_parameters", "num_layers", "max_positions")):  # type: ignore[misc]
     """A model of the catalogue."""
 
-    name: str
-    family: str
-    num_parameters: int
-    num_layers: int
-    max_positions: int
 
-
-class GPUEntry(Answer):
+class GPUEntry(fields_of(GPU, "name", "title", "kind", "total_memory_bytes", also=("supports_bf16",))):  # type: ignore[misc]
     """A GPU of the catalogue."""
-
-    name: str
-    title: str
-    kind: str
-    total_memory_bytes: int
-    supports_bf16: bool
 
 
 class SettingEntry(Answer):
@@ -170,6 +163,7 @@ class SettingEntry(Answer):
     labels: dict[str, str] = Field(description="Value → how the page calls it; an empty one stands for none.")
     modes: list[str] = Field(description="Modes in which it does something.")
     is_basic: bool
+    hidden: bool = Field(description="Whether the page keeps it without a control: a plan may have it.")
 
 
 class CatalogueAnswer(Answer):
@@ -195,13 +189,8 @@ class CatalogueAnswer(Answer):
 def answer(query: Query, *, allow_local: bool = False) -> tuple[int, bytes]:
     """Status and JSON text for one query; what is wrong with it is an answer too. Runs inside a worker process."""
     try:
-        made: Answer
-        if isinstance(query, EstimateQuery):
-            made = estimated(query, allow_local)
-        elif isinstance(query, MaxBatchQuery):
-            made = largest(query, allow_local)
-        else:
-            made = planned(query, allow_local)
+        ways: dict[type, Any] = {EstimateQuery: estimated, MaxBatchQuery: largest, PlanQuery: planned}
+        made: Answer = ways[type(query)](query, allow_local)
     except VramfitError as error:
         return REFUSED, problem(error).model_dump_json().encode()
     except Exception as error:  # a bug: the server lives on and says so
@@ -305,7 +294,7 @@ def _shared(model: type[Answer], record: Any) -> dict[str, Any]:
 
 
 def settings_of(workload: Workload) -> dict[str, Any]:
-    """The keywords of a workload that are not as they are by themselves, and those that people look for."""
+    """The keywords of a workload that are not at their default, and those that people look for."""
     always = ("model", "task", "mode", "batch", "accumulate", "micro_batch", "seq", "precision", "attention", "gpu")
     found = {
         f.name: to_data(getattr(workload, f.name))
@@ -316,14 +305,18 @@ def settings_of(workload: Workload) -> dict[str, Any]:
 
 
 def command_of(verb: str, query: JobQuery) -> str:
-    """The command line of a query: the options that are not as they are by themselves."""
-    known = {name: field.default for name, field in type(query).model_fields.items()}
+    """The command line of a query: the options that are not at their default."""
+    defaults = {name: field.default for name, field in type(query).model_fields.items()}
+    first = ("batch", "seq", "gpu")
     words = ["vramfit", verb, query.model]
-    for name in ("batch", "seq", "gpu", *(n for n in known if n not in ("model", "batch", "seq", "gpu"))):
+    for name in (*first, *(n for n in defaults if n not in ("model", *first))):
         value = getattr(query, name, None)
-        shown = name in ("batch", "seq", "gpu") or value != known.get(name)
-        if not shown or value is None or value is False:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        words += [option] if value is True else [option, str(value)]
+        if name in first or value != defaults[name]:
+            words += options_of(name, value)
     return shlex.join(words)
+
+
+def options_of(name: str, value: Any) -> list[str]:
+    """A value as options of a command; nothing for what is off."""
+    option = f"--{name.replace('_', '-')}"
+    return [] if value is None or value is False else [option] if value is True else [option, str(value)]

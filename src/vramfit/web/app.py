@@ -1,5 +1,6 @@
-"""The application: the page, its files, and the API that the page itself uses."""
+"""The application: the page, its files, and the API that the page itself uses; and the server it runs in."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -14,34 +15,49 @@ from starlette.responses import Response
 
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
+from vramfit.errors import VramfitError
+from vramfit.listening.server import Server, listen, url_of
 from vramfit.models.catalogue import all_entries
+from vramfit.report.words import memory_css
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
 from vramfit.web.dispatcher import Busy, Dispatcher, Gone
-from vramfit.web.guard import BATCH_STOPS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS, Guard
+from vramfit.web.guard import BATCH_STOPS, HOSTS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS, Guard
 from vramfit.web.queries import EstimateQuery, MaxBatchQuery, PlanQuery
 from vramfit.web.queries import Query as AnyQuery
 from vramfit.workload import CHOICES
 
 PAGE = Path(__file__).parent / "page"
-FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/state.js": ("state.js", "text/javascript"),
-    "/answers.js": ("answers.js", "text/javascript"),
-    "/combobox.js": ("combobox.js", "text/javascript"),
-    "/drawing.js": ("drawing.js", "text/javascript"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/docs": ("api.html", "text/html"),
-    "/api.js": ("api.js", "text/javascript"),
+MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+NAMES = {"page.html": "/", "api.html": "/docs"}
+"""Files of the page that have another address than their name."""
+PATHS: dict[str, tuple[type[AnyQuery], type[answers.Answer], str, str]] = {
+    "/api/estimate": (
+        EstimateQuery,
+        answers.EstimateAnswer,
+        "What a job takes, and whether it fits",
+        "The prediction",
+    ),
+    "/api/max-batch": (
+        MaxBatchQuery,
+        answers.MaxBatchAnswer,
+        "The largest batch that fits",
+        "The largest batch, 0 where nothing fits",
+    ),
+    "/api/plan": (
+        PlanQuery,
+        answers.PlanAnswer,
+        "The fastest settings that fit, and why",
+        "The plan, or why there is none",
+    ),
 }
-QUERIES: dict[str, type[AnyQuery]] = {
-    "/api/estimate": EstimateQuery,
-    "/api/max-batch": MaxBatchQuery,
-    "/api/plan": PlanQuery,
-}
+"""Path → what it is asked with, what it answers, and both in words."""
+MAX_WORKERS = 4
+KEEP_ALIVE_S = 5
+STOP_S = 2
+LAST_CALLS_S = 1
+"""After Ctrl-C or a polite kill: pages that keep connections open hear of the end with an answer."""
 ABOUT = (
     "What a BERT-class model takes on a GPU, to the byte, without the GPU. Every parameter is a keyword of vramfit "
     "estimate; byte counts are whole numbers. What cannot be answered comes with a sentence that says why."
@@ -61,15 +77,16 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    *, num_workers: int = 2, allow_local: bool = False, on_ready: Callable[[], None] = lambda: None
+    *, num_workers: int | None = None, allow_local: bool = False, on_ready: Callable[[], None] = lambda: None
 ) -> FastAPI:
     """The application, whose workers start and end with it.
 
     Args:
-        num_workers: processes that estimates are made in.
+        num_workers: processes that estimates are made in; one a core, up to four, unless given.
         allow_local: let requests name folders and hub ids as models.
         on_ready: called when the workers are ready.
     """
+    num_workers = num_workers or min(os.cpu_count() or 1, MAX_WORKERS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -89,7 +106,17 @@ def create_app(
     app.add_exception_handler(HTTPException, _no_such)
     _add_files(app)
     _add_api(app, allow_local)
+    described = app.openapi
+    app.openapi = lambda: _without_hidden(described())  # type: ignore[method-assign]
     return app
+
+
+def _without_hidden(schema: dict[str, Any]) -> dict[str, Any]:
+    """The description of the API without parameters that are taken but not shown."""
+    for path in schema["paths"].values():
+        asked = path["get"].get("parameters", [])
+        asked[:] = [p for p in asked if not getattr(SETTINGS.get(p["name"]), "hidden", False)]
+    return schema
 
 
 def _add_api(app: FastAPI, allow_local: bool) -> None:
@@ -102,38 +129,24 @@ def _add_api(app: FastAPI, allow_local: bool) -> None:
     async def catalogue() -> answers.CatalogueAnswer:
         return _catalogue(allow_local)
 
-    @app.get(
-        "/api/estimate",
-        operation_id="estimate",
-        summary="What a job takes, and whether it fits",
-        response_model=answers.EstimateAnswer,
-        response_description="The prediction",
-        responses=RESPONSES,
-    )
-    async def estimate(query: Annotated[EstimateQuery, Query()], request: Request) -> Response:
+    for path, (query, answer, summary, described) in PATHS.items():
+        app.add_api_route(
+            path,
+            _asking(query),
+            operation_id=path.rpartition("/")[2].replace("-", "_"),
+            summary=summary,
+            response_model=answer,
+            response_description=described,
+            responses=RESPONSES,
+        )
+
+
+def _asking(kind: type[AnyQuery]) -> Callable[..., Any]:
+    async def asked(query: Any, request: Request) -> Response:
         return await _ask(query, request)
 
-    @app.get(
-        "/api/max-batch",
-        operation_id="max_batch",
-        summary="The largest batch that fits",
-        response_model=answers.MaxBatchAnswer,
-        response_description="The largest batch, 0 where nothing fits",
-        responses=RESPONSES,
-    )
-    async def max_batch(query: Annotated[MaxBatchQuery, Query()], request: Request) -> Response:
-        return await _ask(query, request)
-
-    @app.get(
-        "/api/plan",
-        operation_id="plan",
-        summary="The fastest settings that fit, and why",
-        response_model=answers.PlanAnswer,
-        response_description="The plan, or why there is none",
-        responses=RESPONSES,
-    )
-    async def plan(query: Annotated[PlanQuery, Query()], request: Request) -> Response:
-        return await _ask(query, request)
+    asked.__annotations__["query"] = Annotated[kind, Query()]
+    return asked
 
 
 async def _ask(query: AnyQuery, request: Request) -> Response:
@@ -143,7 +156,7 @@ async def _ask(query: AnyQuery, request: Request) -> Response:
     except Busy:
         return _say(503, "too many requests are waiting", "come again in a few seconds", {"Retry-After": "3"})
     except Gone:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has disconnected
     return _json(status, body)
 
 
@@ -194,7 +207,7 @@ def _catalogue(allow_local: bool) -> answers.CatalogueAnswer:
         settings=[_entry(s) for s in SETTINGS.values() if s.on_page and (s.labels or isinstance(s.value, DRAWN))],
         allowable=dict(ALLOWABLE),
         defaults={name: value for name, value in defaults.items() if value is not None},
-        parameters={path: list(query.model_fields) for path, query in QUERIES.items()},
+        parameters={path: list(query.model_fields) for path, (query, *_) in PATHS.items()},
         batch_stops=list(BATCH_STOPS),
         seq_stops=list(SEQ_STOPS),
         max_batch=MAX_BATCH,
@@ -208,17 +221,20 @@ def _entry(setting: Setting) -> answers.SettingEntry:
         keyword=setting.keyword,
         label=setting.label or setting.keyword.replace("_", " ").capitalize(),
         about=setting.about or setting.help.replace("`", ""),
-        values=list(CHOICES.get(setting.keyword, ())),
+        values=list(getattr(setting.value, "shown_names", ())),
         labels=dict(setting.labels),
         modes=list(setting.modes),
         is_basic=setting.is_basic,
+        hidden=setting.hidden,
     )
 
 
 def _add_files(app: FastAPI) -> None:
-    for path, (name, media_type) in FILES.items():
-        body = (PAGE / name).read_bytes()
-        app.add_route(path, _file(body, media_type), methods=["GET"], include_in_schema=False)
+    for file in PAGE.iterdir():
+        body = file.read_bytes()
+        body = memory_css().encode() + body if file.name == "page.css" else body
+        address = NAMES.get(file.name, f"/{file.name}")
+        app.add_route(address, _file(body, MEDIA[file.suffix]), methods=["GET"], include_in_schema=False)
 
 
 def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
@@ -226,3 +242,35 @@ def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
         return Response(body, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     return send
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    on_listening: Callable[[], None],
+    on_ready: Callable[[str], None],
+    **options: Any,
+) -> None:
+    """Serve the page and the API until interrupted.
+
+    Args:
+        host: a name of this machine's loopback.
+        port: 0 takes any that is free.
+        on_listening: called once the server listens.
+        on_ready: called with the address once answers can be given.
+        options: keywords of `create_app`.
+
+    Raises:
+        VramfitError: another host, or a port that is taken.
+    """
+    if host not in HOSTS:
+        raise VramfitError(
+            f"--host {host}: the page is for this machine alone, on {', '.join(HOSTS)}",
+            hint=f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE",
+        )
+    bound = listen(host, port)
+    on_listening()
+    url = url_of(host, bound)
+    app = create_app(**options, on_ready=lambda: on_ready(url))
+    Server(app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S, last_calls_s=LAST_CALLS_S).run(sockets=[bound])

@@ -14,13 +14,13 @@ from vramfit.web.queries import EstimateQuery, Query
 from vramfit.web.workers import Reply, Worker, worker_context
 
 QUIET_S = 0.04
-"""A worker that nobody has asked for so long prepares what is likely to be asked next."""
+"""A worker that has been idle for so long prepares what is likely to be asked next."""
 LOOKED_AFTER_S = 0.5
 """How often it is looked whether the reader of an answer is still there."""
 MAX_LONGER = 4
 """A query goes to the worker that has its trace, unless so many more wait there than elsewhere."""
 MAX_HOMES = 256
-"""Traces of which it is known who has them."""
+"""Traces whose workers are remembered."""
 SLOW_NICENESS = 3
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -29,11 +29,11 @@ NUM_SEQS = 15
 
 
 class Busy(Exception):
-    """Too many are waiting."""
+    """Too many queries are waiting."""
 
 
 class Gone(Exception):
-    """Nobody reads the answer any more."""
+    """The client has disconnected."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class PendingQuery:
     reply: "asyncio.Future[Reply]"
     num_readers: int = 0
     is_ahead: bool = False
-    """Nobody has asked for it yet."""
+    """Prepared in advance: no client has asked for it yet."""
 
 
 @dataclass(eq=False, slots=True)
@@ -158,7 +158,7 @@ class Dispatcher:
         return queue
 
     def _settle(self, query: EstimateQuery, queue: WorkerQueue) -> None:
-        """Note who has a trace."""
+        """Remember which worker has a trace."""
         homes = self._homes.setdefault(_trace_of(query), [])
         self._homes.move_to_end(_trace_of(query))
         if queue not in homes:
@@ -269,7 +269,7 @@ def neighbours(query: EstimateQuery, before: EstimateQuery | None = None) -> lis
     """Queries that differ by a move of one slider, the likeliest first.
 
     Args:
-        before: what was asked before it: whoever moves a slider goes on in the same direction.
+        before: the query before it: a slider that moves is likely to move on in the same direction.
     """
     entry = find_entry(query.model)
     longest = entry.max_positions if entry is not None else 512

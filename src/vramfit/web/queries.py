@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
+from vramfit.settings.ranks import Loop
 from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web.guard import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
 
@@ -38,7 +39,7 @@ def _field(setting: Setting, default: Any) -> tuple[Any, Any]:
     bounds: dict[str, Any] = {"min_length": 1, "max_length": MAX_NAME, **_names(name)}
     kind: Any = str
     if isinstance(value, Choice):
-        kind, bounds = Literal.__getitem__(value.names), {}
+        kind, bounds = Literal.__getitem__(value.names), {"json_schema_extra": {"enum": list(value.shown_names)}}
     elif isinstance(value, Switch):
         kind, bounds = bool, {}
     elif isinstance(value, Count):
@@ -114,4 +115,7 @@ def keywords_of(query: JobQuery) -> dict[str, Any]:
             given[name] = SETTINGS[name].value.parse(given[name])
     if given.get("accumulate") == 1 and (given.get("mode", "train") != "train" or "micro_batch" in given):
         del given["accumulate"]  # it was not given, and follows
+    if "loop" in given and "loop" not in query.model_fields_set:
+        del given["loop"]
+        given |= Loop().derived(given)
     return given

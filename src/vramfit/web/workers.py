@@ -107,7 +107,7 @@ def _problem(error: str, hint: str) -> bytes:
 
 
 def _serve(pipe: Connection, niceness: int, allow_local: bool, limit_s: float) -> None:
-    """The life of a worker: it ends with the server, whatever becomes of that."""
+    """The main loop of a worker process; it ends when the server's end of the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
     if not allow_local:
         os.chdir(os.sep)  # no name of the catalogue is ever taken for a folder

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramfit.cli.evaluate import say_what_was_cut
+from vramfit.cli.inference import say_what_was_cut
 from vramfit.cli.train import Display
 from vramfit.runtime.data.examples import BadRow
 from vramfit.runtime.training.events import Started

@@ -1,12 +1,11 @@
 """What a verb's help says of its exit codes is complete, and the codes are those of the errors."""
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from vramfit.cli.main import INTERRUPTED, VERBS
+from vramfit.cli.main import INTERRUPTED, VERBS, find_verb
 from vramfit.errors import NoPlanFits, UnknownGPU, UnknownModel, VramfitError, WorkloadError
 
 ROOT = Path(__file__).parents[3]
@@ -14,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_help_that_lists_exit_codes_lists_that_of_wrong_values(verb: str) -> None:
-    told = " ".join((import_module(f"vramfit.cli.{verb.replace('-', '_')}").run.__doc__ or "").split())
+    told = " ".join((find_verb(verb).__doc__ or "").split())
     listed = re.search(r"Exit codes: (.*)", told)
     if verb in ("train", "evaluate", "predict", "estimate", "plan", "measure", "load", "serve"):
         assert listed is not None

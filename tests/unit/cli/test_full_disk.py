@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
+from vramfit.cli import inference
 from vramfit.cli import main as cli
-from vramfit.cli import predict
 from vramfit.errors import VramfitError
 from vramfit.monitor.outlets import JsonLines
 
@@ -30,7 +30,7 @@ def test_predictions_on_a_full_disk_leave_the_old_file(tmp_path: Path, monkeypat
     with pytest.raises(
         VramfitError, match=r"cannot write .*out.jsonl: No space left on device \(.* to write, "
     ) as caught:
-        predict._write(ROWS, str(output))
+        inference._write(ROWS, str(output))
     assert "make room" in str(caught.value.hint)
     assert output.read_text() == "old"
     assert os.listdir(tmp_path) == ["out.jsonl"]
@@ -58,7 +58,7 @@ def test_standard_output_that_is_full_is_named(arguments: tuple[str, ...], unbuf
 def test_a_file_nobody_named_is_no_bug_either(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vramfit.cli.gpus.print_json", full)
+    monkeypatch.setattr("vramfit.cli.catalogue.print_json", full)
     monkeypatch.setattr(sys, "argv", ["vramfit", "gpus", "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from vramfit.cli import main, predict
+from vramfit.cli import inference, main
 
 INTERRUPTED = 130
 
@@ -71,9 +71,9 @@ def test_a_predict_that_is_interrupted_while_it_writes_says_how_far_it_came(
     def dumps(row: dict[str, Any], **_: Any) -> str:
         return interrupt() if row == rows[3] else json.JSONEncoder().encode(row)
 
-    monkeypatch.setattr(predict.json_format, "dumps", dumps)
+    monkeypatch.setattr(inference.json_format, "dumps", dumps)
     said = f"nothing was written to {output}" if named else "3 of 5 rows were written to stdout"
     with pytest.raises(KeyboardInterrupt, match=said):
-        predict._write(rows, str(output) if named else None)
+        inference._write(rows, str(output) if named else None)
     assert len(capsys.readouterr().out.splitlines()) == (0 if named else 3)
     assert not output.exists()

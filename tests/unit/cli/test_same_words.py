@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.cli.main import ALIASES, VERBS, main, make_app
+from vramfit.cli.main import ALIASES, VERBS, find_verb, main, make_app
 from vramfit.errors import VramfitError
 
 CALLED = {
@@ -26,6 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
         raise VramfitError("enough")
 
     module, _, name = CALLED[arguments[0]].rpartition(".")
+    import_module("vramfit.estimator.advice")  # it keeps the function that it finds when it is first imported
     monkeypatch.setattr(import_module(module), name, called)
     monkeypatch.setattr(sys, "argv", ["vramfit", *arguments])
     with pytest.raises(SystemExit):
@@ -56,8 +57,7 @@ def test_only_one_of_two_names_is_shown() -> None:
 
 def test_no_verb_has_an_option_of_its_own_by_another_name_of_one() -> None:
     for verb in VERBS:
-        run = import_module(f"vramfit.cli.{verb.replace('-', '_')}").run
-        names = {name.replace("_", "-") for name in run.__annotations__}
+        names = {name.replace("_", "-") for name in find_verb(verb).__annotations__}
         assert not names & set(ALIASES), verb
 
 
@@ -79,3 +79,35 @@ def test_lengths_that_are_neither_are_refused(
 ) -> None:
     assert asked(monkeypatch, verb, "bert-tiny", "--gpu", "h200", "--lengths", "nosuch.txt") == {}
     assert "'nosuch.txt' is neither a file that is there nor whole numbers" in capsys.readouterr().err
+
+
+def test_what_nobody_chooses_is_taken_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.main import get_command
+
+    group: Any = get_command(make_app(["estimate", "train", "serve"]))
+    hidden = {
+        verb: {p.name for p in group.commands[verb].params if getattr(p, "hidden", False)} for verb in group.commands
+    }
+    assert hidden == {"estimate": {"casts", "loop"}, "train": {"fail_at"}, "serve": {"fail_every"}}
+    shown = {p.name: p.help for p in group.commands["estimate"].params}
+    assert "adamw-fused" in shown["optimizer"]
+    assert "adamw-single" not in shown["optimizer"]
+    given = {"casts": "together", "loop": "stepper", "optimizer": "adamw-single", "precision": "amp-bf16"}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    assert asked(monkeypatch, "estimate", "bert-tiny", "--gpu", "h200", *options).items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "loop"),
+    [
+        (("--attention", "packed", "--precision", "amp-bf16"), "stepper"),
+        (("--offload", "optimizer"), "stepper"),
+        (("--num-gpus", "2"), "stepper"),
+        (("--attention", "packed", "--precision", "amp-bf16", "--mode", "infer"), None),
+        (("--precision", "amp-bf16"), None),
+    ],
+)
+def test_the_loop_follows_from_settings_that_only_the_stepper_runs(
+    options: tuple[str, ...], loop: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asked(monkeypatch, "estimate", "bert-tiny", "--gpu", "h200", *options).get("loop") == loop

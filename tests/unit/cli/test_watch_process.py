@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.waiting import running
 
-from vramfit.cli import watch_process as nvml_view
+from vramfit.cli import watch as nvml_view
 from vramfit.devices.probe import GPUProcess, PresentGPU
 from vramfit.errors import VramfitError
 from vramfit.records.codec import from_data

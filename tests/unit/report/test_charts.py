@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.unit.report.samples import drawn
 
-from vramfit.records.estimate import TimelinePoint
-from vramfit.report.charts import CATEGORY_LOOKS, Meter, StackedBar, Timeline, label_parts, resample
+from vramfit.records.estimate import CATEGORIES, TimelinePoint
+from vramfit.report.charts import Meter, StackedBar, Timeline, label_parts, resample
 
 
 def points(*heights: int, part: str = "forward") -> list[TimelinePoint]:
@@ -35,12 +35,12 @@ def test_a_meter_is_as_wide_as_its_place(value: int, limit: int, width: int) -> 
 
 @given(st.lists(st.integers(0, 10**11), min_size=7, max_size=7).filter(any), st.integers(1, 130))
 def test_a_stacked_bar_fills_its_line_exactly(sizes: list[int], width: int) -> None:
-    assert len(drawn(StackedBar(dict(zip(CATEGORY_LOOKS, sizes, strict=True))), width).rstrip("\n")) == width
+    assert len(drawn(StackedBar(dict(zip(CATEGORIES, sizes, strict=True))), width).rstrip("\n")) == width
 
 
 def test_without_colours_every_category_has_a_character_of_its_own() -> None:
-    line = drawn(StackedBar(dict.fromkeys(CATEGORY_LOOKS, 10)), 70)
-    assert len(set(line.strip())) == len(CATEGORY_LOOKS)
+    line = drawn(StackedBar(dict.fromkeys(CATEGORIES, 10)), 70)
+    assert len(set(line.strip())) == len(CATEGORIES)
 
 
 def test_with_colours_every_category_has_a_colour_of_its_own() -> None:
@@ -48,10 +48,10 @@ def test_with_colours_every_category_has_a_colour_of_its_own() -> None:
         console = Console(
             record=True, width=70, file=nowhere, force_terminal=True, color_system="standard", no_color=False
         )
-        console.print(StackedBar(dict.fromkeys(CATEGORY_LOOKS, 10)))
+        console.print(StackedBar(dict.fromkeys(CATEGORIES, 10)))
         styled = console.export_text(styles=True)
-    assert styled.count("█" * 10) == len(CATEGORY_LOOKS)
-    assert len({line.split("m")[0] for line in styled.split("\x1b[") if "█" in line}) == len(CATEGORY_LOOKS)
+    assert styled.count("█" * 10) == len(CATEGORIES)
+    assert len({line.split("m")[0] for line in styled.split("\x1b[") if "█" in line}) == len(CATEGORIES)
 
 
 def test_a_timeline_rises_to_its_peak_and_names_the_parts() -> None:

@@ -3,7 +3,7 @@ from tests.unit.report.samples import ADVICE, drawn, estimate
 
 from vramfit.records.estimate import PeakMoment
 from vramfit.report.estimate import Sized, render_estimate, render_verdict
-from vramfit.report.verdict import verdict_of
+from vramfit.report.words import verdict_of
 from vramfit.units import MIB
 
 NOTE = "torch 2.11 has no kernels for sm_37, so this GPU can be predicted for but nothing can be run on it here"

@@ -15,8 +15,7 @@ from vramfit.records.estimate import Estimate, FitGrid, TimelinePoint
 from vramfit.records.plan import Alternative, Plan
 from vramfit.records.run import EvaluationResult, RunRecord, StepCourse
 from vramfit.report.html import figures
-from vramfit.report.html.figures import timeline
-from vramfit.report.html.modules import module_tree, peak_tree
+from vramfit.report.html.figures import module_tree, peak_tree, timeline
 from vramfit.report.html.page import MAX_BYTES, render_report
 from vramfit.report.html.subject import Subject, read_subject
 from vramfit.report.words import NO_BREAK

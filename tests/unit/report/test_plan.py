@@ -9,10 +9,11 @@ from tests.unit.report.samples import drawn, estimate
 
 from vramfit.errors import NoPlanFits
 from vramfit.records.plan import Alternative, InstanceFit, LengthSummary, Plan, Reason
-from vramfit.report.no_plan import no_plan_data, render_no_plan
 from vramfit.report.plan import (
     estimate_command,
+    no_plan_data,
     render_instances,
+    render_no_plan,
     render_plan,
     snippet,
     train_command,

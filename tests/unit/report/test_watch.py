@@ -12,8 +12,7 @@ from vramfit.records.watch import (
     WatchRecord,
     layers_together,
 )
-from vramfit.report.findings import render_explanation
-from vramfit.report.watch import render_live, render_watch
+from vramfit.report.findings import render_explanation, render_live, render_watch
 
 GIB = 2**30
 FINDING = MemoryFinding(

@@ -14,7 +14,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_data
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import Comparison, Measurement, PhaseMeasurement, compare
-from vramfit.report.measurement import render_comparison
+from vramfit.report.run import render_comparison
 from vramfit.workload import Workload
 
 ARGUMENTS = ["measure", "bert-tiny", "--batch", "2", "--seq", "16"]

@@ -1,11 +1,9 @@
-"""HTML from values: everything is escaped here and nowhere else; and the places and units that figures share."""
+"""HTML from values: everything is escaped here and nowhere else; and the places of figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
-
-from vramfit.units import GIB
 
 Figure = dict[str, Any]
 """Data and layout as plotly takes them; a colour is `@name` and gets its value from the page's style."""
@@ -44,18 +42,6 @@ def section(title: str, *inside: str, about: str = "") -> str:
     """A card with a heading."""
     said = tag("p", text(about), class_="quiet") if about else ""
     return tag("section", tag("h2", text(title)), said, *inside, class_="card")
-
-
-def gib(num_bytes: int) -> float:
-    """A size in GiB, fine enough to draw."""
-    return round(num_bytes / GIB, 5)
-
-
-def limit_line(capacity_bytes: int | None) -> Figure:
-    """A dashed line across the figure."""
-    y = gib(capacity_bytes or 0)
-    line = {"color": "@ink", "width": 2, "dash": "dash"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
 
 
 @dataclass

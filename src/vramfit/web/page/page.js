@@ -1,4 +1,4 @@
-// The page: questions to the API when a hand moves something.
+// The page: asks the API when a control changes.
 
 import { refuse, show, showMissing, showPlan, wait } from "/answers.js";
 import { bytes, element } from "/drawing.js";

@@ -17,8 +17,9 @@ function fill(select, values, labels = {}) {
 }
 
 // The control of a setting that the page does not have by itself: a choice, a switch or a number.
-function control({ keyword: id, label, about, values, labels, modes, is_basic: isBasic }) {
+function control({ keyword: id, label, about, values, labels, modes, is_basic: isBasic, hidden }) {
   const box = (kind, ...inside) => element(kind, { "data-modes": modes.join(" ") }, ...inside);
+  if (hidden) return box("span", element("input", { type: "hidden", id, name: id, "aria-label": label })); // a plan may have it, an address too
   const isChoice = values.length || Object.keys(labels).length > 0;
   if (values.length === 2 && !("" in labels) || !isChoice && catalogue.defaults[id] === false) {
     const made = box("label", element("input", { type: "checkbox", role: "switch", id, name: id, value: values[1] ?? "true" }), element("span", { text: label }, element("small", { text: about })));
@@ -47,7 +48,7 @@ export function build(found, onModel) {
   $("gpu").replaceChildren(...[...kinds].map(([kind, inside]) => element("optgroup", { label: kind.replace("-", " ") },
     ...inside.map((g) => element("option", { value: g.name, text: `${g.title.replace(/^NVIDIA /, "")}, ${bytes(g.total_memory_bytes)}` })))));
   for (const setting of catalogue.settings) {
-    if (!$(setting.keyword)) $(setting.is_basic ? "basic" : "more").append(control(setting));
+    if (!$(setting.keyword)) (setting.hidden ? form : $(setting.is_basic ? "basic" : "more")).append(control(setting));
     if ($(setting.keyword).tagName === "SELECT" && setting.keyword !== "gpu") fill($(setting.keyword), [...setting.values, ...Object.keys(setting.labels)], setting.labels);
   }
   $("batch").max = catalogue.max_batch;
@@ -91,7 +92,7 @@ export function state() {
   return { ...found, model: model.value }; // not what is being typed
 }
 
-// Every control as it is by itself.
+// Every control at its default.
 export const blank = () => ({ ...Object.fromEntries(controls().map((control) => [control.name, ""])), ...catalogue.defaults });
 
 // Put values into the controls; those that no control can show are named.
@@ -110,8 +111,9 @@ export function set(values) {
       control.checked = value === control.value;
       if (value && !control.checked && value !== String(catalogue.defaults[name] ?? "")) unknown.push([name, value]);
     } else if (control.tagName === "SELECT" && ![...control.options].some((o) => o.value === value)) {
-      if (name in LAYERS && /^[1-9][0-9]{0,3}$/.test(value)) {
-        control.append(element("option", { value, text: LAYERS[name](value) }));
+      const isLayers = name in LAYERS && /^[1-9][0-9]{0,3}$/.test(value);
+      if (isLayers || catalogue.choices[name]?.includes(value)) { // or a value that is not offered
+        control.append(element("option", { value, text: isLayers ? LAYERS[name](value) : value }));
         control.value = value;
       } else unknown.push([name, value]);
     } else control.value = value;

@@ -1,0 +1,248 @@
+"""`vramfit evaluate` and `vramfit predict`: a saved model on the rows of a file."""
+
+import json as json_format
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
+from vramfit.cli.options import Json, Trust, argument, checked_choice, opt, option, parse_names, verb
+from vramfit.cli.terminal import say, show, working, write_out
+from vramfit.errors import VramfitError, WorkloadError
+from vramfit.records.codec import replace_file
+from vramfit.report.run import render_metrics
+from vramfit.stages import tell
+from vramfit.tasks import find_task
+from vramfit.units import counted
+from vramfit.workload import CHOICES
+
+if TYPE_CHECKING:
+    from vramfit.runtime.data.source import DataSource
+
+Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
+TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
+Precision = Annotated[str, option(f"Arithmetic. One of {', '.join(CHOICES['precision'])}.", "NAME")]
+Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
+GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
+Seq = Annotated[int | None, option("Cut sequences at so many tokens.", "N", min=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """A saved model, a file of rows, and how they are computed."""
+
+    model: Model
+    data: Annotated[str, argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")]
+    task: TaskName = None
+    text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
+    max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
+    batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
+    seq: Seq = None
+    precision: Precision = "fp32"
+    attention: str | None = opt(None, "sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
+    memory: Memory = None
+    gpu: GPUName = None
+    device: str | None = opt(None, "cuda, cuda:N, cpu or emulated.", "NAME")
+    trust_remote_code: Trust = False
+
+    def look(self) -> None:
+        """Refuse wrong names and a missing file before torch is imported."""
+        checked_choice("precision", self.precision)
+        look_at_gpu(self.gpu)
+        look_at_model(self.model)
+        look_at_file(self.data)
+
+    def source(self, task: str, **more: Any) -> "DataSource":
+        """The rows, as they are read for a task."""
+        from vramfit.runtime.data.source import DataSource
+
+        columns = parse_names(self.text_column)
+        return DataSource(path=self.data, task=task, text_columns=columns, max_rows=self.max_rows, **more)
+
+    def open(self) -> tuple[Any, Any, str | None]:
+        """The model, the device it is to run on, and the attention to take there."""
+        from vramfit.runtime.device import RunDevice
+        from vramfit.runtime.trained import open_model
+
+        trained = open_model(self.model, task=self.task, seq=self.seq, trust_remote_code=self.trust_remote_code)
+        trained.check_head()
+        run_device = RunDevice(self.device, memory=self.memory)
+        return trained, run_device, trained.attention(run_device, self.precision, self.attention, self.gpu)
+
+    def load(self, trained: Any, run_device: Any, samples: Any, attention: str | None) -> Any:
+        """The model on its device, with a batch that fits beside it."""
+        same = {name: getattr(self, name) for name in ("memory", "gpu", "batch", "precision")}
+        return trained.load(run_device, samples, attention=attention, **same)
+
+
+@verb("vramfit evaluate my-model dev.csv --memory 2GiB")
+def evaluate(
+    options: InferenceOptions,
+    label_column: Annotated[str | None, option("Column of the labels.", "NAME")] = None,
+    skip_bad_rows: Annotated[bool, option("Leave out rows that cannot be used.", None, "--skip-bad-rows")] = False,
+    json: Json = False,
+) -> None:
+    """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.
+
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
+    """
+    options.look()
+
+    def source(task: str) -> "DataSource":
+        return options.source(task, label_column=label_column, skip_bad_rows=skip_bad_rows)
+
+    look_at_data_for(options.model, source, options.task)
+    with working("Reading"):
+        from vramfit.runtime.data.samples import make_metrics
+
+        trained, run_device, attention = options.open()
+        samples = trained.read(source(trained.task))
+        metrics = make_metrics(samples)
+    say_what_was_cut(samples)
+    with working("Evaluating"):
+        inference = options.load(trained, run_device, samples, attention)
+        inference.run(
+            samples,
+            lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
+            lambda done, total: tell(f"{done:,} of {total:,} done"),
+        )
+    read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
+    result = {**read, **metrics.result(), "notes": trained.notes_on(samples)}
+    took = {"num_recoveries": inference.num_recoveries, "reserved_bytes": run_device.reserved_bytes}
+    show(result | took if json else result, render_metrics, json=json)
+
+
+def say_what_was_cut(*parts: Any) -> None:
+    """Rows left out and samples cut, on stderr.
+
+    Args:
+        parts: the samples, as one or in parts; each part knows all bad rows.
+    """
+    bad_rows = parts[0].bad_rows
+    if bad_rows:
+        first = bad_rows[0]
+        say(f"{counted(len(bad_rows), 'row')} cannot be used; the first is row {first.row}: {first.what}")
+    num_truncated = sum(samples.num_truncated for samples in parts)
+    if num_truncated:
+        are, were = ("is", "was") if num_truncated == 1 else ("are", "were")
+        longest = max(max(samples.lengths) for samples in parts)
+        before = max(samples.longest_before_truncation for samples in parts)
+        how = find_task(parts[0].task).long_texts
+        say(
+            f"{counted(num_truncated, 'row')} {are} longer than {longest:,} tokens and {were} {how}; "
+            f"the longest has {before:,}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """What is predicted of a row, and where that is written."""
+
+    output: str | None = opt(None, "Write here, not to stdout.", "FILE", "--output", "-o")
+    top_k: int | None = opt(None, "Scores of the N best labels or tokens too.", "N", min=1)
+    all_scores: bool = opt(False, "Scores of all labels too.")
+    json: bool = opt(False, "Accepted on every verb; predictions are JSON lines anyway.")
+
+    def look(self, data: str) -> None:
+        """Refuse what contradicts itself or cannot be written, before anything is predicted."""
+        if self.top_k is not None and self.all_scores:
+            raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")
+        if self.output is None:
+            return
+        output = Path(self.output)
+        if output.is_dir() or not output.parent.is_dir():
+            what = "it is a folder" if output.is_dir() else "there is no such folder"
+            raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
+        if output.exists() and Path(data).exists() and output.samefile(data):
+            raise VramfitError(f"{output} is the data: predictions would overwrite it", hint="choose another --output")
+
+    def num_scores(self, trained: Any) -> int | None:
+        """How many scores are given; None for the best alone."""
+        from vramfit.tasks.parts.results import wrong_top_k
+
+        if self.all_scores and not trained.label_names:
+            most = trained.kind.max_scores
+            more = f": take --top-k, up to {most}" if most is not None else ""
+            raise WorkloadError([f"--all-scores is for models with labels, and this one does {trained.task}{more}"])
+        if self.all_scores:
+            return len(trained.label_names)
+        wrong = None if self.top_k is None else wrong_top_k(self.top_k, trained.task)
+        if wrong is not None:
+            raise WorkloadError([wrong])
+        return self.top_k
+
+
+@verb("echo 'A film to remember.' | vramfit predict my-model -")
+def predict(options: InferenceOptions, own: PredictOptions) -> None:
+    """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
+
+    row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
+
+    Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
+    130 when interrupted.
+    """
+    options.look()
+    own.look(options.data)
+
+    def source(task: str) -> "DataSource":
+        return options.source(task, needs_labels=False, skip_bad_rows=True)
+
+    look_at_data_for(options.model, source, options.task)
+    with _unwritten(own.output), working("Reading"):
+        trained, run_device, attention = options.open()
+        wanted = own.num_scores(trained)
+        rows = source(trained.task)
+        parts = trained.read_ahead(rows) if attention == "packed" else iter([trained.read(rows)])
+        first = next(parts)
+    found: list[dict[str, Any]] = []
+    read: list[Any] = []
+    with _unwritten(own.output), working("Predicting"):
+
+        def take(samples: Any, output: Any, batch: Any, numbers: list[int]) -> None:
+            references = [samples.references[i] | {"top_k": wanted} for i in numbers]
+            found.extend(trained.kind.predictions(output, batch, references, trained.tokenizing))
+
+        def pass_on() -> Iterator[Any]:
+            for samples in chain([first], parts):
+                read.append(samples)
+                yield samples
+
+        inference = options.load(trained, run_device, None if attention == "packed" else first, attention)
+        inference.run_parts(pass_on(), take, lambda done: tell(f"{done:,} done"))
+    for note in trained.notes_on(first):
+        say(f"Note: {note}")
+    say_what_was_cut(*read)
+    found = trained.kind.merged(found)
+    bad = [{"row": row.row, "index": row.index, "error": row.what} for row in first.bad_rows]
+    _write(sorted([*found, *bad], key=lambda row: row["index"]), own.output)
+
+
+@contextmanager
+def _unwritten(output: str | None) -> Iterator[None]:
+    """Inside, Ctrl-C says that there is no output yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = "" if output is None else f"nothing was written to {output}, which is written at the end"
+        raise KeyboardInterrupt(said) from None
+
+
+def _write(rows: list[dict[str, Any]], output: str | None) -> None:
+    lines = (json_format.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if output is not None:
+        with _unwritten(output):
+            replace_file(Path(output), "".join(lines).encode())
+        return
+    num_written = 0
+    try:
+        for line in lines:
+            write_out(line)
+            num_written += 1
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to stdout") from None
