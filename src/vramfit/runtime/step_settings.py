@@ -8,9 +8,10 @@ import torch
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
+from vramfit.settings.offload import HOST_STEPS
 from vramfit.techniques import layer_inputs, offloading
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import CHOICES, HOST_STEPS, Workload
+from vramfit.workload import CHOICES, Workload
 
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def is_packed(w: "Workload") -> bool:
+    """Whether sequences lie end to end in one row, without padding."""
+    return w.attention == "packed"
+
+
 class Attention(Setting):
     keyword, order, applied = "attention", 110, 10
     value = Choice(names=("sdpa", "eager", "packed"), optional=True)
@@ -20,6 +25,7 @@ class Attention(Setting):
     about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
     help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
     is_planned = in_inference = at_load = True
+    asked = (is_packed,)
     techniques = (
         Technique(
             values=("sdpa",),
@@ -36,19 +42,19 @@ class Attention(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.attention == "packed" and w.trains and w.loop != "stepper":
+        if w.is_packed and w.trains and w.loop != "stepper":
             yield "attention packed is for loop 'stepper': a plain loop's loss does not know where sequences begin"
 
     def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if w.attention == "packed" and capability < BF16_CAPABILITY:
+        if w.is_packed and capability < BF16_CAPABILITY:
             yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
-        if w.attention == "packed" and w.precision in ("fp32", "tf32"):
+        if w.is_packed and w.is_32_bit:
             yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
 
     is_of_steps = True
 
     def is_applied_for(self, w: "Workload") -> bool:
-        return bool(w.attention == "packed")
+        return w.is_packed
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
         from vramfit.techniques import packing
@@ -64,7 +70,7 @@ class Attention(Setting):
         return f"{w.attention} attention" if w.attention else None
 
     def brief(self, w: "Workload") -> str | None:
-        return "packed" if w.attention == "packed" else None
+        return "packed" if w.is_packed else None
 
 
 class Mask(Setting):

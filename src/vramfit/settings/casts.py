@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def keeps_copies(*, on_host: bool, in_shards: bool) -> bool:
+    """Whether autocast keeps its casts of weights for a pass: not where memory is so short that the optimizer is on the
+    host or weights are in shards."""
+    return not (on_host or in_shards)
+
+
+def keeps_casts(w: "Workload") -> bool:
+    """Whether autocast keeps its casts of weights for a pass."""
+    return keeps_copies(on_host=w.steps_on_host, in_shards=w.shards)
+
+
+def casts_by_layer(w: "Workload") -> bool:
+    """Whether a layer's weights are cast by one call, where anything is cast."""
+    return w.casts == "together"
+
+
 class Casts(Setting):
     keyword, order, applied = "casts", 240, 80
     value = Choice(names=("each", "together"))
@@ -24,6 +40,7 @@ class Casts(Setting):
     help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."
     is_planned = True
     must_match_on_resume = False
+    asked = (keeps_casts, casts_by_layer)
     techniques = (
         Technique(
             values=("together",),

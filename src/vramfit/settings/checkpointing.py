@@ -31,6 +31,21 @@ class Layers(Value):
         return number_or_text(text)
 
 
+def is_checkpointed(w: "Workload") -> bool:
+    """Whether layers are computed again in backward."""
+    return w.checkpointing is not None
+
+
+def is_fully_checkpointed(w: "Workload") -> bool:
+    """Whether all layers are computed again in backward."""
+    return w.checkpointing == "full"
+
+
+def num_checkpointed(w: "Workload") -> int | None:
+    """How many of the lowest layers are computed again in backward; None where it is all of them or none."""
+    return w.checkpointing if isinstance(w.checkpointing, int) else None
+
+
 class Checkpointing(Setting):
     keyword, order, applied = "checkpointing", 140, 70
     value = Layers()
@@ -38,6 +53,7 @@ class Checkpointing(Setting):
     labels = (("", "none"), ("full", "all layers"))
     help = "Recompute all layers in backward, or the first K."
     is_planned = True
+    asked = (is_checkpointed, is_fully_checkpointed, num_checkpointed)
     must_match_on_resume = is_kept_on_resume = False
     techniques = (
         Technique(
@@ -49,7 +65,7 @@ class Checkpointing(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.checkpointing is not None and w.mode == "infer":
+        if w.is_checkpointed and w.mode == "infer":
             yield "checkpointing keeps nothing: mode is infer"
 
     def is_applied_for(self, w: "Workload") -> bool:

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def is_compiled(w: "Workload") -> bool:
+    """Whether the model's layers are compiled by `torch.compile`."""
+    return bool(w.compile)
+
+
 class Compile(Setting):
     keyword, order = "compile", 210
     value = Switch()
@@ -21,6 +26,7 @@ class Compile(Setting):
     not_exact = "fused kernels round otherwise"
     few_measured = "compiled layers were compared with few measurements"
     is_measured = False
+    asked = (is_compiled,)
     techniques = (
         Technique(
             values=("True",),
@@ -33,11 +39,11 @@ class Compile(Setting):
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if not w.compile:
             return
-        if w.offload == "weights":
+        if w.offloads_layers:
             yield "offload weights and compile do not go together: layers come and go"
-        elif w.offload is not None:
+        elif w.offloads:
             yield f"compile and offload {w.offload} do not go together: what hooks do is not compiled"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"compile and quantize {w.quantize} do not go together yet"
         if w.num_gpus > 1:
             yield "compile is for one GPU yet"

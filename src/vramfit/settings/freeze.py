@@ -49,6 +49,26 @@ class Frozen(Value):
         return parts if len(parts) > 1 else number_or_text(parts[0])
 
 
+def freezes_layers(w: "Workload") -> bool:
+    """Whether no layer learns."""
+    return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))
+
+
+def is_frozen(w: "Workload") -> bool:
+    """Whether parameters do not learn that could."""
+    return w.freeze is not None
+
+
+def num_frozen(w: "Workload") -> int | None:
+    """How many of the lowest layers do not learn, where it is a number."""
+    return w.freeze if isinstance(w.freeze, int) else None
+
+
+def has_same_layers(w: "Workload") -> bool:
+    """Whether all layers do the same: each learns, and all or none are computed again."""
+    return w.num_checkpointed is None and w.freeze in (None, "embeddings")
+
+
 class Freeze(Setting):
     keyword, order, applied = "freeze", 150, 30
     value = Frozen()
@@ -56,6 +76,7 @@ class Freeze(Setting):
     labels = (("", "nothing"), *((name, name) for name in NAMES))
     help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
     is_planned = True
+    asked = (freezes_layers, is_frozen, num_frozen, has_same_layers)
     allows = (("freeze", "parameters that do not learn"),)
     techniques = (
         Technique(
@@ -80,8 +101,3 @@ class Freeze(Setting):
         if isinstance(w.freeze, int):
             return f"freeze {w.freeze} layers"
         return f"freeze {', '.join(w.freeze) if isinstance(w.freeze, tuple) else w.freeze}"
-
-
-def freezes_layers(w: "Workload") -> bool:
-    """Whether no layer learns."""
-    return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def is_fused(w: "Workload") -> bool:
+    """Whether a layer is one function, with kernels of vramfit's own."""
+    return bool(w.fused)
+
+
 class Fused(Setting):
     keyword, order, applied = "fused", 220, 90
     value = Switch()
@@ -28,6 +33,7 @@ class Fused(Setting):
     )
     not_exact = "sums of gradients are rounded otherwise"
     is_measured = False
+    asked = (is_fused,)
     must_match_on_resume = False
     techniques = (
         Technique(
@@ -43,7 +49,7 @@ class Fused(Setting):
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if not w.fused:
             return
-        if not w.trains or w.attention != "packed":
+        if not w.trains or not w.is_packed:
             yield "fused is for packed training: take attention packed"
         if not w.autocasts:
             yield f"fused is for precision amp-bf16 or amp-fp16, not {w.precision}"
@@ -51,9 +57,9 @@ class Fused(Setting):
             yield "fused and compile do not go together: either makes a layer's kernels"
         if w.lora is not None:
             yield "fused and lora do not go together: adapters are other products"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"fused and quantize {w.quantize} do not go together"
-        if w.offload is not None:
+        if w.offloads:
             yield f"fused and offload {w.offload} do not go together yet"
         if w.num_gpus > 1:
             yield "fused is for one GPU yet"

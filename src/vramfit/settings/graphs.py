@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vramfit.settings.optimizer import IN_PLACE
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Switch
 from vramfit.tasks import find_task
@@ -10,8 +11,12 @@ from vramfit.tasks import find_task
 if TYPE_CHECKING:
     from vramfit.workload import Workload
 
-OPTIMIZERS = ("adamw-fused", "adamw-8bit")
 PRECISIONS = ("amp-bf16", "bf16")
+
+
+def captures_graphs(w: "Workload") -> bool:
+    """Whether packed passes are captured as CUDA graphs and replayed."""
+    return bool(w.graphs)
 
 
 class Graphs(Setting):
@@ -27,6 +32,7 @@ class Graphs(Setting):
         "stay in memory fit"
     )
     is_measured = False
+    asked = (captures_graphs,)
     must_match_on_resume = False
     techniques = (
         Technique(
@@ -40,15 +46,15 @@ class Graphs(Setting):
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if not w.graphs:
             return
-        if not w.trains or w.attention != "packed":
+        if not w.trains or not w.is_packed:
             yield "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed"
         if w.num_gpus > 1:
             yield "graphs are for one GPU yet"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"graphs and quantize {w.quantize} do not go together yet"
-        if w.offload is not None:
+        if w.offloads:
             yield f"graphs and offload {w.offload} do not go together: copies take turns"
-        if w.checkpointing is not None:
+        if w.is_checkpointed:
             yield (
                 "graphs and checkpointing do not go together: layers that are computed again look at random generators"
             )
@@ -56,8 +62,8 @@ class Graphs(Setting):
             yield f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with"
         if w.precision not in PRECISIONS:
             yield f"graphs are for precision {' or '.join(PRECISIONS)}, not {w.precision}"
-        if w.optimizer not in OPTIMIZERS:
+        if not w.steps_in_place:
             yield (
                 f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs some beside: "
-                f"take {' or '.join(OPTIMIZERS)}"
+                f"take {' or '.join(IN_PLACE)}"
             )

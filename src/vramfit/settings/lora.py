@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vramfit.settings.freeze import freezes_layers
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Count
 
@@ -13,6 +12,16 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def has_adapters(w: "Workload") -> bool:
+    """Whether LoRA adapters learn in place of the weights beside them."""
+    return w.lora is not None
+
+
+def learns_in_layers(w: "Workload") -> bool:
+    """Whether layers keep anything for backward."""
+    return w.has_adapters or w.freeze not in ("encoder", "backbone")
+
+
 class Lora(Setting):
     keyword, order, applied = "lora", 180, 40
     value = Count(optional=True, metavar="RANK")
@@ -20,6 +29,7 @@ class Lora(Setting):
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
     help = "Rank of LoRA adapters on the attention projections; none unless given."
     is_planned = True
+    asked = (has_adapters, learns_in_layers)
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
         Technique(
@@ -36,7 +46,7 @@ class Lora(Setting):
         if w.mode != "train":
             yield f"lora is for mode train, not {w.mode}"
         frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)
-        if freezes_layers(w) or any(str(f).isdecimal() for f in frozen):
+        if w.freezes_layers or any(str(f).isdecimal() for f in frozen):
             yield (
                 f"lora {w.lora} adapts layers that freeze {w.freeze!r} takes out of training: drop freeze, "
                 "since LoRA freezes all but its adapters and the head"

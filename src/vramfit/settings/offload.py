@@ -12,6 +12,25 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+HOST_STEPS = ("optimizer", "weights")
+"""What is offloaded where the optimizer steps in host memory."""
+
+
+def offloads(w: "Workload") -> bool:
+    """Whether anything waits in host memory."""
+    return w.offload is not None
+
+
+def offloads_layers(w: "Workload") -> bool:
+    """Whether the weights of layers wait in host memory."""
+    return w.offload == "weights"
+
+
+def steps_on_host(w: "Workload") -> bool:
+    """Whether the optimizer and its state are in host memory."""
+    return w.trains and w.offload in HOST_STEPS
+
+
 class Offload(Setting):
     keyword, order, applied = "offload", 200, 100
     value = Choice(names=("optimizer", "activations", "weights"), optional=True)
@@ -26,6 +45,7 @@ class Offload(Setting):
     help = "What is kept in host memory until it is needed."
     is_planned = in_inference = at_load = True
     must_match_on_resume = False
+    asked = (offloads, offloads_layers, steps_on_host)
     is_measured = False
     techniques = (
         Technique(
@@ -37,13 +57,13 @@ class Offload(Setting):
     )
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.offload is None:
+        if not w.offloads:
             return
         if w.offload == "optimizer" and not w.trains:
             yield f"offload optimizer is for mode train, not {w.mode}"
-        if w.offload == "weights" and w.mode == "forward":
+        if w.offloads_layers and w.mode == "forward":
             yield "offload weights is for mode train or infer, not forward"
-        if w.offload == "activations" and (w.mode == "infer" or w.checkpointing is None or not w.dropout):
+        if w.offload == "activations" and (w.mode == "infer" or not w.is_checkpointed or not w.dropout):
             yield (
                 "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and "
                 "dropout"
@@ -56,23 +76,23 @@ class Offload(Setting):
     def _host_step(self, w: "Workload") -> Iterator[str]:
         if w.loop != "stepper":
             yield f"offload {w.offload} is for loop 'stepper': a plain loop would keep all gradients on the GPU"
-        if w.optimizer == "adamw-8bit":
+        if w.has_8_bit_state:
             yield (
                 f"offload {w.offload} and optimizer adamw-8bit do not go together: rounded moments save memory of a "
                 "GPU only (take adamw-fused)"
             )
-        if w.offload != "weights":
+        if not w.offloads_layers:
             return
-        if w.checkpointing != "full":
+        if not w.is_fully_checkpointed:
             yield "offload weights computes every layer again in backward: take checkpointing full"
         if not w.dropout:
             yield (
                 "offload weights needs dropout: without it layers run as under model.eval(), which checkpoints none "
                 "(set the model's dropout probabilities to 0 instead)"
             )
-        if w.lora is not None:
+        if w.has_adapters:
             yield "offload weights and lora do not go together: take offload optimizer"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
 
     def is_applied_for(self, w: "Workload") -> bool:

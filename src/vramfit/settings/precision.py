@@ -27,6 +27,45 @@ def _meant(value: object) -> str | None:
     return None
 
 
+def autocasts(w: "Workload") -> bool:
+    """Whether autocast casts the inputs of products to 16 bits."""
+    return w.precision.startswith("amp")
+
+
+def is_32_bit(w: "Workload") -> bool:
+    """Whether products have inputs of 32 bits."""
+    return w.precision in ("fp32", "tf32")
+
+
+def has_tf32(w: "Workload") -> bool:
+    """Whether products round their inputs to TF32."""
+    return w.precision == "tf32"
+
+
+def has_bf16_weights(w: "Workload") -> bool:
+    """Whether weights, gradients and optimizer state are in bfloat16."""
+    return w.precision == "bf16"
+
+
+def weight_dtype(w: "Workload") -> "torch.dtype":
+    """The type of the weights."""
+    from vramfit.techniques import precision
+
+    return precision.weight_dtype(w.precision)
+
+
+def autocast_dtype(w: "Workload") -> "torch.dtype | None":
+    """The type that autocast casts to; None where it does not run."""
+    from vramfit.techniques import precision
+
+    return precision.autocast_dtype(w.precision)
+
+
+def scales_loss(w: "Workload") -> bool:
+    """Whether the loss is scaled, by a `GradScaler`: the range of fp16 is small."""
+    return w.precision == "amp-fp16"
+
+
 class Precision(Setting):
     keyword, order, applied = "precision", 100, 20
     value = Choice(names=NAMES, meant=_meant)
@@ -34,6 +73,7 @@ class Precision(Setting):
     label, is_basic = "Precision", True
     help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
     is_planned = in_inference = at_load = True
+    asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, weight_dtype, autocast_dtype, scales_loss)
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
     techniques = (
         Technique(
@@ -67,7 +107,7 @@ class Precision(Setting):
         if w.precision in ("amp-bf16", "bf16") and capability < BF16_CAPABILITY:
             instead = "amp-fp16" if w.precision == "amp-bf16" or w.trains else "fp16"
             yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
-        if w.precision == "tf32" and capability < BF16_CAPABILITY:
+        if w.has_tf32 and capability < BF16_CAPABILITY:
             yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
 
     def is_applied_for(self, w: "Workload") -> bool:
@@ -79,4 +119,4 @@ class Precision(Setting):
         precision.apply(model, w.precision)
 
     def words(self, w: "Workload") -> str:
-        return str(w.precision)
+        return w.precision

@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     from vramfit.workload import Workload
 
 
+def has_expandable_segments(w: "Workload") -> bool:
+    """Whether segments of PyTorch's allocator grow in place."""
+    return w.allocator == "expandable"
+
+
+def shards(w: "Workload") -> bool:
+    """Whether several GPUs have a part of the model each."""
+    return w.num_gpus > 1 and w.parallel == "fsdp"
+
+
 class Allocator(Setting):
     keyword, order, group = "allocator", 250, "machine"
     value = Choice(names=("default", "expandable"))
@@ -20,6 +30,7 @@ class Allocator(Setting):
     about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
     help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
     is_planned = in_inference = True
+    asked = (has_expandable_segments,)
     techniques = (
         Technique(
             values=("expandable",),
@@ -59,6 +70,7 @@ class Parallel(Setting):
     keyword, order, group = "parallel", 270, "machine"
     value = Choice(names=("ddp", "fsdp"), optional=True)
     in_run = True
+    asked = (shards,)
     help = "How several GPUs share a model: `ddp`, each has all of it; `fsdp`, each has a part."
     is_measured = on_page = False
     must_match_on_resume = False

@@ -5,8 +5,8 @@ options, the training request, saved plans, reasons, words of reports, the schem
 page are derived from it. Nothing here imports torch: `apply` and `undo` import what they need when they run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vramfit.settings.values import Value
@@ -66,6 +66,11 @@ class Setting:
     option: ClassVar[str | None] = None
     """Its name on the command line, where that is not the keyword."""
     techniques: ClassVar[tuple[Technique, ...]] = ()
+    asked: ClassVar[tuple[Callable[[Any], Any], ...]] = ()
+    """What other code asks of it: functions of a workload, which become properties of that name of `Workload`, and of
+    every other record that has the setting."""
+    is_worked_out: ClassVar[bool] = False
+    """Whether a workload works it out where it is not given."""
 
     is_planned: ClassVar[bool] = False
     """Whether a plan chooses it where the user does not."""
@@ -197,20 +202,3 @@ class Setting:
     def all_techniques(self) -> tuple[Technique, ...]:
         """With the keyword filled in."""
         return tuple(replace(t, keyword=self.keyword) for t in self.techniques)
-
-
-def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
-    """A frozen dataclass with these fields, to be the base of a class; type checkers see Any.
-
-    Args:
-        fields: name, type and default of each; `...` stands for no default.
-        module: the module that the class is in.
-    """
-    return make_dataclass(
-        "Fields",
-        [(name, kind) if default is ... else (name, kind, field(default=default)) for name, kind, default in fields],
-        namespace={"__post_init__": lambda self: None, "__module__": module},
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )

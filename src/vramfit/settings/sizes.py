@@ -64,13 +64,19 @@ class Batch(Setting):
     help = "Samples that one optimizer step sees."
 
 
+def num_passes(w: "Workload") -> int:
+    """Passes of a step: micro-batches whose gradients are summed."""
+    return w.accumulate or 1
+
+
 class Accumulate(Setting):
     keyword, order, group = "accumulate", 50, "job"
     value = Count(optional=True)
     in_run = False
     label, modes, is_basic = "Passes a step", ("train",), True
     help = "Micro-batches a step; given this or micro_batch, the other follows."
-    is_planned = True
+    is_planned = is_worked_out = True
+    asked = (num_passes,)
     techniques = (
         Technique(
             values=("N",),
@@ -96,7 +102,7 @@ class MicroBatch(Setting):
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
     help = "Samples that a forward pass sees; the largest, where the batch does not divide."
-    is_planned = True
+    is_planned = is_worked_out = True
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False
@@ -120,11 +126,11 @@ class RealLengths(Setting):
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if w.lengths is None:
             return
-        if w.attention != "packed":
+        if not w.is_packed:
             yield "lengths need attention 'packed'"
         if len(w.lengths) != w.batch:
             yield f"lengths names {len(w.lengths)} sequences but batch is {w.batch}"
-        if (w.accumulate or 1) > 1:
+        if w.num_passes > 1:
             yield "lengths are of one micro-batch: accumulate must be 1"
 
     is_said = False

@@ -77,13 +77,15 @@ def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False)
             linear.__class__ = FrozenLinear
 
 
-def quantizable(model: torch.nn.Module, quantize: str, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
-    """The linear layers to quantize, in the order of the modules.
+def quantizable(model: torch.nn.Module, quantize: str | None, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
+    """The linear layers to quantize, in the order of the modules; none for None.
 
     Left out: what comes after the encoder (the pooler and the head), since a checkpoint often lacks it and what is
     new must learn; weights that a lookup table shares; and sizes that the integer kernels do not take (torchao would
     compute those on the host). With `frozen_only`, layers that learn too.
     """
+    if quantize is None:
+        return []
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     linears = (m for m in _encoder_modules(model) if isinstance(m, torch.nn.Linear))
     columns = INT4_GROUP if quantize == "int4" else 8

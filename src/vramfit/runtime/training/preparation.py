@@ -216,8 +216,9 @@ def make_plan(
 
 def num_steps(request: TrainRequest, data: Data) -> int:
     """Batches to learn from in all."""
-    batch = _batches(request, data)["batch"]
-    return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
+    batch: int = _batches(request, data)["batch"]
+    max_steps: int | None = request.max_steps
+    return max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
 def gpu_here(place: Place) -> str | None:
@@ -295,7 +296,7 @@ def load_model(
     if budget_bytes is not None:
         use_expandable_segments(place.device)
         enforce(budget_bytes, place.device)
-    on_host = workload.quantize is not None or workload.offload == "weights"
+    on_host = workload.is_quantized or workload.offloads_layers
     asked = make_request(
         request.model,
         task=request.task,

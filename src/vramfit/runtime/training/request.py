@@ -10,8 +10,7 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
-from vramfit.settings import SETTINGS, Setting
-from vramfit.settings.setting import record_of
+from vramfit.settings import SETTINGS, Setting, record_of
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.workload import Workload

@@ -68,7 +68,7 @@ class Session:
         if place.emulated is not None and self._us.size > 1 and workload.parallel == "fsdp":
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
         ranks = self._us.share(model, workload.parallel)
-        bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
+        bucket = not workload.is_packed  # where there is no padding, like lengths need not meet
         order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
@@ -106,12 +106,14 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.graphs) and not (workload.graphs and self.parts.stepper.records):
+        if (request.graphs or workload.captures_graphs) and not (
+            workload.captures_graphs and self.parts.stepper.records
+        ):
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
-        if not self._workload.compile:
+        if not self._workload.is_compiled:
             return
         emulated = self._place.emulated is not None
         reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self._place.device)
@@ -219,7 +221,7 @@ class Session:
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
                 restore_learned(model, self._us.first_tensors(lambda: checkpoint.tensors("weights")))
-        if self._workload.quantize is not None:
+        if self._workload.is_quantized:
             self.notes.append(
                 f"weights that were {self._workload.quantize} did not learn: saved as the source has them"
             )
