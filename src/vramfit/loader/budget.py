@@ -16,7 +16,7 @@ from vramfit.errors import MissingExtra, NoPlanFits, WorkloadError
 from vramfit.loader.filling import Slot, tensor_slots
 from vramfit.loader.request import LoadRequest
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques import offloading, precision, quantization
+from vramfit.techniques import offloading, quantization
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -55,8 +55,8 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
         by_layer = [sum(sizes[id(p)] for p in layer.parameters()) for layer in layers]
         return offloading.choose_resident(total, by_layer, budget_bytes)
     raise NoPlanFits(
-        f"the weights of {w.model} take {format_bytes(total)} in {_words(w)}, and {format_bytes(budget_bytes)} "
-        f"{'are allowed' if w.memory is not None else f'are free on {device}'}",
+        f"the weights of {w.model} take {format_bytes(total)} in {w.weights_in_words}, and "
+        f"{format_bytes(budget_bytes)} {'are allowed' if w.memory is not None else f'are free on {device}'}",
         shortfall_bytes=total - budget_bytes,
         hint=_less(model, w, total),
     )
@@ -93,9 +93,8 @@ def _least_bytes(model: torch.nn.Module, w: Workload) -> int:
 
 def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
     """What each tensor of a model will take on the device, by identity, in the precision of a workload."""
-    dtype, quantize = precision.weight_dtype(workload.precision), workload.quantize
-    linears = quantization.quantizable(model, quantize) if quantize is not None else []
-    quantized = {id(linear.weight) for linear in linears}
+    dtype, quantize = workload.weight_dtype, workload.quantize
+    quantized = {id(linear.weight) for linear in quantization.quantizable(model, quantize)}
     by_shape: dict[tuple[int, ...], int] = {}
     sizes = {}
     for slot in tensor_slots(model):
@@ -117,10 +116,6 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def _words(w: Workload) -> str:
-    return w.precision if w.quantize is None else f"{w.precision} with {w.quantize} linear layers"
 
 
 def check_host(
@@ -171,8 +166,7 @@ def own_bytes(
     waiting = encoder_layers(model)[num_resident:]
     waiting_modules = {id(module) for layer in waiting for module in layer.modules()}
     saved = {} if inspection is None else _saved_dtypes(inspection)
-    linears = quantization.quantizable(model, workload.quantize) if workload.quantize is not None else []
-    quantized = {id(linear.weight) for linear in linears}
+    quantized = {id(linear.weight) for linear in quantization.quantizable(model, workload.quantize)}
     total = 0 if inspection is None else _read_whole(inspection)
     seen: set[int] = set()
     for slot in tensor_slots(model):
@@ -193,7 +187,7 @@ def own_bytes(
 
 def _final_dtype(slot: Slot, workload: Workload) -> torch.dtype:
     casts = slot.tensor.is_floating_point() and not slot.is_computed
-    return precision.weight_dtype(workload.precision) if casts else slot.tensor.dtype
+    return workload.weight_dtype if casts else slot.tensor.dtype
 
 
 def _saved_dtypes(inspection: Inspection) -> dict[str, torch.dtype]:

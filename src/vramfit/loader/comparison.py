@@ -144,10 +144,9 @@ def _refuse(request: LoadRequest, num_wrong: int, num_wrong_in_full: int, num_sa
             hint="add --scan, which reads all weights and names those that are NaN or infinite",
         )
     if num_wrong:
-        how = w.precision if w.quantize is None else f"{w.precision} with {w.quantize} linear layers"
         raise VramfitError(
-            f"the outputs of {w.model} in {how} are NaN or infinite for {num_wrong} of {num_samples} samples, and "
-            "finite in full precision: its numbers are beyond this precision",
+            f"the outputs of {w.model} in {w.weights_in_words} are NaN or infinite for {num_wrong} of "
+            f"{num_samples} samples, and finite in full precision: its numbers are beyond this precision",
             hint="take precision bf16, which has the range of fp32; --scan looks for weights that are no numbers",
         )
 

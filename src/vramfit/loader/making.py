@@ -14,7 +14,7 @@ from vramfit.loader.request import LoadRequest
 from vramfit.loader.transfer import CheckpointTensors, ToHost, make_transfer
 from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
-from vramfit.techniques import offloading, precision, quantization
+from vramfit.techniques import offloading, quantization
 
 SAMPLED_FROM_BYTES = 2**20
 """Tensors after which the host's memory is looked at."""
@@ -91,15 +91,14 @@ def _filling(
 ) -> Filling:
     """How the model is filled."""
     w = request.workload
-    linears = [] if w.quantize is None else quantization.quantizable(model, w.quantize)
     waiting = encoder_layers(model)[num_resident:]
     return Filling(
         tensors=tensors,
-        dtype=precision.weight_dtype(w.precision),
+        dtype=w.weight_dtype,
         transfer=make_transfer(device),
         host=ToHost(torch.device("cpu")),
         quantize=w.quantize,
-        quantized={id(linear) for linear in linears},
+        quantized={id(linear) for linear in quantization.quantizable(model, w.quantize)},
         offloaded={id(module) for layer in waiting for module in layer.modules()},
     )
 
@@ -127,7 +126,7 @@ def _dress(model: Any, request: LoadRequest, origin: Origin) -> None:
     model.eval()
     folder = origin.resolved.folder
     model.config.name_or_path = str(folder) if folder is not None else origin.resolved.name
-    model.config.dtype = precision.weight_dtype(request.workload.precision)
+    model.config.dtype = request.workload.weight_dtype
 
 
 class Gauge:

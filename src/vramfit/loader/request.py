@@ -35,7 +35,7 @@ class LoadRequest:
     @property
     def offloads(self) -> bool:
         """Whether layers that do not fit may stay on the host."""
-        return self.workload.offload == "weights"
+        return self.workload.offloads_layers
 
 
 def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadRequest:
@@ -55,9 +55,9 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
         keywords["offload"] = None
-        if plan.workload.offload == "weights" and plan.workload.trains:  # `offloading.apply` takes it from there
+        if plan.workload.offloads_layers and plan.workload.trains:  # `offloading.apply` takes it from there
             options["device"], keywords["memory"] = "cpu", None
-        elif plan.workload.offload == "weights":  # the plan's memory is for activations too
+        elif plan.workload.offloads_layers:  # the plan's memory is for activations too
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
     if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
         raise WorkloadError(["offload activations is for training; a load offers offload weights"])
