@@ -179,12 +179,12 @@ class Plan(Displayed):
             VramfitError: a plan that uses host memory or packed sequences, which the Trainer has no keyword for.
         """
         w = self.workload
-        if w.attention == "packed":
+        if w.is_packed:
             raise VramfitError(
                 "the Trainer has nothing like attention packed: it would pad, and need more memory",
                 hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
             )
-        if w.offload is not None:
+        if w.offloads:
             raise VramfitError(
                 f"the Trainer has nothing like offload {w.offload}",
                 hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
@@ -204,11 +204,11 @@ class Plan(Displayed):
             "eval_accumulation_steps": 1,
             "optim": optimizers[w.optimizer],
             "bf16": w.precision == "amp-bf16",
-            "fp16": w.precision == "amp-fp16",
+            "fp16": w.scales_loss,
             "tf32": w.precision in ("tf32", "amp-bf16") or None,
             "max_grad_norm": w.max_grad_norm or 0.0,
         }
-        if w.checkpointing == "full":
+        if w.is_fully_checkpointed:
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
 
