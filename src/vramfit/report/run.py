@@ -194,7 +194,7 @@ def _parts(fitting: Fitting) -> Iterator[RenderableType]:
 
 def _passes(fitting: Fitting) -> str:
     plan = fitting.plan
-    if plan.workload.attention == "packed":
+    if plan.workload.is_packed:
         return f"in passes of up to {plan.micro_batch * plan.workload.seq:,} tokens, without padding"
     return "all in one pass" if plan.accumulate == 1 else f"in {plan.accumulate} passes of at most {plan.micro_batch}"
 
