@@ -119,7 +119,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)
-    waits = workload.offload == "weights" and not workload.trains  # in training, all layers do
+    waits = workload.offloads_layers and not workload.trains  # in training, all layers do
     return (settle_offload(traced, target) if waits else traced), target
 
 
@@ -156,7 +156,7 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
         has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
         problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
-    if workload.attention == "packed" and not takes_heads(resolved.config):
+    if workload.is_packed and not takes_heads(resolved.config):
         problems.append(
             f"attention packed: the flash kernel takes heads of 8, 16, … 256, and {resolved.name} has others"
         )

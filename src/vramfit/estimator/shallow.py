@@ -63,9 +63,9 @@ class WorkByLength:
 
     def _is_worthwhile(self, whole: StreamTemplate) -> bool:
         workload, resolved = self._traced.workload, self._traced.resolved
-        if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None:
+        if resolved.module is not None or workload.num_gpus > 1 or workload.offloads:
             return False
-        some_layers = isinstance(workload.checkpointing, int) or workload.freeze not in (None, "embeddings")
+        some_layers = not workload.has_same_layers
         kinds = set(getattr(resolved.config, "layer_types", None) or ())
         if some_layers or len(kinds) > 1 or not all(name in whole.work for name in PASSES):
             return False
