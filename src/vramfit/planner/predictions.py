@@ -139,7 +139,7 @@ def host_bytes(job: Job, recipe: Recipe) -> int:
 def fits_host(job: Job, recipe: Recipe) -> bool:
     """Whether what waits in host memory is within what was given for it."""
     limit = job.base.host_memory
-    return limit is None or recipe.offload is None or host_bytes(job, recipe) <= limit
+    return limit is None or not recipe.offloads or host_bytes(job, recipe) <= limit
 
 
 # Floors: the least that is held, by the shapes of weights or a short trace
@@ -148,9 +148,9 @@ def fits_host(job: Job, recipe: Recipe) -> bool:
 def floor_bytes(job: Job, recipe: Recipe) -> int:
     """What is held at least, whatever the split and the checkpointing."""
     all_bytes, learned_bytes, num_learned = _shapes(job, recipe.of_weights())
-    if recipe.offload == "weights":
+    if recipe.offloads_layers:
         return _least_peaks(job, recipe, 1, ANY_BATCH if job.base.share > 1 else 1).get("optimizer", 0)
-    if recipe.offload is not None:
+    if recipe.offloads:
         return all_bytes
     gradients_and_state = learned_bytes * (1 + STATE_COPIES.get(recipe.optimizer, 0))
     floor = all_bytes + gradients_and_state + num_learned * STATE_BYTES.get(recipe.optimizer, 0)
@@ -267,7 +267,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
     traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     recipe = choice.recipe.eager()  # captured passes are let go of before
     training, _ = two_steps(job, recipe, choice.micro_batch)
-    if choice.recipe.is_recorded:
+    if choice.recipe.captures_graphs:
         training = after_recorded(training, traced.profile)
     limit_bytes -= _traced(job, recipe, choice.micro_batch).template(ANY_BATCH).gathered_peak_bytes
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES * job.base.batch)]

@@ -89,7 +89,7 @@ def time_on_lengths(job: Job, choice: Choice) -> float:
         return mean(
             rest_s + sum(times.seconds(*each) for each in padded_passes(batch, most)) for batch in padded_batches(job)
         )
-    filled_up = choice.recipe.is_recorded  # to a few sizes
+    filled_up = choice.recipe.captures_graphs  # to a few sizes
     found = []
     for batch in drawn_batches(job):
         rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in packed_rows(batch, most)]
@@ -107,7 +107,7 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
         return 0.0
     times, full = PassTimes(job, choice.recipe), job.base.seq
     plain = replace(choice.recipe, checkpointing=None)
-    is_known = choice.recipe.checkpointing is not None and knows_work_by_length(job, plain)
+    is_known = choice.recipe.is_checkpointed and knows_work_by_length(job, plain)
     shorter = PassTimes(job, plain) if is_known else None
     found = []
     for batch in padded_batches(job):
