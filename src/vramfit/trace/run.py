@@ -86,7 +86,7 @@ def trace(
             profile,
             probe=PROBE_BATCH if batch is None else None,
             likeness=_likeness(resolved, workload, profile, num_resident),
-            shares_calls=resolved.module is None and workload.quantize is None,
+            shares_calls=resolved.module is None and not workload.is_quantized,
         ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
@@ -105,7 +105,7 @@ def trace(
 
 def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_resident: int) -> Hashable:
     """Models with the same one have the same layers, however many; None for a module, which may be unlike any other."""
-    if resolved.module is not None or not workload.compile:
+    if resolved.module is not None or not workload.is_compiled:
         return None
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
     batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
@@ -132,12 +132,12 @@ def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) 
 
 def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None, with_labels: bool) -> Batch:
     mode = "train" if with_labels else w.mode
-    if w.attention != "packed":
+    if not w.is_packed:
         takes_mask = "attention_mask" in (parameters_of(model) or ("attention_mask",))
         return make_batch(model, w.task, mode, w.mask if takes_mask else "none", batch, w.seq, "meta")
     if w.lengths is not None:
         return make_packed_batch(model, w.task, mode, sum(w.lengths), batch, max(w.lengths), "meta")
-    most = num_sequences or batch * (w.accumulate or 1)
+    most = num_sequences or batch * w.num_passes
     return make_packed_batch(model, w.task, mode, batch * w.seq, most, w.seq, "meta")
 
 
@@ -160,7 +160,7 @@ def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) 
     """The model with its techniques applied, on the meta device."""
     model = build_meta(resolved, attention=workload.attention)
     apply(model, workload)
-    if workload.offload == "weights":
+    if workload.offloads_layers:
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
 
@@ -192,7 +192,7 @@ def tracing(
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls)
-    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=workload.keeps_casts)
+    autocast = Autocast(workload.autocast_dtype, keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
@@ -200,7 +200,7 @@ def tracing(
         _load(tracer, model)
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
-        if workload.compile:
+        if workload.is_compiled:
             stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer, likeness))
         yield Session(tracer, lambda: context("cuda"))
 
@@ -267,7 +267,7 @@ def _stepper_steps(
         of_all = step.ranks.total(mean)
         del mean, of_all  # asked for only now: the host runs ahead until here
         tracer.places.clear()
-        if workload.graphs and not step.keeps_gradients:
+        if workload.captures_graphs and not step.keeps_gradients:
             held = _hold_for_graphs(session, step)
     tracer.begin("end", "end")  # before the optimizer goes
     del held
