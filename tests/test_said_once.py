@@ -46,7 +46,9 @@ MAKERS = {"replace", "dict", "from_keywords", "estimate", "plan", "make_plan", "
 BY_NAME = {"get", "pop", "setdefault", "getattr", "find", "having", "say", "add"}
 """Functions whose arguments are names of settings."""
 NO_SETTINGS = {"trainer", "stepper", "made", "p", "card", "optimizer", "group", "state", "peaks", "segments", "message"}
-"""What holds something else by the same word: torch's optimizers and their groups, states that are saved, phases."""
+NO_SETTINGS |= {"_least_peaks", "reached", "Efficiency"}
+"""What holds something else by the same word: torch's optimizers and their groups, states that are saved, phases, and
+shares of a GPU's speed."""
 
 
 def trees() -> dict[str, ast.Module]:
@@ -71,7 +73,7 @@ def denoted(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno
         elif isinstance(node, ast.Call) and _makes_settings(_name_of(node.func)):
             yield from ((k.arg, k.value.lineno) for k in node.keywords if k.arg in SETTINGS)
-        elif _is_keyword(node) and _is_name(node, parents[node]):
+        elif _is_keyword(node) and _is_name(node, parents):
             yield node.value, node.lineno
 
 
@@ -93,11 +95,13 @@ def _makes_settings(name: str) -> bool:
     return name in MAKERS or name.endswith(("Workload", "Recipe", "Request", "Settings", "Proposal"))
 
 
-def _is_name(node: ast.AST, above: ast.AST) -> bool:
+def _is_name(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    above = parents[node]
     if isinstance(above, ast.Dict | ast.Tuple | ast.List | ast.Set):
         beside = above.keys if isinstance(above, ast.Dict) else above.elts
         texts = [e for e in beside if isinstance(e, ast.Constant) and isinstance(e.value, str)]
-        return node in beside and all(map(_is_keyword, texts))
+        beyond = [e for tuples in _around(above, parents) for e in tuples.elts if isinstance(e, ast.Constant)]
+        return node in beside and all(map(_is_keyword, [*texts, *beyond]))
     if isinstance(above, ast.Subscript):
         return node is above.slice and _name_of(above.value) not in NO_SETTINGS | {"Literal"}
     if isinstance(above, ast.Call):
@@ -107,6 +111,12 @@ def _is_name(node: ast.AST, above: ast.AST) -> bool:
         is_member = node is above.left and isinstance(above.ops[0], ast.In | ast.NotIn)
         return is_member or any(_name_of(side) in ("name", "keyword") for side in (above.left, *above.comparators))
     return False
+
+
+def _around(above: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.Tuple]:
+    """The tuples of a display of tuples that one is in."""
+    display = parents[above]
+    return [e for e in display.elts if isinstance(e, ast.Tuple)] if isinstance(display, ast.Tuple | ast.List) else []
 
 
 def _is_keyword(node: ast.AST | None) -> bool:
@@ -158,6 +168,7 @@ def test_what_denotes_a_setting_is_seen(code: str) -> None:
         'Phase = Literal["forward", "optimizer"]',
         'if group.get("fused"): ...',
         'moments = state["optimizer"]',
+        'kinds = (("allocator", pattern), ("driver", pattern))',
         "stepper = Stepper(model, optimizer=optimizer)",
     ],
 )

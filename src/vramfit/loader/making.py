@@ -13,7 +13,7 @@ from vramfit.loader.origin import Origin
 from vramfit.loader.request import LoadRequest
 from vramfit.loader.transfer import CheckpointTensors, ToHost, make_transfer
 from vramfit.models.anatomy import encoder_layers
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.techniques import offloading, quantization
 
 SAMPLED_FROM_BYTES = 2**20
@@ -54,7 +54,7 @@ def make_model(
         NoPlanFits: the weights do not fit the device, or what the host holds of them not the host.
         CheckpointError: a file changed while it was read.
     """
-    model = build_meta(origin.resolved, attention=request.workload.attention)
+    model = build_for(origin.resolved, request.workload)
     num_resident = resident_layers(request, model, device)
     check_host(model, request.workload, origin.inspection, device, num_resident)
     names = tuple(model.state_dict())

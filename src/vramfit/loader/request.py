@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError
+from vramfit.settings import having
 from vramfit.units import plain, shown
 from vramfit.workload import Workload, switched
 
 if TYPE_CHECKING:
     import torch
 
-FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
+FROM_PLAN = tuple(name for name in having(at_load=True) if name not in ("model", "offload"))
 OPTIONS = {"device": "cuda", "random_weights": False, "trust_remote_code": False, "seed": 0}
 """What a load is asked for beside a workload, and the defaults."""
 KEYWORDS = (*FROM_PLAN, "offload", *OPTIONS)

@@ -53,6 +53,11 @@ class Alternative:
     why_not: str = ""
     """Why it was not taken, where it fits and is faster at full length than the plan."""
 
+    @property
+    def split(self) -> str:
+        """Samples of a pass × passes of a step."""
+        return f"{self.micro_batch} × {self.accumulate}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthSummary:
@@ -84,6 +89,11 @@ class InstanceFit:
     step_time_s: float | None = None
     safe_reserved_bytes: int | None = None
 
+    @property
+    def split(self) -> str:
+        """Samples of a pass × passes of a step."""
+        return f"{self.micro_batch} × {self.accumulate}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Plan(Displayed):
@@ -113,14 +123,12 @@ class Plan(Displayed):
     @property
     def micro_batch(self) -> int:
         """Samples of full length that one forward pass sees."""
-        assert self.workload.micro_batch is not None
         return self.workload.micro_batch
 
     @property
     def accumulate(self) -> int:
         """Micro-batches a step."""
-        assert self.workload.accumulate is not None
-        return self.workload.accumulate
+        return self.workload.num_passes
 
     @property
     def predicted_reserved_bytes(self) -> int:

@@ -24,6 +24,7 @@ class Attention(Setting):
     labels = (("", "model’s own"), ("packed", "packed: no padding"))
     about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
     help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
+    in_answers = is_observed = True
     is_planned = in_inference = at_load = True
     asked = (is_packed,)
     techniques = (

@@ -52,6 +52,8 @@ class Checkpointing(Setting):
     label, modes, is_basic = "Checkpointing", ("train", "forward"), True
     labels = (("", "none"), ("full", "all layers"))
     help = "Recompute all layers in backward, or the first K."
+    pattern = r"^(full|[1-9][0-9]{0,2})$"
+    is_observed = True
     is_planned = True
     asked = (is_checkpointed, is_fully_checkpointed, num_checkpointed)
     must_match_on_resume = is_kept_on_resume = False

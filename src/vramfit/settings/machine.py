@@ -17,6 +17,7 @@ class Gpu(_Machine):
     value = Text(such="t4")
     in_run = True
     help = "A GPU of the catalogue (vramfit gpus): gives the architecture and, without memory, the capacity."
+    in_answers = True
 
 
 class Memory(_Machine):
@@ -24,6 +25,7 @@ class Memory(_Machine):
     value = Bytes()
     in_run = True
     help = "What PyTorch's allocator may reserve, such as 11.17GiB."
+    pattern = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([KMGT]i?B|B)?$"
     at_load = True
 
 

@@ -29,6 +29,7 @@ class Optimizer(Setting):
     default = "adamw"
     label, modes, is_basic = "Optimizer", ("train",), True
     help = "Optimizer; `adamw` is torch's default (foreach)."
+    is_observed = True
     is_planned = True
     asked = (steps_in_place, has_8_bit_state)
     allows = (

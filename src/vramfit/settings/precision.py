@@ -72,6 +72,7 @@ class Precision(Setting):
     default = "fp32"
     label, is_basic = "Precision", True
     help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
+    in_answers = is_observed = True
     is_planned = in_inference = at_load = True
     asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, weight_dtype, autocast_dtype, scales_loss)
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)

@@ -29,6 +29,7 @@ class Allocator(Setting):
     label = "Expandable segments"
     about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
     help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
+    is_observed = True
     is_planned = in_inference = True
     asked = (has_expandable_segments,)
     techniques = (

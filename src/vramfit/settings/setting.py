@@ -111,6 +111,12 @@ class Setting:
     """Values and how the page calls them; an empty one stands for none."""
     modes: ClassVar[tuple[str, ...]] = ("train", "forward", "infer")
     """Modes for which the page offers it."""
+    pattern: ClassVar[str] = ""
+    """The form of a text that the API takes for it, where values are texts of a form."""
+    in_answers: ClassVar[bool] = False
+    """Whether the API names it in every answer; others only where they are not the default."""
+    is_observed: ClassVar[bool] = False
+    """Whether advice after a failure names it: a program that is watched shows it."""
     is_basic: ClassVar[bool] = False
     """Whether the page shows it before Advanced is opened."""
 

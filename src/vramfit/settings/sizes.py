@@ -35,6 +35,7 @@ class Model(Setting):
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
     help = "A catalogue name, a folder with config.json, or a hub id; for objects, a name to show."
+    in_answers = True
     at_load = in_inference = True
 
 
@@ -45,6 +46,7 @@ class Task(Setting):
     default = tasks.DEFAULT
     in_run = True
     help = "The head on the encoder."
+    in_answers = True
     at_load = in_inference = True
 
 
@@ -53,6 +55,7 @@ class Mode(Setting):
     value = Choice(names=("train", "forward", "infer"))
     default = "train"
     help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
+    in_answers = True
     in_inference = True
 
 
@@ -62,6 +65,7 @@ class Batch(Setting):
     default = 8
     in_run = True
     help = "Samples that one optimizer step sees."
+    in_answers = True
 
 
 def num_passes(w: "Workload") -> int:
@@ -75,6 +79,7 @@ class Accumulate(Setting):
     in_run = False
     label, modes, is_basic = "Passes a step", ("train",), True
     help = "Micro-batches a step; given this or micro_batch, the other follows."
+    in_answers = True
     is_planned = is_worked_out = True
     asked = (num_passes,)
     techniques = (
@@ -102,6 +107,7 @@ class MicroBatch(Setting):
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
     help = "Samples that a forward pass sees; the largest, where the batch does not divide."
+    in_answers = True
     is_planned = is_worked_out = True
     must_match_on_resume = is_kept_on_resume = False
 
@@ -114,6 +120,7 @@ class Seq(Setting):
     default = 128
     in_run = True
     help = "Tokens a sequence, padding included; longer texts are cut."
+    in_answers = True
     in_inference = True
 
 
