@@ -58,7 +58,9 @@ def max_batch_repr(m: MaxBatch) -> str:
 def plan_repr(p: Plan) -> str:
     """The split and the settings, what they take, and how fast they are predicted to be."""
     w = p.workload
-    split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else "one pass a step"
+    split = (
+        f"passes of {p.micro_batch}, {p.workload.num_passes} a step" if p.workload.num_passes > 1 else "one pass a step"
+    )
     settings = ", ".join(reason.setting for reason in p.reasons) or "the plainest settings"
     return _shown(
         "Plan",
@@ -171,7 +173,11 @@ def estimate_html(e: Estimate) -> str:
 def plan_html(p: Plan) -> str:
     """A plan: its split, the bar, its settings with their reasons."""
     w = p.workload
-    split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else f"all {w.batch} in one pass"
+    split = (
+        f"passes of {p.micro_batch}, {p.workload.num_passes} a step"
+        if p.workload.num_passes > 1
+        else f"all {w.batch} in one pass"
+    )
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
         _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", TONES["good"]),

@@ -196,7 +196,11 @@ def _passes(fitting: Fitting) -> str:
     plan = fitting.plan
     if plan.workload.is_packed:
         return f"in passes of up to {plan.micro_batch * plan.workload.seq:,} tokens, without padding"
-    return "all in one pass" if plan.accumulate == 1 else f"in {plan.accumulate} passes of at most {plan.micro_batch}"
+    return (
+        "all in one pass"
+        if plan.workload.num_passes == 1
+        else f"in {plan.workload.num_passes} passes of at most {plan.micro_batch}"
+    )
 
 
 def _table(fitting: Fitting) -> RenderableType:

@@ -138,7 +138,7 @@ def alternatives(plan: Plan) -> Figure:
             "name": name,
             "x": [scale * a.step_time_s for a in found],
             "y": [gib(a.safe_reserved_bytes) for a in found],
-            "text": [f"{a.settings}<br>passes of {a.micro_batch} × {a.accumulate}" for a in found],
+            "text": [f"{a.settings}<br>passes of {a.split}" for a in found],
             "hovertemplate": f"%{{text}}<br>%{{x:.3g}} {unit} a step, %{{y:.2f}} GiB<extra></extra>",
             "marker": {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}},
         }
