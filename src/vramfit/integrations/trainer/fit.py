@@ -180,8 +180,10 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
     problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
-    if job.origin == "own" and plan.accumulate > 1:
-        problems.append(f"the plan splits a step into {plan.accumulate}, and the Trainer computes a loss of its own")
+    if job.origin == "own" and plan.workload.num_passes > 1:
+        problems.append(
+            f"the plan splits a step into {plan.workload.num_passes}, and the Trainer computes a loss of its own"
+        )
     if problems:
         raise WorkloadError(problems, hint="leave plan out, and fit_trainer makes one")
 

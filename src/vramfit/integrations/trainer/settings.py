@@ -57,7 +57,11 @@ def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
 
 def _put_batches(made: Settings, plan: Plan) -> None:
     args, w = made.trainer.args, plan.workload
-    how = "in one pass" if plan.accumulate == 1 else f"{plan.accumulate} passes of at most {plan.micro_batch}"
+    how = (
+        "in one pass"
+        if plan.workload.num_passes == 1
+        else f"{plan.workload.num_passes} passes of at most {plan.micro_batch}"
+    )
     if w.is_packed:
         how = f"passes of up to {plan.micro_batch * w.seq:,} tokens"
     made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
