@@ -20,9 +20,8 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.anatomy import max_positions, vocab_size
-from vramfit.models.build import build_meta, built_with
+from vramfit.models.build import build_for, kernel_for
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import default_attention
 from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
@@ -30,8 +29,7 @@ from vramfit.runtime.budget import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch, forward_step, make_batch, train_step
-from vramfit.techniques import optimizers
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import apply, make_optimizer
 from vramfit.workload import Workload
 
 INITIAL_SCALE = 1024.0
@@ -60,24 +58,24 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
     problems = [problem for problem, is_asked in asked.items() if is_asked]
     if problems:
         raise WorkloadError(problems)
-    build_meta(resolved, attention=w.attention)  # cheap, and says what is wrong with the model
+    build_for(resolved, w)  # cheap, and says what is wrong with the model
 
 
 def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """The model on the CPU with small random weights and its techniques, in the order a prediction applies them."""
-    model = _build(resolved, workload.attention)
+    model = _build(resolved, workload)
     apply(model, workload)
     return model
 
 
-def _build(resolved: ResolvedModel, attention: str | None) -> torch.nn.Module:
+def _build(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """`model_class(config)`, without the slow drawing of every weight: memory does not depend on values."""
     if resolved.module is not None:
         return copy.deepcopy(resolved.module)
     from transformers import PreTrainedModel
 
     config = copy.deepcopy(resolved.config)
-    config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
+    config._attn_implementation = kernel_for(resolved, workload)
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
     skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:
@@ -117,7 +115,7 @@ def make_step(model: torch.nn.Module, workload: Workload, batch: Batch) -> Calla
 
     if not w.trains:
         return lambda: forward_step(model, batch, grad=w.mode == "forward", autocast=autocast)
-    optimizer = optimizers.make(w.optimizer, model.parameters())
+    optimizer = make_optimizer(model, w)
     scaler = torch.amp.GradScaler("cuda", INITIAL_SCALE) if w.scales_loss else None
     batches = [batch] * w.num_passes
     return lambda: train_step(

@@ -202,7 +202,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
     def _workload_problems(self) -> list[str]:
         """What the settings contradict among themselves, as a workload says it."""
         try:
-            given = {name: value for name, value in self.settings().items() if name != "fused"}  # where it can be
+            given = {name: value for name, value in self.settings().items() if not SETTINGS[name].if_possible}
             Workload.from_keywords(model=self.model, batch=self.batch or DEFAULT_BATCH, loop="stepper", **given)
         except WorkloadError as error:
             return list(error.problems)
