@@ -9,7 +9,7 @@ from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.settings import conflicts
@@ -65,7 +65,7 @@ class OffloadedWorkload(TracedWorkload):
 
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
-        model = build_meta(self.resolved, attention=self.workload.attention)
+        model = build_for(self.resolved, self.workload)
         apply(model, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]

@@ -114,7 +114,7 @@ class TracedWorkload:
             return self.trace(batch)
         traced = (*self._dialect(), batch, self._traced_alike(), self.num_resident, self.rooms)
         key = (self.resolved.config.to_json_string(), *traced)
-        packed = (self.num_sequences, self.workload.accumulate) if self.workload.is_packed else ()
+        packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
             template = self.trace(batch)
