@@ -11,7 +11,7 @@ from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.heuristics import MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES, MUCH_SMALLER
@@ -178,7 +178,7 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
         WorkloadError, MissingExtra: as `apply`.
     """
     traced = traced_passes(job, recipe, 1)
-    model = build_meta(traced.resolved, attention=traced.workload.attention)
+    model = build_for(traced.resolved, traced.workload)
     apply(model, traced.workload)
     num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
