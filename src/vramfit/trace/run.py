@@ -15,7 +15,7 @@ from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
@@ -158,7 +158,7 @@ def _worded(name: str) -> Iterator[None]:
 
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
-    model = build_meta(resolved, attention=workload.attention)
+    model = build_for(resolved, workload)
     apply(model, workload)
     if workload.offloads_layers:
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
