@@ -95,6 +95,17 @@ def chosen_in_words(workload: "Workload") -> list[str]:
     return [text for text in (SETTINGS[name].brief(workload) for name in CHOSEN) if text is not None]
 
 
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that were given, and those that they need and nobody gave.
+
+    >>> completed({"offload": "weights"})
+    {'offload': 'weights', 'checkpointing': 'full'}
+    """
+    texts = [(name, value) for name, value in given.items() if name in SETTINGS and isinstance(value, str)]
+    needed = {key: value for name, text in texts for key, value in SETTINGS[name].implies.get(text, {}).items()}
+    return {**given, **{name: value for name, value in needed.items() if name not in given}}
+
+
 def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
     """A frozen dataclass with these fields, to be the base of a class; it has what is `asked` of settings among them.
 
@@ -123,6 +134,7 @@ __all__ = [
     "Setting",
     "Technique",
     "chosen_in_words",
+    "completed",
     "conflicts",
     "find",
     "having",

@@ -1,7 +1,7 @@
 """`offload`: what waits in host memory."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Choice
@@ -45,6 +45,7 @@ class Offload(Setting):
     help = "What is kept in host memory until it is needed."
     is_planned = in_inference = at_load = True
     must_match_on_resume = False
+    implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
     asked = (offloads, offloads_layers, steps_on_host)
     is_measured = False
     techniques = (

@@ -87,6 +87,8 @@ class Setting:
     compile, and leaves it out where nothing fits with it."""
     few_measured: ClassVar[str] = ""
     """Why predictions with it are less sure than others, where they are."""
+    implies: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values, and the other settings that each needs: they are taken where they are not given."""
     allows: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names for `allow`, and what each means: values that a plan takes only where it is allowed."""
     in_run: ClassVar[bool | None] = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
-from vramfit.settings import SETTINGS, Setting, record_of
+from vramfit.settings import SETTINGS, Setting, completed, record_of
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.workload import Workload
@@ -212,9 +212,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
         """Keywords of `Workload` that were given: what a plan keeps."""
         apart = ("model", "batch", "memory", "gpu", "graphs")
         given = {name: getattr(self, name) for name in IN_RUN if name not in apart}
-        if self.offload == "weights" and self.checkpointing is None:
-            given["checkpointing"] = "full"  # its layers come again for backward
-        return {name: value for name, value in given.items() if value is not None}
+        return completed({name: value for name, value in given.items() if value is not None})
 
     def source(self, path: str) -> DataSource:
         """A file of the run's, to be read."""
