@@ -91,9 +91,7 @@ def _weights(
     request = make_request(
         trained.model,
         task=trained.task,
-        precision=settings.precision,
-        quantize=settings.quantize,
-        offload=settings.offload,
+        **settings.of_weights,
         memory=memory if place.has_budget else None,
         device=str(place.device),
         trust_remote_code=trained.trust_remote_code,
@@ -142,9 +140,7 @@ def _room(
         "task": trained.task,
         "mode": "infer",
         "seq": trained.max_length,
-        "precision": settings.precision,
-        "quantize": settings.quantize,
-        "offload": settings.offload,
+        **settings.of_weights,
         "allocator": "expandable",
         "gpu": gpu,
     }
@@ -154,7 +150,7 @@ def _room(
     for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
         margin = margin_of(budget_bytes, basis, workload, varied=varied, whole=True)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)
-        room = _offloaded(trained, job) if settings.offload else _resident(trained, job)
+        room = _offloaded(trained, job) if workload.offloads else _resident(trained, job)
         if room is not None:
             return Room(min(room.max_tokens, most), room.weights_bytes)
     raise _too_small(trained, job, budget_bytes, num_sharers)

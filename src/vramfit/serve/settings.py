@@ -1,6 +1,7 @@
 """`ServeSettings`: what a server is asked for, checked before anything heavy is imported; and its limits."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.tasks import all_tasks
@@ -94,6 +95,11 @@ class ServeSettings:
     def device_of(self, worker: int) -> str | None:
         """Where a worker runs, counted from 0."""
         return self.devices[worker % len(self.devices)] if self.devices else None
+
+    @property
+    def of_weights(self) -> dict[str, Any]:
+        """How the weights lie, as keywords of a workload."""
+        return {"precision": self.precision, "quantize": self.quantize, "offload": self.offload}
 
     def sharers(self, worker: int) -> int:
         """Workers on the device of a worker, itself included."""
