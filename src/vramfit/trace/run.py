@@ -23,7 +23,7 @@ from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, mak
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
-from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
+from vramfit.techniques import layer_inputs, offloading, optimizers, quantization
 from vramfit.techniques.application import apply
 from vramfit.techniques.host_step import HostStep
 from vramfit.trace.affine import PROBE_BATCH
@@ -225,7 +225,7 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
 
 def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     optimizer = optimizers.make(workload.optimizer, model.parameters())
-    scaler = precision.make_scaler(workload.precision, "meta")
+    scaler = torch.amp.GradScaler("meta") if workload.scales_loss else None
     for step, num_micro in _traced_steps(workload):
         train_step(
             model,
@@ -292,7 +292,7 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
         host = HostStep(model, optimizer)
         template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
         template.streams_step = host.streams
-    scaler = precision.make_scaler(workload.precision, "meta" if host is None else "cpu")
+    scaler = torch.amp.GradScaler("meta" if host is None else "cpu") if workload.scales_loss else None
     step = Step(
         model,
         optimizer,
