@@ -16,7 +16,7 @@ from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply
-from vramfit.techniques.packed_attention import takes_heads
+from vramfit.techniques.packing.attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import CHOICES, Workload, switched

@@ -18,7 +18,7 @@ from vramfit.models.resolve import resolve
 from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
-from vramfit.techniques.packed_attention import takes_heads
+from vramfit.techniques.packing.attention import takes_heads
 from vramfit.workload import SIZE_HINT, Workload
 
 P = ParamSpec("P")

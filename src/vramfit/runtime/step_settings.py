@@ -9,7 +9,8 @@ from vramfit.errors import WorkloadError, nearest_names
 from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
 from vramfit.settings.offload import HOST_STEPS
-from vramfit.techniques import layer_inputs, offloading
+from vramfit.techniques import offloading
+from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.units import parse_bytes, plain
 from vramfit.workload import CHOICES, Workload
 
@@ -174,7 +175,7 @@ def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
     layers = offloading.layer_slots_of(model)
     if offload not in (None, "optimizer", "weights", "activations"):
         return [f"offload {offload!r} is not one of optimizer, weights, activations"]
-    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
+    if offload == "activations" and layer_inputs_of(model) is None:
         return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
     if layers is None:
         return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []

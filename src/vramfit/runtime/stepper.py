@@ -23,6 +23,7 @@ from vramfit.runtime.recording import Recording
 from vramfit.runtime.rehearsal import dearest_like
 from vramfit.runtime.state.model_state import ModelState, untouched
 from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch
+from vramfit.settings import checkpointing
 from vramfit.settings.casts import keeps_copies
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
@@ -31,11 +32,11 @@ from vramfit.step.ranks import Alone, Ranks
 from vramfit.step.splitting import passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
-from vramfit.techniques import checkpointing, compiling, offloading, packing
+from vramfit.techniques import compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.application import apply_to_steps, compile_layers
-from vramfit.techniques.host_step import HostStep
-from vramfit.techniques.packed_attention import has_packed_kernel
+from vramfit.techniques.offloading.host_step import HostStep
+from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.workload import Workload
 
 SAME_SIZE_RETRIES = 1

@@ -1,9 +1,11 @@
 """`checkpointing`: layers computed again in backward."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vramfit.errors import WorkloadError
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 
@@ -74,6 +76,32 @@ class Checkpointing(Setting):
         return bool(w.mode != "infer")
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import checkpointing
+        apply(model, w.checkpointing)
 
-        checkpointing.apply(model, w.checkpointing)
+
+def apply(model: Any, checkpointing: str | int | None) -> None:
+    """Checkpoint all layers (`full`) or the first k, in place.
+
+    Raises:
+        WorkloadError: a model that cannot, or more layers than there are.
+    """
+    if checkpointing is None:
+        return
+    from vramfit.models.anatomy import encoder_layers
+
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise WorkloadError([f"checkpointing: {type(model).__name__} does not support it"])
+    logging.getLogger("transformers.utils.generic").addFilter(_is_not_of_caches)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if checkpointing == "full":
+        return
+    layers = encoder_layers(model)
+    if int(checkpointing) > len(layers):
+        raise WorkloadError([f"checkpointing {checkpointing}: the model has {len(layers)} layers"])
+    for layer in layers[int(checkpointing) :]:
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def _is_not_of_caches(record: logging.LogRecord) -> bool:
+    """Drops the warning that checkpointing sets `use_cache` to False: an encoder has no cache."""
+    return "use_cache=True` is incompatible" not in record.getMessage()

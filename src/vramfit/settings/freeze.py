@@ -1,8 +1,10 @@
 """`freeze`: parameters that do not learn."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vramfit.errors import WorkloadError
 from vramfit.settings.setting import Setting, Technique
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 from vramfit.units import plain, shown
@@ -92,9 +94,7 @@ class Freeze(Setting):
         return True
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import freezing
-
-        freezing.apply(model, w.freeze)
+        apply(model, w.freeze)
 
     def words(self, w: "Workload") -> str | None:
         if w.freeze is None:
@@ -102,3 +102,52 @@ class Freeze(Setting):
         if isinstance(w.freeze, int):
             return f"freeze {w.freeze} layers"
         return f"freeze {', '.join(w.freeze) if isinstance(w.freeze, tuple) else w.freeze}"
+
+
+def apply(model: "torch.nn.Module", freeze: str | int | tuple[str, ...] | None) -> None:
+    """Freeze in place.
+
+    Args:
+        freeze: `embeddings`; `encoder` (embeddings and all layers); `backbone` (all but the head); a number of
+            lowest layers, embeddings included; or a pattern of parameter names. A tuple may mix them, with
+            numbers as text.
+
+    Raises:
+        WorkloadError: more layers than there are, a pattern that matches nothing, or nothing left to learn.
+    """
+    if freeze is None:
+        return
+    for part in freeze if isinstance(freeze, tuple) else (freeze,):
+        for parameter in _chosen(model, int(part) if str(part).isdecimal() else part):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError([f"freeze {freeze!r} leaves nothing to learn"])
+
+
+def _chosen(model: "torch.nn.Module", freeze: str | int) -> "list[torch.nn.Parameter]":
+    """The parameters that one name, number or pattern stands for."""
+    from vramfit.models.anatomy import backbone, encoder_layers
+
+    if freeze == "backbone":
+        return list(backbone(model).parameters())
+    if freeze == "embeddings":
+        return _embedding_parameters(model)
+    if freeze == "encoder" or isinstance(freeze, int):
+        layers = encoder_layers(model)
+        count = len(layers) if freeze == "encoder" else int(freeze)
+        if count > len(layers):
+            raise WorkloadError([f"freeze {count}: the model has {len(layers)} layers"])
+        return _embedding_parameters(model) + [p for layer in layers[:count] for p in layer.parameters()]
+    found = [p for name, p in model.named_parameters() if fnmatchcase(name, freeze)]
+    if not found:
+        raise WorkloadError([f"freeze {freeze!r} matches no parameter"])
+    return found
+
+
+def _embedding_parameters(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
+    from vramfit.models.anatomy import embeddings
+
+    part = embeddings(model)
+    if part is None:
+        raise WorkloadError([f"freeze: {type(model).__name__} has no embeddings"])
+    return list(part.parameters())

@@ -100,11 +100,11 @@ class Offload(Setting):
         return bool(w.offload == "activations")
 
     def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import layer_inputs
+        from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.apply(model)
 
     def undo(self, model: "torch.nn.Module") -> None:
-        from vramfit.techniques import layer_inputs
+        from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.undo(model)

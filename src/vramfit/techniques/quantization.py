@@ -9,11 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
 from vramfit.quiet import quiet
-from vramfit.techniques.frozen_linear import FrozenLinear
 
 OLDEST_TORCHAO = (0, 18)
 """The first whose int8 weights are one tensor class with a scale for each group."""
@@ -287,3 +287,41 @@ def _torchao() -> Any:
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCHAO:
         raise needed
     return module
+
+
+class FrozenLinear(torch.nn.Linear):
+    """A linear layer whose int8 weight, and bias, do not learn, and which gradients pass through.
+
+    torchao multiplies by the dequantized weight, which autograd keeps until backward: every weight would be there
+    twice, as int8 and in full, and training would take more than without quantization. Here the weight is dequantized
+    for the product and let go of, and once more in backward.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+        return product
+
+
+def dequantized(weight: Any) -> torch.Tensor:
+    """An int8 weight in full: each group of a row times its scale, in the type it was quantized from.
+
+    The zero points are all zero: the weights are quantized symmetrically.
+    """
+    rows, num_groups = weight.scale.shape
+    full: torch.Tensor = weight.qdata.view(rows, num_groups, -1) * weight.scale.unsqueeze(-1)
+    return full.view(weight.qdata.shape).to(weight.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x·Wᵀ + b; the gradient of x only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, linear: torch.nn.Linear) -> torch.Tensor:
+        ctx.weight, ctx.dtype = linear.weight, x.dtype
+        return F.linear(x, dequantized(linear.weight), linear.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        weight = dequantized(ctx.weight).to(gradient.dtype)
+        return torch.matmul(gradient, weight).to(ctx.dtype), None

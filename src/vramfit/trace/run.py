@@ -23,9 +23,10 @@ from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, mak
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
-from vramfit.techniques import layer_inputs, offloading, optimizers, quantization
+from vramfit.techniques import offloading, optimizers, quantization
 from vramfit.techniques.application import apply
-from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.offloading.host_step import HostStep
+from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.ledger import Places
@@ -98,7 +99,7 @@ def trace(
             _train_steps(session, model, workload, inputs)
         else:
             _stepper_steps(session, model, workload, inputs, rooms, loss or head_loss(model, inputs, workload.task))
-    waiting = layer_inputs.layer_inputs_of(model)
+    waiting = layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
 

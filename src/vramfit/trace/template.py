@@ -8,7 +8,7 @@ from typing import Any
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Stream, StreamMark, Work, WorkSegment
-from vramfit.techniques.gradient_slots import pinned_bytes
+from vramfit.techniques.offloading.gradient_slots import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate
 from vramfit.workload import Workload

@@ -16,8 +16,8 @@ from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import LABELS, PLACES
 from vramfit.techniques.casting import CastLinear
-from vramfit.techniques.packed_attention import takes_heads
 from vramfit.techniques.packing import is_per_token, positions_skip
+from vramfit.techniques.packing.attention import takes_heads
 
 UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - PLACES
 """Inputs whose meaning for a token, or for a sample, is known; any other may count on where a token lies."""

@@ -28,7 +28,7 @@ from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.techniques.application import prepare
-from vramfit.techniques.packed_attention import has_packed_kernel
+from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 

@@ -28,7 +28,7 @@ from vramfit.runtime.training.preparation import gpu_here
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques import packing
-from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
+from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.units import parse_bytes
 from vramfit.workload import CHOICES
 

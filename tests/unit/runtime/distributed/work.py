@@ -16,9 +16,10 @@ from vramfit.runtime.distributed.replicas import Replicas
 from vramfit.runtime.distributed.sharded import Shards
 from vramfit.runtime.distributed.world import join, launched_world, leave
 from vramfit.runtime.stepper import Stepper
+from vramfit.settings import checkpointing
 from vramfit.step.own_loss import full
 from vramfit.step.plain import Batch
-from vramfit.techniques import checkpointing, packing
+from vramfit.techniques import packing
 
 SIZES = (12, 12, 5, 1)
 """Samples of each window: the last ones are uneven, and one is less than there are ranks."""

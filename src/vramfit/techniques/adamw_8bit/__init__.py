@@ -146,7 +146,7 @@ def _write(value: torch.Tensor, moment: tuple[torch.Tensor, torch.Tensor], bound
 
 
 def _on_gpu(*arguments: Any, seed: int = 0) -> None:
-    from vramfit.techniques.eight_bit_kernel import launch
+    from vramfit.techniques.adamw_8bit.kernel import launch
 
     launch(*arguments, seed=seed)
 
