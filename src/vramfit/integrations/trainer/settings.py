@@ -143,8 +143,8 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
         made.put("gradient_checkpointing", full, "layers are computed twice" if full else "there is room without")
     if full and not by_hand:
         made.put("gradient_checkpointing_kwargs", {"use_reentrant": False}, "the reentrant one skips frozen inputs")
-    if isinstance(w.checkpointing, int):
-        made.say("layers computed twice", "none", f"the first {w.checkpointing}", "less than full, and faster")
+    if w.num_checkpointed is not None:
+        made.say("layers computed twice", "none", f"the first {w.num_checkpointed}", "less than full, and faster")
     if w.is_frozen and "freeze" not in job.keywords:
         made.say("frozen", "nothing", w.freeze, "allowed, and nothing milder fits")
     if w.has_bf16_weights and job.keywords.get("precision") != "bf16":
