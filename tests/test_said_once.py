@@ -28,7 +28,7 @@ MOST_OUTSIDE = {
     "accumulate": 14,
     "precision": 29,
     "attention": 18,
-    "checkpointing": 8,
+    "checkpointing": 7,
     "freeze": 7,
     "optimizer": 16,
     "lora": 4,
@@ -184,7 +184,9 @@ def test_the_house_does_not_grow() -> None:
 
 
 def test_few_functions_have_many_parameters() -> None:
+    """Kernels of Triton are not counted: they take pointers, strides and sizes one by one."""
     functions = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [f for f in functions if not any("triton.jit" in ast.unparse(d) for d in f.decorator_list)]
     assert sum(num_parameters(f) > 5 for f in functions) <= MANY_PARAMETERS
 
 

@@ -23,7 +23,7 @@ class Attention(Setting):
     label = "Attention"
     labels = (("", "model’s own"), ("packed", "packed: no padding"))
     about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
-    help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
+    help = "Attention kernel. Default: sdpa where the model has it, else eager. `packed` computes without padding."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = True
     asked = (is_packed,)
@@ -81,7 +81,7 @@ class Mask(Setting):
     label = "Attention mask"
     labels = (("padded", "padded: hides padding"), ("ones", "given, hides nothing"), ("none", "none given"))
     about = "Some kernels can only be used where no token is hidden."
-    help = "Whether an attention mask is given, and whether it hides anything."
+    help = "Whether the model gets an attention mask, and whether the mask hides tokens."
     in_inference = True
 
     def words(self, w: "Workload") -> str | None:
@@ -92,7 +92,7 @@ class Dropout(Setting):
     keyword, order, applied = "dropout", 130, 60
     value = Switch()
     default = True
-    help = "Without dropout, modules are as under model.eval(). Inference never drops."
+    help = "Dropout in training; without it, modules run as under model.eval(). Inference never uses it."
     on_page = False
 
     def is_applied_for(self, w: "Workload") -> bool:

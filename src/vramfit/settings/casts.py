@@ -37,7 +37,7 @@ class Casts(Setting):
     in_run = False
     label, modes = "Cast weights by layer", ("train",)
     about = "Under amp, a layer’s weights are cast to half precision at once, and let go of when the layer is done."
-    help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."
+    help = "In amp-* training, cast each weight by itself (each) or all weights of a layer in one call (together)."
     is_planned = True
     must_match_on_resume = False
     asked = (keeps_casts, casts_by_layer)

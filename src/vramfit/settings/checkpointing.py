@@ -53,7 +53,7 @@ class Checkpointing(Setting):
     value = Layers()
     label, modes, is_basic = "Checkpointing", ("train", "forward"), True
     labels = (("", "none"), ("full", "all layers"))
-    help = "Recompute all layers in backward, or the first K."
+    help = "Activation checkpointing: recompute all layers in the backward pass (full), or the first K."
     pattern = r"^(full|[1-9][0-9]{0,2})$"
     is_observed = True
     is_planned = True

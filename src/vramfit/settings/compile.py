@@ -21,7 +21,7 @@ class Compile(Setting):
     default = False
     label = "torch.compile"
     about = "Layers become kernels made for them: faster steps after minutes of compiling."
-    help = "torch.compile on the model's layers; a plan takes it where a run is long enough for it to pay."
+    help = "torch.compile on the model's layers; a plan uses it in runs that are long enough to repay the compile time."
     is_planned = in_inference = True
     not_exact = "fused kernels round otherwise"
     few_measured = "compiled layers were compared with few measurements"

@@ -76,7 +76,7 @@ class Freeze(Setting):
     value = Frozen()
     label, modes, is_basic = "Frozen", ("train",), True
     labels = (("", "nothing"), *((name, name) for name in NAMES))
-    help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
+    help = "Parameters that are not trained: embeddings, encoder, backbone, the K lowest layers, name patterns."
     pattern = r"^(embeddings|encoder|backbone|[1-9][0-9]{0,2})$"  # names of parameters are not for strangers
     is_planned = True
     asked = (freezes_layers, is_frozen, num_frozen, has_same_layers)

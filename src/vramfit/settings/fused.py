@@ -24,7 +24,7 @@ class Fused(Setting):
     planned_default = True
     label, modes = "Fused layers", ("train",)
     about = "vramfit’s own kernels; for packed attention under amp."
-    help = "In packed amp-* training, layers of BERT's kind as one function each; a plan takes it where it can be."
+    help = "In packed amp-* training, run each BERT-type layer as one fused function; a plan uses it where possible."
     is_planned = True
     own_kernels = True
     if_possible = (

@@ -27,7 +27,7 @@ class Lora(Setting):
     value = Count(optional=True, metavar="RANK")
     label, modes, is_basic = "LoRA rank", ("train",), True
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
-    help = "Rank of LoRA adapters on the attention projections; none unless given."
+    help = "Rank of LoRA adapters on the attention projections. Default: no adapters."
     is_planned = True
     asked = (has_adapters, learns_in_layers)
     allows = (("lora", "only adapters and the head learn"),)

@@ -42,7 +42,7 @@ class Offload(Setting):
         ("weights", "layers, and the optimizer"),
     )
     about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
-    help = "What is kept in host memory until it is needed."
+    help = "What waits in host memory until the GPU needs it."
     is_planned = in_inference = at_load = True
     must_match_on_resume = False
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward

@@ -28,7 +28,7 @@ class Optimizer(Setting):
     value = Choice(names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"))
     default = "adamw"
     label, modes, is_basic = "Optimizer", ("train",), True
-    help = "Optimizer; `adamw` is torch's default (foreach)."
+    help = "Optimizer; `adamw` is torch's default implementation (foreach)."
     is_observed = True
     is_planned = True
     asked = (steps_in_place, has_8_bit_state)

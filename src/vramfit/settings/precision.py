@@ -71,7 +71,7 @@ class Precision(Setting):
     value = Choice(names=NAMES, meant=_meant)
     default = "fp32"
     label, is_basic = "Precision", True
-    help = "Arithmetic. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: products in TF32."
+    help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 products."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = True
     asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, weight_dtype, autocast_dtype, scales_loss)

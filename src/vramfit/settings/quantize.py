@@ -35,7 +35,7 @@ class Quantize(Setting):
     label = "Weights in fewer bits"
     labels = (("", "none"),)
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
-    help = "Linear weights in fewer bits."
+    help = "Quantize linear weights that are not trained."
     is_planned = in_inference = at_load = True
     asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)

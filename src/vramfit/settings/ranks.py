@@ -28,7 +28,7 @@ class Allocator(Setting):
     in_run = False
     label = "Expandable segments"
     about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
-    help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
+    help = "Segments of PyTorch's allocator; `expandable` means expandable_segments:True."
     is_observed = True
     is_planned = in_inference = True
     asked = (has_expandable_segments,)
@@ -50,7 +50,7 @@ class NumGpus(Setting):
     keyword, order, group = "num_gpus", 260, "machine"
     value = Count()
     default = 1
-    help = "GPUs that share a step: each passes its part of the batch, in micro-batches of its own."
+    help = "Number of GPUs; each processes its share of the batch, in micro-batches of its own."
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
@@ -72,7 +72,7 @@ class Parallel(Setting):
     value = Choice(names=("ddp", "fsdp"), optional=True)
     in_run = True
     asked = (shards,)
-    help = "How several GPUs share a model: `ddp`, each has all of it; `fsdp`, each has a part."
+    help = "How several GPUs share the model: `ddp` keeps all of it on each, `fsdp` one shard on each."
     is_measured = on_page = False
     must_match_on_resume = False
 
@@ -83,7 +83,7 @@ class NumNodes(Setting):
     keyword, order, group = "num_nodes", 280, "machine"
     value = Count()
     default = 1
-    help = "Machines that these GPUs are in, as many in each."
+    help = "Number of machines with these GPUs, the same number in each."
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
@@ -100,7 +100,7 @@ class Loop(Setting):
     default = "plain"
     label, modes = "vramfit’s Stepper", ("train",)
     about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
-    help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
+    help = "Training loop to predict: a plain PyTorch loop, or vramfit's Stepper."
 
     def words(self, w: "Workload") -> str | None:
         return None if w.loop == "plain" else f"{w.loop} loop"

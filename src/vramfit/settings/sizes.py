@@ -34,7 +34,7 @@ class Lengths(Value):
 class Model(Setting):
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
-    help = "A catalogue name, a folder with config.json, or a hub id; for objects, a name to show."
+    help = "Catalogue name, folder with config.json, or hub id; for Python objects, a name to show."
     in_answers = True
     at_load = in_inference = True
 
@@ -45,7 +45,7 @@ class Task(Setting):
     labels = tuple((task.name, task.title) for task in tasks.all_tasks())
     default = tasks.DEFAULT
     in_run = True
-    help = "The head on the encoder."
+    help = "Head on the encoder."
     in_answers = True
     at_load = in_inference = True
 
@@ -64,7 +64,7 @@ class Batch(Setting):
     value = Count()
     default = 8
     in_run = True
-    help = "Samples that one optimizer step sees."
+    help = "Effective batch: samples per optimizer step."
     in_answers = True
 
 
@@ -78,7 +78,7 @@ class Accumulate(Setting):
     value = Count(optional=True)
     in_run = False
     label, modes, is_basic = "Passes a step", ("train",), True
-    help = "Micro-batches a step; given this or micro_batch, the other follows."
+    help = "Micro-batches per optimizer step; give this or micro_batch, and the other follows."
     in_answers = True
     is_planned = is_worked_out = True
     asked = (num_passes,)
@@ -106,7 +106,7 @@ class MicroBatch(Setting):
     value = Count(optional=True)
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
-    help = "Samples that a forward pass sees; the largest, where the batch does not divide."
+    help = "Samples per forward pass; of the largest pass, where the batch does not divide evenly."
     in_answers = True
     is_planned = is_worked_out = True
     must_match_on_resume = is_kept_on_resume = False
@@ -119,7 +119,7 @@ class Seq(Setting):
     value = Count()
     default = 128
     in_run = True
-    help = "Tokens a sequence, padding included; longer texts are cut."
+    help = "Tokens per sequence, padding included; longer texts are truncated."
     in_answers = True
     in_inference = True
 
@@ -127,7 +127,7 @@ class Seq(Setting):
 class RealLengths(Setting):
     keyword, order, group = "lengths", 80, "job"
     value = Lengths()
-    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one a line."
+    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
@@ -147,7 +147,7 @@ class NumLabels(Setting):
     keyword, order, group = "num_labels", 90, "job"
     value = Count(optional=True)
     label = "Classes"
-    help = "Size of a classification head; the configuration's unless given."
+    help = "Size of the classification head. Default: the configuration's."
     at_load = in_inference = True
 
     is_said = False
@@ -158,7 +158,7 @@ class MaxGradNorm(Setting):
     value = Number(optional=True)
     in_run = True
     label, modes = "Gradient clipping", ("train",)
-    help = "Clip the gradient to this norm before the step."
+    help = "Clip gradients to this norm before the optimizer step."
 
     def contradictions(self, w: "Workload") -> Iterator[str]:
         if w.max_grad_norm is not None and not w.trains:
