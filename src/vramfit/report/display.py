@@ -137,10 +137,9 @@ def watch_repr(w: WatchRecord) -> str:
 
 def load_repr(r: LoadReport) -> str:
     """What was loaded, and what is missing or too much."""
-    quantized = f", {r.num_quantized} layers in {r.quantize}" if r.quantize else ""
     return _shown(
         "LoadReport",
-        f"{r.model} as {r.model_class}, {r.precision}{quantized}, on {r.device}",
+        f"{r.model} as {r.model_class}, {r.weights_in_words}, on {r.device}",
         f"{r.num_tensors:,} tensors, {format_bytes(r.num_bytes)} in {r.time_s:.2f} s; {len(r.fresh)} fresh, "
         f"{len(r.dropped)} dropped; {_count(r.findings, 'finding')}",
     )

@@ -122,7 +122,7 @@ def render_load_report(report: LoadReport) -> RenderableType:
     """The facts of a load, then what its inspection found, then outputs compared."""
     lines: list[RenderableType] = [
         Text.assemble(
-            (model_name(report.model), "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"
+            (model_name(report.model), "bold"), f"  {report.model_class}, {report.weights_in_words}, on {report.device}"
         ),
         _facts(_load_rows(report)),
     ]
@@ -132,12 +132,6 @@ def render_load_report(report: LoadReport) -> RenderableType:
     if report.comparison is not None:
         lines += [Text(""), Text("Beside full precision", style="bold"), _facts(_comparison(report.comparison))]
     return Group(*lines)
-
-
-def _weights(report: LoadReport) -> str:
-    if report.quantize is None:
-        return report.precision
-    return f"{report.precision} with {report.num_quantized} linear layers in {report.quantize}"
 
 
 def _load_rows(report: LoadReport) -> Iterator[tuple[str, str]]:
