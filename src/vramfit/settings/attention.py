@@ -1,18 +1,12 @@
 """`attention`: the kernel, padded or packed; and `mask`."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Switch
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
-
-
-def is_packed(w: "Workload") -> bool:
+def is_packed(w: Workload) -> bool:
     """Whether sequences lie end to end in one row, without padding."""
     return w.attention == "packed"
 
@@ -42,11 +36,11 @@ class Attention(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.is_packed and w.trains and w.loop != "stepper":
             yield "attention packed is for loop 'stepper': a plain loop's loss does not know where sequences begin"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.is_packed and capability < BF16_CAPABILITY:
             yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
         if w.is_packed and w.is_32_bit:
@@ -54,23 +48,23 @@ class Attention(Setting):
 
     is_of_steps = True
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return w.is_packed
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import packing
 
         packing.apply(model, w.task)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques import packing
 
         packing.undo(model)
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return f"{w.attention} attention" if w.attention else None
 
-    def brief(self, w: "Workload") -> str | None:
+    def brief(self, w: Workload) -> str | None:
         return "packed" if w.is_packed else None
 
 
@@ -84,7 +78,7 @@ class Mask(Setting):
     help = "Whether the model gets an attention mask, and whether the mask hides tokens."
     in_inference = True
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return {"none": "no mask", "ones": "mask of ones"}.get(w.mask)
 
 
@@ -95,11 +89,11 @@ class Dropout(Setting):
     help = "Dropout in training; without it, modules run as under model.eval(). Inference never uses it."
     on_page = False
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return True
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         model.train(w.mode != "infer" and w.dropout)
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.dropout else "no dropout"

@@ -3,16 +3,11 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +28,17 @@ class Layers(Value):
         return number_or_text(text)
 
 
-def is_checkpointed(w: "Workload") -> bool:
+def is_checkpointed(w: Workload) -> bool:
     """Whether layers are computed again in backward."""
     return w.checkpointing is not None
 
 
-def is_fully_checkpointed(w: "Workload") -> bool:
+def is_fully_checkpointed(w: Workload) -> bool:
     """Whether all layers are computed again in backward."""
     return w.checkpointing == "full"
 
 
-def num_checkpointed(w: "Workload") -> int | None:
+def num_checkpointed(w: Workload) -> int | None:
     """How many of the lowest layers are computed again in backward; None where it is all of them or none."""
     return w.checkpointing if isinstance(w.checkpointing, int) else None
 
@@ -68,14 +63,14 @@ class Checkpointing(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.is_checkpointed and w.mode == "infer":
             yield "checkpointing keeps nothing: mode is infer"
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return bool(w.mode != "infer")
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         apply(model, w.checkpointing)
 
 

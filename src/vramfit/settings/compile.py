@@ -1,16 +1,12 @@
 """`compile`: `torch.compile` on the model's layers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
 from vramfit.settings.values import Switch
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
 
-
-def is_compiled(w: "Workload") -> bool:
+def is_compiled(w: Workload) -> bool:
     """Whether the model's layers are compiled by `torch.compile`."""
     return bool(w.compile)
 
@@ -36,7 +32,7 @@ class Compile(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.compile:
             return
         if w.offloads_layers:
@@ -48,6 +44,6 @@ class Compile(Setting):
         if w.num_gpus > 1:
             yield "compile is for one GPU yet"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.compile and capability < TRITON_CAPABILITY:
             yield f"compile: Triton does not compile for {gpu}"

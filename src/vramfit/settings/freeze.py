@@ -5,14 +5,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 from vramfit.units import plain, shown
 
 if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
+    from torch.nn import Parameter
 
 NAMES = ("embeddings", "encoder", "backbone")
 
@@ -51,22 +49,22 @@ class Frozen(Value):
         return parts if len(parts) > 1 else number_or_text(parts[0])
 
 
-def freezes_layers(w: "Workload") -> bool:
+def freezes_layers(w: Workload) -> bool:
     """Whether no layer learns."""
     return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))
 
 
-def is_frozen(w: "Workload") -> bool:
+def is_frozen(w: Workload) -> bool:
     """Whether parameters do not learn that could."""
     return w.freeze is not None
 
 
-def num_frozen(w: "Workload") -> int | None:
+def num_frozen(w: Workload) -> int | None:
     """How many of the lowest layers do not learn, where it is a number."""
     return w.freeze if isinstance(w.freeze, int) else None
 
 
-def has_same_layers(w: "Workload") -> bool:
+def has_same_layers(w: Workload) -> bool:
     """Whether all layers do the same: each learns, and all or none are computed again."""
     return w.num_checkpointed is None and w.freeze in (None, "embeddings")
 
@@ -90,13 +88,13 @@ class Freeze(Setting):
         ),
     )
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return True
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         apply(model, w.freeze)
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         if w.freeze is None:
             return None
         if isinstance(w.freeze, int):
@@ -104,7 +102,7 @@ class Freeze(Setting):
         return f"freeze {', '.join(w.freeze) if isinstance(w.freeze, tuple) else w.freeze}"
 
 
-def apply(model: "torch.nn.Module", freeze: str | int | tuple[str, ...] | None) -> None:
+def apply(model: Module, freeze: str | int | tuple[str, ...] | None) -> None:
     """Freeze in place.
 
     Args:
@@ -124,7 +122,7 @@ def apply(model: "torch.nn.Module", freeze: str | int | tuple[str, ...] | None) 
         raise WorkloadError([f"freeze {freeze!r} leaves nothing to learn"])
 
 
-def _chosen(model: "torch.nn.Module", freeze: str | int) -> "list[torch.nn.Parameter]":
+def _chosen(model: Module, freeze: str | int) -> "list[Parameter]":
     """The parameters that one name, number or pattern stands for."""
     from vramfit.models.anatomy import backbone, encoder_layers
 
@@ -144,7 +142,7 @@ def _chosen(model: "torch.nn.Module", freeze: str | int) -> "list[torch.nn.Param
     return found
 
 
-def _embedding_parameters(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
+def _embedding_parameters(model: Module) -> "list[Parameter]":
     from vramfit.models.anatomy import embeddings
 
     part = embeddings(model)

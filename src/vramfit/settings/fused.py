@@ -1,18 +1,13 @@
 """`fused`: a layer of BERT's kind as one function, with kernels of vramfit's own."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import TRITON_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Switch
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
-
-
-def is_fused(w: "Workload") -> bool:
+def is_fused(w: Workload) -> bool:
     """Whether a layer is one function, with kernels of vramfit's own."""
     return bool(w.fused)
 
@@ -46,7 +41,7 @@ class Fused(Setting):
 
     is_of_steps = is_undone = True
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.fused:
             return
         if not w.trains or not w.is_packed:
@@ -69,26 +64,26 @@ class Fused(Setting):
         is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
         return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
 
-    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> bool:
+    def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> bool:
         from vramfit.techniques import fusing
 
         return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.can_be(model)
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.fused and capability < TRITON_CAPABILITY:
             yield f"fused: Triton does not compile for {gpu}"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import fusing
 
         fusing.require(model)
 
-    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply_to_steps(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import fusing
 
         fusing.apply(model)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques import fusing
 
         fusing.undo(model)

@@ -1,20 +1,16 @@
 """`graphs`: packed passes captured as CUDA graphs, and replayed."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from vramfit.settings.optimizer import IN_PLACE
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Switch
 from vramfit.tasks import find_task
-
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
 
 PRECISIONS = ("amp-bf16", "bf16")
 
 
-def captures_graphs(w: "Workload") -> bool:
+def captures_graphs(w: Workload) -> bool:
     """Whether packed passes are captured as CUDA graphs and replayed."""
     return bool(w.graphs)
 
@@ -43,7 +39,7 @@ class Graphs(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.graphs:
             return
         if not w.trains or not w.is_packed:

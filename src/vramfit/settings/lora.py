@@ -1,23 +1,17 @@
 """`lora`: adapters learn in place of weights."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Count
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
-
-
-def has_adapters(w: "Workload") -> bool:
+def has_adapters(w: Workload) -> bool:
     """Whether LoRA adapters learn in place of the weights beside them."""
     return w.lora is not None
 
 
-def learns_in_layers(w: "Workload") -> bool:
+def learns_in_layers(w: Workload) -> bool:
     """Whether layers keep anything for backward."""
     return w.has_adapters or w.freeze not in ("encoder", "backbone")
 
@@ -40,7 +34,7 @@ class Lora(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.lora is None:
             return
         if w.mode != "train":
@@ -54,7 +48,7 @@ class Lora(Setting):
         if w.shards:
             yield "lora learns little, and fsdp has little to cut: take parallel ddp"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import lora
 
         lora.apply(model, w.lora)

@@ -1,32 +1,26 @@
 """`offload`: what waits in host memory."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
-
 
 HOST_STEPS = ("optimizer", "weights")
 """What is offloaded where the optimizer steps in host memory."""
 
 
-def offloads(w: "Workload") -> bool:
+def offloads(w: Workload) -> bool:
     """Whether anything waits in host memory."""
     return w.offload is not None
 
 
-def offloads_layers(w: "Workload") -> bool:
+def offloads_layers(w: Workload) -> bool:
     """Whether the weights of layers wait in host memory."""
     return w.offload == "weights"
 
 
-def steps_on_host(w: "Workload") -> bool:
+def steps_on_host(w: Workload) -> bool:
     """Whether the optimizer and its state are in host memory."""
     return w.trains and w.offload in HOST_STEPS
 
@@ -57,7 +51,7 @@ class Offload(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.offloads:
             return
         if w.offload == "optimizer" and not w.trains:
@@ -74,7 +68,7 @@ class Offload(Setting):
         if w.steps_on_host:
             yield from self._host_step(w)
 
-    def _host_step(self, w: "Workload") -> Iterator[str]:
+    def _host_step(self, w: Workload) -> Iterator[str]:
         if w.loop != "stepper":
             yield f"offload {w.offload} is for loop 'stepper': a plain loop would keep all gradients on the GPU"
         if w.has_8_bit_state:
@@ -96,15 +90,15 @@ class Offload(Setting):
         if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return bool(w.offload == "activations")
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.apply(model)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.undo(model)

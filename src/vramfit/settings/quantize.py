@@ -1,16 +1,10 @@
 """`quantize`: linear weights that do not learn, in fewer bits."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from vramfit.settings.precision import NAMES as PRECISIONS
-from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
 
 
 def _meant(value: object) -> str | None:
@@ -19,12 +13,12 @@ def _meant(value: object) -> str | None:
     return None
 
 
-def is_quantized(w: "Workload") -> bool:
+def is_quantized(w: Workload) -> bool:
     """Whether linear weights that do not learn are in fewer bits."""
     return w.quantize is not None
 
 
-def weights_in_words(w: "Workload") -> str:
+def weights_in_words(w: Workload) -> str:
     """The type of the weights for people, such as "fp32 with int8 linear layers"."""
     return f"{w.precision} with {w.quantize} linear layers" if w.is_quantized else w.precision
 
@@ -48,7 +42,7 @@ class Quantize(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.is_quantized:
             return
         if w.trains and not w.has_adapters and not w.freezes_layers:
@@ -58,7 +52,7 @@ class Quantize(Setting):
         if w.shards:
             yield f"quantize {w.quantize} weights cannot be cut: take parallel ddp"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.quantize != "int4":
             return
         if not w.has_bf16_weights:
@@ -66,7 +60,7 @@ class Quantize(Setting):
         if capability < BF16_CAPABILITY:
             yield f"quantize int4: {gpu} has no product with int4 weights; take int8"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import quantization
 
         quantization.apply(model, w.quantize, trains=w.trains)

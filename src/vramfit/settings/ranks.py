@@ -1,21 +1,17 @@
 """`num_gpus`, `parallel`, `num_nodes`: several GPUs share a step; `allocator` and `loop`: what runs it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
 
-
-def has_expandable_segments(w: "Workload") -> bool:
+def has_expandable_segments(w: Workload) -> bool:
     """Whether segments of PyTorch's allocator grow in place."""
     return w.allocator == "expandable"
 
 
-def shards(w: "Workload") -> bool:
+def shards(w: Workload) -> bool:
     """Whether several GPUs have a part of the model each."""
     return w.num_gpus > 1 and w.parallel == "fsdp"
 
@@ -42,7 +38,7 @@ class Allocator(Setting):
         ),
     )
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.allocator == "default" else f"{w.allocator} segments"
 
 
@@ -53,7 +49,7 @@ class NumGpus(Setting):
     help = "Number of GPUs; each processes its share of the batch, in micro-batches of its own."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus == 1:
             return
         if not w.trains:
@@ -63,7 +59,7 @@ class NumGpus(Setting):
         if w.num_gpus > w.batch:
             yield f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})" if w.num_gpus > 1 else None
 
 
@@ -86,7 +82,7 @@ class NumNodes(Setting):
     help = "Number of machines with these GPUs, the same number in each."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus % w.num_nodes != 0:
             machines = f"{w.num_nodes} machines: not as many in each (num_gpus counts all of them)"
             yield f"num_gpus {w.num_gpus} are in {machines}"
@@ -102,5 +98,5 @@ class Loop(Setting):
     about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
     help = "Training loop to predict: a plain PyTorch loop, or vramfit's Stepper."
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.loop == "plain" else f"{w.loop} loop"

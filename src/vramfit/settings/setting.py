@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from vramfit.settings.values import Value
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module as Module
 
-    from vramfit.workload import Workload
+    from vramfit.workload import Workload as Workload
+else:
+    Module = Workload = Any
 
 Kind = Literal["free", "numeric", "different training"]
 """`free` changes no result beyond the order of sums, `numeric` computes the same training in fewer bits, `different
@@ -133,11 +135,11 @@ class Setting:
     is_undone: ClassVar[bool] = False
     """Whether a workload that does not ask for the change takes it back."""
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         """What does not go together with it, whatever the model and the GPU."""
         yield from ()
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         """Why a GPU cannot run it."""
         yield from ()
 
@@ -146,7 +148,7 @@ class Setting:
         """What a plan takes where it has no reason for another value."""
         return self.default if self.planned_default is None else self.planned_default
 
-    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> Any:
+    def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> Any:
         """The same for this model, which is on the meta device, and a GPU of this compute capability."""
         return self.usual
 
@@ -154,11 +156,11 @@ class Setting:
         """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""
         return chosen[self.keyword]
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         """Change a model, on the meta device or on a real one, as the workload asks for.
 
         Raises:
@@ -166,14 +168,14 @@ class Setting:
             MissingExtra: a package is missing.
         """
 
-    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply_to_steps(self, model: Module, w: Workload) -> None:
         """The same for a model that was prepared before; may be called again."""
         self.apply(model, w)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         """Take the change back, where it was made and can be."""
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         """How a report calls it; None where it is as it is by itself."""
         value = getattr(w, self.keyword)
         if not self.is_said or value is None or value == self.default:
@@ -182,7 +184,7 @@ class Setting:
             return self.keyword
         return f"{self.keyword} {self.shown(value)}"
 
-    def brief(self, w: "Workload") -> str | None:
+    def brief(self, w: Workload) -> str | None:
         """The same in a list of what a plan chose."""
         return self.words(w)
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vramfit import tasks
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
-
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +65,7 @@ class Batch(Setting):
     in_answers = True
 
 
-def num_passes(w: "Workload") -> int:
+def num_passes(w: Workload) -> int:
     """Passes of a step: micro-batches whose gradients are summed."""
     return w.accumulate or 1
 
@@ -91,7 +88,7 @@ class Accumulate(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.accumulate != 1 and not w.trains:
             yield f"accumulate is for mode train, not {w.mode}"
 
@@ -130,7 +127,7 @@ class RealLengths(Setting):
     help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.lengths is None:
             return
         if not w.is_packed:
@@ -160,9 +157,9 @@ class MaxGradNorm(Setting):
     label, modes = "Gradient clipping", ("train",)
     help = "Clip gradients to this norm before the optimizer step."
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.max_grad_norm is not None and not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"
