@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.errors import WorkloadError, nearest_names
+from vramfit.settings import having
 from vramfit.tasks import all_tasks
 from vramfit.units import SizeError, parse_bytes
 from vramfit.workload import CHOICES
@@ -99,7 +100,7 @@ class ServeSettings:
     @property
     def of_weights(self) -> dict[str, Any]:
         """How the weights lie, as keywords of a workload."""
-        return {"precision": self.precision, "quantize": self.quantize, "offload": self.offload}
+        return {name: getattr(self, name) for name in having(of_weights=True)}
 
     def sharers(self, worker: int) -> int:
         """Workers on the device of a worker, itself included."""
