@@ -11,6 +11,7 @@ from vramfit.loader.load import Progress, load_request
 from vramfit.loader.request import LoadRequest
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.finding import LoadReport, LogitComparison
+from vramfit.settings import SETTINGS, having
 from vramfit.tasks import find_task
 
 SENTENCES = (
@@ -153,8 +154,8 @@ def _refuse(request: LoadRequest, num_wrong: int, num_wrong_in_full: int, num_sa
 
 def _full_precision(request: LoadRequest) -> torch.nn.Module:
     """The same model in fp32, outside the budget; on the host where the device has no room for it."""
-    workload = replace(request.workload, precision="fp32", quantize=None, memory=None, offload=None)
-    full = replace(request, workload=workload)
+    plain = {name: SETTINGS[name].default for name in having(of_weights=True)}
+    full = replace(request, workload=replace(request.workload, memory=None, **plain))
     try:
         return load_request(full)[0]
     except NoPlanFits:

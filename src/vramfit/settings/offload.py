@@ -37,7 +37,7 @@ class Offload(Setting):
     )
     about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
     help = "What waits in host memory until the GPU needs it."
-    is_planned = in_inference = at_load = True
+    is_planned = in_inference = at_load = of_weights = True
     must_match_on_resume = False
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
     asked = (offloads, offloads_layers, steps_on_host)

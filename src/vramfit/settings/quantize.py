@@ -30,7 +30,7 @@ class Quantize(Setting):
     labels = (("", "none"),)
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
     help = "Quantize linear weights that are not trained."
-    is_planned = in_inference = at_load = True
+    is_planned = in_inference = at_load = of_weights = True
     asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (

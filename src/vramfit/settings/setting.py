@@ -99,6 +99,8 @@ class Setting:
     """Whether evaluation and inference keep it."""
     at_load: ClassVar[bool] = False
     """Whether it decides how weights lie: `vramfit load` takes it."""
+    of_weights: ClassVar[bool] = False
+    """Whether it is the type of the weights, or where they wait."""
     is_kept_on_resume: ClassVar[bool] = True
     """Whether a resumed run has it as it was, whatever it is planned for."""
     must_match_on_resume: ClassVar[bool] = True
