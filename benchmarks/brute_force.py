@@ -107,7 +107,7 @@ def run_case(name: str, plan_data: dict[str, Any], out: Path, deadline: float) -
 def _try(model: Any, workload: Any, memory: int) -> dict[str, Any]:
     import torch
 
-    from vramfit.techniques import checkpointing
+    from vramfit.settings import checkpointing
 
     model.gradient_checkpointing_disable()
     checkpointing.apply(model, workload.checkpointing)

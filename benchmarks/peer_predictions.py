@@ -125,7 +125,7 @@ def torch_preflight(case: Case, *, by_name: bool = False) -> int | None:
 def _meta_model(case: Case) -> Any:
     from vramfit.models.build import build_meta
     from vramfit.models.resolve import resolve
-    from vramfit.techniques.freezing import apply
+    from vramfit.settings.freeze import apply
 
     w = case.workload
     model = build_meta(resolve(case.model, task=w.task, num_labels=w.num_labels), attention=w.attention)

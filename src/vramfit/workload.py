@@ -1,33 +1,34 @@
 """`Workload`: the one description of a job that every room shares; frozen, and it checks itself.
 
-Its fields are the settings of `vramfit.settings`. It sees only what it holds: whether a model supports a task or a GPU
-a precision is a question for `estimator.resolve`. Everything that is wrong is reported at once.
+Its fields are the settings of `vramfit.settings`, and its properties what is `asked` of each; `settings/fields.pyi`
+lists both for type checkers (`scripts/make_fields.py` writes it). It sees only what it holds: whether a model supports
+a task or a GPU a precision is a question for `estimator.resolve`. Everything that is wrong is reported at once.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.settings import SETTINGS
-from vramfit.settings.graphs import OPTIMIZERS as IN_PLACE_OPTIMIZERS
-from vramfit.settings.setting import record_of
+from vramfit.settings import SETTINGS, record_of
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     s.keyword: s.value.names for s in SETTINGS.values() if isinstance(s.value, Choice)
 }
 """Every keyword with a fixed list of values: the same in Python, on the command line and in the API."""
-HOST_STEPS = ("optimizer", "weights")
-"""What is offloaded when the optimizer steps in host memory."""
 SIZE_HINT = "--gpu t4 (`vramfit gpus` lists them), or --memory 8GiB for any size"
 
-_Settings: Any = record_of(
-    [(s.keyword, s.value.annotation, ... if s.keyword == "model" else s.default) for s in SETTINGS.values()], __name__
-)
+if TYPE_CHECKING:
+    from vramfit.settings.fields import Fields
+else:
+    Fields = record_of(
+        [(s.keyword, s.value.annotation, ... if s.keyword == "model" else s.default) for s in SETTINGS.values()],
+        __name__,
+    )
 
 
-class Workload(_Settings):  # type: ignore[misc]
+class Workload(Fields):
     """What is to run, on what, and how: a field for each setting.
 
     >>> Workload(model="bert-base-uncased", batch=32, accumulate=4, seq=128).micro_batch
@@ -88,43 +89,12 @@ class Workload(_Settings):  # type: ignore[misc]
     @property
     def share(self) -> int:
         """Samples of a batch that one GPU passes; of the GPU that has most."""
-        return int(-(-self.batch // self.num_gpus))
+        return -(-self.batch // self.num_gpus)
 
     @property
     def trains(self) -> bool:
         """Whether the step has a backward pass and an optimizer."""
-        return bool(self.mode == "train")
-
-    @property
-    def autocasts(self) -> bool:
-        """Whether products are cast by autocast."""
-        return bool(self.precision.startswith("amp"))
-
-    @property
-    def shards(self) -> bool:
-        """Whether several GPUs have a part of the model each."""
-        return bool(self.num_gpus > 1 and self.parallel == "fsdp")
-
-    @property
-    def steps_on_host(self) -> bool:
-        """Whether the optimizer's state is in host memory."""
-        return self.trains and self.offload in HOST_STEPS
-
-    @property
-    def steps_in_place(self) -> bool:
-        """Whether the optimizer's step needs no temporaries (`step.commit.needs_temporaries` asks an optimizer)."""
-        return self.optimizer in IN_PLACE_OPTIMIZERS
-
-    @property
-    def keeps_casts(self) -> bool:
-        """Whether autocast keeps its casts of weights for a pass."""
-        return keeps_copies(on_host=self.steps_on_host, in_shards=self.shards)
-
-
-def keeps_copies(*, on_host: bool, in_shards: bool) -> bool:
-    """Whether autocast keeps its casts: memory is too short where the optimizer is on the host or weights are in
-    shards."""
-    return not (on_host or in_shards)
+        return self.mode == "train"
 
 
 def switched(name: str, value: Any) -> list[str]:

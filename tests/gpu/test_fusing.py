@@ -10,8 +10,8 @@ from tests.unit.runtime.small_models import HEADS, make_batch
 from tests.unit.techniques.test_fusing import DROPOUT, FUSED, error, fused, gradients, packed
 
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import fused_layer as fused_ops
 from vramfit.techniques import packing
+from vramfit.techniques.fusing import layer as fused_ops
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,9 @@ import vramfit
 from vramfit.models.resolve import resolve
 from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import checkpointing, layer_inputs, offloading, optimizers
+from vramfit.settings import checkpointing
+from vramfit.techniques import offloading, optimizers
+from vramfit.techniques.offloading import layer_inputs
 
 pytestmark = pytest.mark.gpu
 

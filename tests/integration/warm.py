@@ -14,7 +14,7 @@ IMPORTED = (
     *("torch", "torch._dynamo"),
     *("transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
     *("rich.console", "rich.table", "typer.rich_utils", "pydantic.main", "peft", "tokenizers"),
-    *(f"vramfit.cli.{verb}" for verb in ("main", "estimate", "max_batch", "plan", "train", "evaluate", "predict")),
+    *(f"vramfit.cli.{room}" for room in ("main", "estimate", "plan", "train", "inference")),
     *("vramfit.planner.plan", "vramfit.runtime.training.train", "vramfit.runtime.inference", "vramfit.loader.load"),
     *("vramfit.report.estimate", "vramfit.report.plan", "vramfit.doctor.explain"),
 )

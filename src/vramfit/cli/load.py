@@ -81,7 +81,7 @@ def _predict(request: "LoadRequest", job: dict[str, int]) -> "Estimate | None":
     memory = w.memory if w.memory is not None else free_bytes(torch.device(request.device))
     if memory is None:
         return None
-    same = ("task", "precision", "quantize", "num_labels", "attention", "offload")
+    same = (name for name in having(at_load=True) if name not in ("model", "memory"))
     predicted = estimate(
         request.model,
         mode="infer",

@@ -49,19 +49,19 @@ def advise(model: Any, **keywords: Any) -> list[Advice]:
 def _candidates(now: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
     """Keywords to change, the technique first; others follow from it."""
     w = now.workload
-    if w.attention != "packed" and now.has_large_mask:
+    if not w.is_packed and now.has_large_mask:
         lower = {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
-        needed = lower if w.precision in ("fp32", "tf32") else {}  # its kernel computes in 16 bits
+        needed = lower if w.is_32_bit else {}  # its kernel computes in 16 bits
         yield "attention", {"attention": "packed", **needed, **({"loop": "stepper"} if w.trains else {})}
     if w.attention == "eager":
         yield "attention", {"attention": "sdpa"}
     if w.trains and w.optimizer == "adamw":
         yield "optimizer", {"optimizer": "adamw-fused"}
-    if w.mode != "infer" and w.checkpointing != "full":
+    if w.mode != "infer" and not w.is_fully_checkpointed:
         yield "checkpointing", {"checkpointing": "full"}
     if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
-        yield "accumulate", {"accumulate": 2 * (w.accumulate or 1), "micro_batch": None}
-    if w.precision in ("fp32", "tf32"):
+        yield "accumulate", {"accumulate": 2 * w.num_passes, "micro_batch": None}
+    if w.is_32_bit:
         yield "precision", {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
-    if w.trains and w.freeze is None and w.lora is None:
+    if w.trains and not w.is_frozen and not w.has_adapters:
         yield "freeze", {"freeze": "embeddings"}

@@ -9,7 +9,7 @@ from vramfit.estimator.timing import time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.records.estimate import Estimate
 from vramfit.records.stream import Origin, Stream, StreamMark
-from vramfit.trace.run import RECORDING_STREAM, recording_workspaces
+from vramfit.trace.captured import RECORDING_STREAM, recording_workspaces
 
 PHASE = "evaluation"
 ORDER = (("inputs", PHASE), ("first.micro0", None), ("steady.micro0", None))

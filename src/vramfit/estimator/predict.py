@@ -128,7 +128,7 @@ def _workload_at(workload: Workload, micro_batch: int) -> Workload:
     """The workload at a micro-batch; as it is where that is its own, which may not divide its batch."""
     if workload.micro_batch == micro_batch:
         return workload
-    return workload.with_batch(micro_batch * (workload.accumulate or 1))
+    return workload.with_batch(micro_batch * workload.num_passes)
 
 
 def _phases(replays: tuple[ReplayResult, ...]) -> dict[str, PhaseEstimate]:

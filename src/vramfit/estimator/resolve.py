@@ -9,14 +9,14 @@ from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
 from vramfit.techniques.application import apply
-from vramfit.techniques.packed_attention import takes_heads
+from vramfit.techniques.packing.attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
 from vramfit.workload import CHOICES, Workload, switched
@@ -65,7 +65,7 @@ class OffloadedWorkload(TracedWorkload):
 
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
-        model = build_meta(self.resolved, attention=self.workload.attention)
+        model = build_for(self.resolved, self.workload)
         apply(model, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]
@@ -119,7 +119,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         attention=workload.attention or _own_attention(resolved),
     )
     traced = TracedWorkload(workload, resolved, target.profile)
-    waits = workload.offload == "weights" and not workload.trains  # in training, all layers do
+    waits = workload.offloads_layers and not workload.trains  # in training, all layers do
     return (settle_offload(traced, target) if waits else traced), target
 
 
@@ -156,7 +156,7 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
         has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
         problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
-    if workload.attention == "packed" and not takes_heads(resolved.config):
+    if workload.is_packed and not takes_heads(resolved.config):
         problems.append(
             f"attention packed: the flash kernel takes heads of 8, 16, … 256, and {resolved.name} has others"
         )

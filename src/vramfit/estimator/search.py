@@ -64,7 +64,7 @@ def _keywords(workload: Workload) -> dict[str, Any]:
     """The settings of a job, without its size."""
     left_out = ("model", "batch", "micro_batch", "seq", "lengths")
     given = {f.name: getattr(workload, f.name) for f in fields(workload) if f.name not in left_out}
-    return {**given, "batch": workload.accumulate or 1}
+    return {**given, "batch": workload.num_passes}
 
 
 def around(stops: Sequence[int], here: int, count: int) -> list[int]:
@@ -120,7 +120,7 @@ class _Search:
         self._traced = traced
         self._target = target
         self._capacity_bytes = capacity_bytes
-        self._most = min(MAX_MICRO_BATCH, MAX_COUNT // (traced.workload.accumulate or 1))
+        self._most = min(MAX_MICRO_BATCH, MAX_COUNT // traced.workload.num_passes)
         self._limit = f"nothing up to {self._most:,} samples"
 
     def run(self) -> MaxBatch:
@@ -128,7 +128,7 @@ class _Search:
         self.fits(top + 1)
         found = self._largest_fitting(top)
         limited_by = self._limit
-        accumulate = self._traced.workload.accumulate or 1
+        accumulate = self._traced.workload.num_passes
         below = [b for b in range(max(1, found - NUM_LOOKED_BELOW), found) if not self.fits(b)]
         cold = found
         while cold > 0 and not self.fits(cold, warm=False):

@@ -39,9 +39,9 @@ def least_peaks(traced: TracedWorkload, micro_batch: int, traced_at: int) -> dic
     workload, resolved = traced.workload, traced.resolved
     if resolved.module is not None or workload.num_gpus > 1 or num_layers_of(resolved) < WORTHWHILE_LAYERS:
         return {}
-    if isinstance(workload.checkpointing, int) or isinstance(workload.freeze, tuple):
+    if workload.num_checkpointed is not None or isinstance(workload.freeze, tuple):
         return {}
-    if isinstance(workload.freeze, int):  # one that learns, above one that does not
+    if workload.num_frozen is not None:  # one that learns, above one that does not
         traced = replace(traced, workload=replace(workload, freeze=1))
     try:
         few = with_few_layers(traced, LEAST_LAYERS)

@@ -71,16 +71,13 @@ def _uncertain(workload: Workload) -> list[str]:
     found = {
         "what one GPU of several takes is read from torch's sources": workload.num_gpus > 1,
         "what compiled layers keep is what torch's partitioner says, with all that can be fused taken for fused": (
-            workload.compile
+            workload.is_compiled
         ),
         "casts made together lie in other blocks from process to process, unless segments are expandable": (
-            workload.casts == "together"
-            and workload.trains
-            and workload.precision.startswith("amp")
-            and workload.allocator != "expandable"
+            workload.casts_by_layer and workload.trains and workload.autocasts and not workload.has_expandable_segments
         ),
         "recorded passes and fused layers were measured where segments are expandable only": (
-            (workload.graphs or workload.fused) and workload.allocator != "expandable"
+            (workload.captures_graphs or workload.is_fused) and not workload.has_expandable_segments
         ),
     }
     return [what for what, is_used in found.items() if is_used]
@@ -139,7 +136,7 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
             f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "
             "(CUDA 13 builds start at sm_75): this is what it would take"
         )
-    if workload.precision == "amp-fp16" and workload.trains:
+    if workload.scales_loss and workload.trains:
         notes.append(
             "amp-fp16 may skip its first steps while the loss scale settles; predicted is the step that is taken"
         )

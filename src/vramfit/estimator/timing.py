@@ -31,7 +31,7 @@ class Timed:
 
 def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> Work:
     """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide."""
-    num_more, last = (workload.accumulate or 1) - 1, micro_batch
+    num_more, last = workload.num_passes - 1, micro_batch
     if num_more and workload.micro_batch == micro_batch:
         last = workload.share - num_more * micro_batch
     parts = [(micro_batch, "steady.micro0", 1)]
@@ -41,7 +41,7 @@ def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> W
         parts.append((micro_batch, "steady.optimizer", 1))
     works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]
     segments = tuple(segment for work in works for segment in work.segments)
-    return Work(segments=segments, tf32=workload.precision == "tf32")
+    return Work(segments=segments, tf32=workload.has_tf32)
 
 
 def has_rates(gpu: GPU) -> bool:
@@ -56,9 +56,9 @@ def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int
     speed, notes = speed_of(target.gpu)
     if speed is None:
         return None
-    step = time_step(work_of(template, workload, micro_batch), speed, replays=workload.graphs)
+    step = time_step(work_of(template, workload, micro_batch), speed, replays=workload.captures_graphs)
     if template.num_host_weights:
-        num, passes = template.num_host_weights, workload.accumulate or 1
+        num, passes = template.num_host_weights, workload.num_passes
         step = with_host_step(step, num, passes, speed, streams=template.streams_step)
     if workload.num_gpus > 1:
         links = Links.of(target.gpu, workload.num_gpus, workload.num_nodes)
@@ -72,9 +72,9 @@ def _with_talk(step: StepTime, template: StreamTemplate, workload: Workload, lin
         talk_s = links.add_up_s(template.gradient_bytes)
         seconds = step.seconds + talk_s
     else:
-        gathers_s = 2 * (workload.accumulate or 1) * links.gather_s(template.gathered_bytes)
+        gathers_s = 2 * workload.num_passes * links.gather_s(template.gathered_bytes)
         talk_s = gathers_s + links.gather_s(template.gradient_bytes)
-        hooks_s = GROUP_S * template.num_gathers * (workload.accumulate or 1)
+        hooks_s = GROUP_S * template.num_gathers * workload.num_passes
         seconds = max(step.seconds, step.host_s + hooks_s, talk_s)
     return StepTime(seconds=seconds, host_s=step.host_s, device_s={**step.device_s, TALK: talk_s})
 

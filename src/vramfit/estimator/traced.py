@@ -15,7 +15,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
-from vramfit.trace.run import passes_are_alike, trace
+from vramfit.trace.run import Conditions, passes_are_alike, trace
 from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
 
@@ -87,7 +87,7 @@ class TracedWorkload:
     @property
     def options(self) -> AllocatorOptions:
         """How the allocator is set up for this workload."""
-        return AllocatorOptions(expandable_segments=self.workload.allocator == "expandable")
+        return AllocatorOptions(expandable_segments=self.workload.has_expandable_segments)
 
     def stream(self, micro_batch: int, num_steady: int = NUM_STEADY_STEPS) -> Stream:
         """The stream of a cold process at a micro-batch."""
@@ -114,7 +114,7 @@ class TracedWorkload:
             return self.trace(batch)
         traced = (*self._dialect(), batch, self._traced_alike(), self.num_resident, self.rooms)
         key = (self.resolved.config.to_json_string(), *traced)
-        packed = (self.num_sequences, self.workload.accumulate) if self.workload.attention == "packed" else ()
+        packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
             template = self.trace(batch)
@@ -136,7 +136,7 @@ class TracedWorkload:
             batch=num_micro * self.workload.num_gpus,
             accumulate=num_micro,
             micro_batch=None,
-            precision="fp32" if self.workload.precision == "tf32" else self.workload.precision,
+            precision="fp32" if self.workload.has_tf32 else self.workload.precision,
             allocator="default",
             gpu=None,
             memory=None,
@@ -156,13 +156,10 @@ class TracedWorkload:
 
     def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:
         """A trace of its own: for every micro-batch from 2 on, or for the one given; of whole steps, or of passes."""
-        return trace(
-            self.resolved,
-            self.workload,
-            self.profile,
-            batch=batch,
+        conditions = Conditions(
             num_resident=self.num_resident,
             num_sequences=self.num_sequences,
             rooms=self.rooms,
             passes_only=passes_only,
         )
+        return trace(self.resolved, self.workload, self.profile, batch=batch, conditions=conditions)

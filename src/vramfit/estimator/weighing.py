@@ -16,7 +16,7 @@ from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, repla
 from vramfit.allocator.rules import round_request, segment_bytes_for
 from vramfit.records.stream import Stream
 from vramfit.stages import tell
-from vramfit.trace.run import RECORDING_STREAM
+from vramfit.trace.captured import RECORDING_STREAM
 
 
 def warm_stream(stream: Stream) -> Stream:

@@ -17,7 +17,7 @@ from vramfit.errors import MissingExtra, NoPlanFits, WorkloadError
 from vramfit.loader.filling import tensor_slots
 from vramfit.loader.load import LoadRequest
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques import offloading, precision, quantization
+from vramfit.techniques import offloading, quantization
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -55,8 +55,8 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
     if request.offloads:
         return offloading.choose_resident(total, _by_layer(layers, sizes), budget_bytes)
     raise NoPlanFits(
-        f"the weights of {w.model} take {format_bytes(total)} in {_words(w)}, and {format_bytes(budget_bytes)} "
-        f"{'are allowed' if w.memory is not None else f'are free on {device}'}",
+        f"the weights of {w.model} take {format_bytes(total)} in {w.weights_in_words}, and "
+        f"{format_bytes(budget_bytes)} {'are allowed' if w.memory is not None else f'are free on {device}'}",
         shortfall_bytes=total - budget_bytes,
         hint=_less(model, w, total),
     )
@@ -101,7 +101,7 @@ def _slot_bytes(layers: Sequence[int]) -> int:
 
 def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
     """What each tensor of a model will take on the device, by identity, in the precision of a workload."""
-    dtype, quantize = precision.weight_dtype(workload.precision), workload.quantize
+    dtype, quantize = workload.weight_dtype, workload.quantize
     quantized = _quantized(model, workload)
     by_shape: dict[tuple[int, ...], int] = {}
     sizes = {}
@@ -119,7 +119,7 @@ def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
 
 def _quantized(model: torch.nn.Module, workload: Workload) -> set[int]:
     """Weights that will be quantized, by identity."""
-    if workload.quantize is None:
+    if not workload.is_quantized:
         return set()
     return {id(linear.weight) for linear in quantization.quantizable(model, workload.quantize)}
 
@@ -130,10 +130,6 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def _words(w: Workload) -> str:
-    return w.precision if w.quantize is None else f"{w.precision} with {w.quantize} linear layers"
 
 
 def check_host(
@@ -180,7 +176,7 @@ def own_bytes(
     Weights that are drawn come in the type the model was built in and stay until all are in place; a change of type
     or a quantization on the host makes another copy; an offloaded layer is packed into a buffer of its own.
     """
-    sizes, dtype = tensor_bytes(model, workload), precision.weight_dtype(workload.precision)
+    sizes, dtype = tensor_bytes(model, workload), workload.weight_dtype
     waiting = encoder_layers(model)[num_resident:]
     waiting_modules = {id(module) for layer in waiting for module in layer.modules()}
     saved = {} if inspection is None else _saved_dtypes(inspection)

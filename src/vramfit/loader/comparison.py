@@ -10,6 +10,7 @@ from vramfit.errors import CheckpointError, NoPlanFits, VramfitError
 from vramfit.loader.load import LoadRequest, Progress, load_request
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.finding import LoadReport, LogitComparison
+from vramfit.settings import SETTINGS, having
 from vramfit.tasks import find_task
 
 SENTENCES = (
@@ -149,18 +150,17 @@ def _refuse(request: LoadRequest, num_wrong: int, num_wrong_in_full: int, num_sa
             hint="add --scan, which reads all weights and names those that are NaN or infinite",
         )
     if num_wrong:
-        how = w.precision if w.quantize is None else f"{w.precision} with {w.quantize} linear layers"
         raise VramfitError(
-            f"the outputs of {w.model} in {how} are NaN or infinite for {num_wrong} of {num_samples} samples, and "
-            "finite in full precision: its numbers are beyond this precision",
+            f"the outputs of {w.model} in {w.weights_in_words} are NaN or infinite for {num_wrong} of "
+            f"{num_samples} samples, and finite in full precision: its numbers are beyond this precision",
             hint="take precision bf16, which has the range of fp32; --scan looks for weights that are no numbers",
         )
 
 
 def _full_precision(request: LoadRequest) -> torch.nn.Module:
     """The same model in fp32, outside the budget; on the host where the device has no room for it."""
-    workload = replace(request.workload, precision="fp32", quantize=None, memory=None, offload=None)
-    full = replace(request, workload=workload)
+    plain = {name: SETTINGS[name].default for name in having(of_weights=True)}
+    full = replace(request, workload=replace(request.workload, memory=None, **plain))
     try:
         return load_request(full)[0]
     except NoPlanFits:

@@ -261,7 +261,7 @@ class Filling:
         self._dtype = precision.weight_dtype(workload.precision)
         self.transfer = ToCuda(device) if device.type == "cuda" else ToHost(device)
         self._host = ToHost(torch.device("cpu"))
-        linears = [] if workload.quantize is None else quantization.quantizable(model, workload.quantize)
+        linears = [] if not workload.is_quantized else quantization.quantizable(model, workload.quantize)
         self.quantized = {id(linear) for linear in linears}
         """Modules whose weight is quantized, by identity."""
         waiting = encoder_layers(model)[num_resident:]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import NoPlanFits, WorkloadError, nearest_names
 from vramfit.records.finding import LoadReport
+from vramfit.settings import having
 from vramfit.stages import tell
 from vramfit.tasks import DEFAULT
 from vramfit.units import plain, shown
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from vramfit.models.resolve import ResolvedModel
 
 Progress = Callable[[int, int], None]
-FROM_PLAN = ("task", "precision", "quantize", "attention", "num_labels", "memory")
+FROM_PLAN = tuple(name for name in having(at_load=True) if name not in ("model", "offload"))
 OPTIONS = {"device": "cuda", "random_weights": False, "trust_remote_code": False, "seed": 0}
 """Options of a load that are no settings of a workload, with their defaults."""
 KEYWORDS = (*FROM_PLAN, "offload", *OPTIONS)
@@ -46,7 +47,7 @@ class LoadRequest:
     @property
     def offloads(self) -> bool:
         """Whether layers that do not fit may stay on the host."""
-        return self.workload.offload == "weights"
+        return self.workload.offloads_layers
 
     def resolve(self, folder: str | None = None) -> "ResolvedModel":
         """The model asked for, or the same from a folder; imports the code of its class.
@@ -85,9 +86,9 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
     if plan is not None:
         keywords |= {name: getattr(plan.workload, name) for name in FROM_PLAN}
         keywords["offload"] = None
-        if plan.workload.offload == "weights" and plan.workload.trains:  # `offloading.apply` takes it from there
+        if plan.workload.offloads_layers and plan.workload.trains:  # `offloading.apply` takes it from there
             options["device"], keywords["memory"] = "cpu", None
-        elif plan.workload.offload == "weights":  # the plan's memory is for activations too
+        elif plan.workload.offloads_layers:  # the plan's memory is for activations too
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
     if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
         raise WorkloadError(["offload activations is for training; a load offers offload weights"])

@@ -13,6 +13,8 @@ from vramfit.models.tasks import default_attention, supported_attention
 if TYPE_CHECKING:
     from torch import nn
 
+    from vramfit.workload import Workload
+
 DRAWING = ("constant_", "kaiming_uniform_", "normal_", "ones_", "uniform_", "xavier_uniform_", "zeros_")
 """The functions of `torch.nn.init` that torch's own modules call as they are made."""
 
@@ -61,7 +63,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     import torch
 
     config = copy.deepcopy(resolved.config)
-    config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
+    config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
     try:
         with undrawn(), torch.device("meta"):
@@ -69,6 +71,11 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None
     return model
+
+
+def build_for(resolved: ResolvedModel, workload: "Workload") -> "nn.Module":
+    """The same with the attention kernel that a workload asks for."""
+    return build_meta(resolved, attention=workload.attention)
 
 
 def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
@@ -93,11 +100,16 @@ def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
         _check_attention(type(module), type(module).__name__, attention)
         config = getattr(twin, "config", None)
         if config is not None:
-            config._attn_implementation = built_with(attention)
+            config._attn_implementation = _built_with(attention)
     return twin
 
 
-def built_with(attention: str | None) -> str | None:
+def kernel_for(resolved: ResolvedModel, workload: "Workload") -> str:
+    """The attention kernel, as transformers names it, that a model is built with for a workload."""
+    return _built_with(workload.attention) or default_attention(resolved.model_class)
+
+
+def _built_with(attention: str | None) -> str | None:
     """`packed` is put in afterwards (`techniques.packing`)."""
     return "sdpa" if attention == "packed" else attention
 

@@ -173,15 +173,9 @@ def _from_object(model: Any, task: str) -> ResolvedModel:
 
 
 def _resolved(
-    config: Any,
-    task: str,
-    name: str,
-    origin: Origin,
-    *,
-    model_class: type | None = None,
-    folder: Path | None = None,
-    module: "nn.Module | None" = None,
+    config: Any, task: str, name: str, origin: Origin, model_class: type | None = None, **source: Any
 ) -> ResolvedModel:
+    """What was found; `source` is the folder or the module that the model came from."""
     return ResolvedModel(
         name=name,
         origin=origin,
@@ -189,8 +183,7 @@ def _resolved(
         model_class=class_for_task(config, task) if model_class is None else model_class,
         task=task,
         saved_with=getattr(config, "transformers_version", None),
-        folder=folder,
-        module=module,
+        **source,
     )
 
 

@@ -128,8 +128,8 @@ def why_not_packed(job: Job, recipe: Recipe) -> str | None:
         "that is not for several GPUs": job.base.num_gpus > 1,
         "this model has no such attention": not job.can_pack,
         "its kernel needs a GPU of sm_80 or newer": job.capability < BF16_CAPABILITY,
-        f"its kernel computes in 16 bits, not in {recipe.precision}": recipe.precision in ("fp32", "tf32"),
-        "that is not planned beside what waits in host memory": recipe.offload is not None,
+        f"its kernel computes in 16 bits, not in {recipe.precision}": recipe.is_32_bit,
+        "that is not planned beside what waits in host memory": recipe.offloads,
         "that is planned where lengths are known (--lengths, --data) or where it is asked for (--attention packed)": (
             job.lengths is None
         ),
@@ -159,7 +159,7 @@ def margins(job: Job, proposal: Proposal) -> list[Margin]:
     request, base = job.request, job.base
     if request.margin is not None:
         return [given_margin(job.budget_bytes, request.margin)]
-    records, compiles = proposal.adds.get("graphs", False), proposal.adds.get("compile", base.compile)
+    records, compiles = proposal.adds.get("graphs", False), proposal.adds.get("compile", base.is_compiled)
     workload = replace(base, attention="packed" if proposal.packs else base.attention, compile=compiles)
     basis = target_of(workload).basis
     workload = replace(workload, allocator=request.fixed.get("allocator", "expandable"))
@@ -179,7 +179,7 @@ def _within(job: Job, proposal: Proposal, made: list[Recipe], margin: Margin) ->
         if choice is None:
             return None
         if job.lengths is not None:
-            choice = quicker(search, choice, repeats=proposal.like is not None and not job.base.compile)
+            choice = quicker(search, choice, repeats=proposal.like is not None and not job.base.is_compiled)
         estimate = predict(job, choice)
         if estimate.safe_reserved_bytes > limit_bytes or estimate.num_retries or not estimate.fits:
             correct(job, choice, max(estimate.safe_reserved_bytes, limit_bytes + 1))
@@ -203,7 +203,7 @@ def _compiled(plain: Found) -> Found | None:
     job, recipe, steps = plain.job, plain.recipe, plain.job.request.steps
     if "compile" in job.request.fixed or job.request.exact or job.request.rehearses or steps is None:
         return None
-    if recipe.has_own_kernels or recipe.offload is not None or steps * plain.seconds < LEAST_COMPILED_S:
+    if recipe.has_own_kernels or recipe.offloads or steps * plain.seconds < LEAST_COMPILED_S:
         return None
     proposal = Proposal(training=plain.proposal.training, packs=recipe.is_packed, adds={"compile": True}, like=recipe)
     try:
@@ -221,10 +221,10 @@ def _recorded(plain: Found) -> Found | None:
     if wish is False or (wish is None and not _pays_to_record(plain)):
         return None
     may_pack = job.lengths is not None and "attention" not in job.request.fixed and job.can_pack
-    if recipe.offload is not None or not (recipe.is_packed or may_pack):
+    if recipe.offloads or not (recipe.is_packed or may_pack):
         return None
     proposal = Proposal(training=plain.proposal.training, packs=True, adds={"graphs": True})
-    if recipe.compile:
+    if recipe.is_compiled:
         proposal = replace(proposal, adds={"graphs": True, "compile": True}, like=recipe)
     found = fastest(job, proposal)
     if found is None:
@@ -244,6 +244,6 @@ def _pays_to_record(plain: Found) -> bool:
 def may_pay_to_record(found: Found) -> bool:
     """Whether passes are not captured only because nobody said how long the run is."""
     request, recipe = found.job.request, found.recipe
-    if request.steps is not None or request.wishes.get("graphs") or not recipe.is_packed or recipe.is_recorded:
+    if request.steps is not None or request.wishes.get("graphs") or not recipe.is_packed or recipe.captures_graphs:
         return False
     return host_share(found.job, found.choice) >= NEAR_HOST

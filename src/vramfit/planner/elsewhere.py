@@ -107,7 +107,7 @@ def _class_of(precision: str) -> str:
 
 
 def _all_layers(job: Job, recipe: Recipe) -> Recipe:
-    if recipe.checkpointing is not None or not job.can_checkpoint or not recipe.learns_in_layers:
+    if recipe.is_checkpointed or not job.can_checkpoint or not recipe.learns_in_layers:
         return recipe
     return recipe.with_layers(num_layers(job), num_layers(job))
 

@@ -13,12 +13,12 @@ from vramfit.estimator.target import Target
 from vramfit.estimator.timing import has_rates
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.resolve import resolve
 from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
-from vramfit.techniques.packed_attention import takes_heads
+from vramfit.techniques.packing.attention import takes_heads
 from vramfit.workload import SIZE_HINT, Workload
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ def once(function: Callable[Concatenate[Job, P], R]) -> Callable[Concatenate[Job
 @once
 def meta_model(job: Job) -> Any:
     """The model on the meta device, with nothing applied."""
-    return build_meta(job.traced.resolved, attention=job.base.attention)
+    return build_for(job.traced.resolved, job.base)
 
 
 @once

@@ -117,7 +117,7 @@ def _notes(found: Found) -> Iterator[str]:
         yield MAY_WAIT
     if request.rehearses:
         yield REHEARSAL
-    if workload.compile:
+    if workload.is_compiled:
         yield f"compiling takes about {COMPILE_S:.0f} s before the first step, which step times leave out"
 
 

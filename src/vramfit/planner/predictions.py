@@ -11,7 +11,7 @@ from vramfit.estimator.timing import Timed, time_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.heuristics import MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES, MUCH_SMALLER
@@ -23,7 +23,6 @@ from vramfit.settings import SETTINGS
 from vramfit.tasks import find_task
 from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
-from vramfit.trace.template import StreamTemplate
 from vramfit.workload import Workload
 
 PROBED_PASSES = 2
@@ -140,7 +139,7 @@ def host_bytes(job: Job, recipe: Recipe) -> int:
 def fits_host(job: Job, recipe: Recipe) -> bool:
     """Whether what waits in host memory is within what was given for it."""
     limit = job.base.host_memory
-    return limit is None or recipe.offload is None or host_bytes(job, recipe) <= limit
+    return limit is None or not recipe.offloads or host_bytes(job, recipe) <= limit
 
 
 # Floors: the least that is held, by the shapes of weights or a short trace
@@ -149,9 +148,9 @@ def fits_host(job: Job, recipe: Recipe) -> bool:
 def floor_bytes(job: Job, recipe: Recipe) -> int:
     """What is held at least, whatever the split and the checkpointing."""
     all_bytes, learned_bytes, num_learned = _shapes(job, recipe.of_weights())
-    if recipe.offload == "weights":
+    if recipe.offloads_layers:
         return _least_peaks(job, recipe, 1, ANY_BATCH if job.base.share > 1 else 1).get("optimizer", 0)
-    if recipe.offload is not None:
+    if recipe.offloads:
         return all_bytes
     gradients_and_state = learned_bytes * (1 + STATE_COPIES.get(recipe.optimizer, 0))
     floor = all_bytes + gradients_and_state + num_learned * STATE_BYTES.get(recipe.optimizer, 0)
@@ -179,7 +178,7 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
         WorkloadError, MissingExtra: as `apply`.
     """
     traced = traced_passes(job, recipe, 1)
-    model = build_meta(traced.resolved, attention=traced.workload.attention)
+    model = build_for(traced.resolved, traced.workload)
     apply(model, traced.workload)
     num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
@@ -249,7 +248,7 @@ def time_of(job: Job, template: Any, workload: Workload, micro_batch: int) -> Ti
 
 
 @once
-def work_by_length(job: Job, recipe: Recipe, seq: int) -> StreamTemplate:
+def work_by_length(job: Job, recipe: Recipe, seq: int) -> Any:
     """What passes of a recipe do at another length."""
     return traced_passes(job, recipe, PROBED_PASSES).work_by_length(seq, ANY_BATCH)
 
@@ -263,7 +262,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
     traced = TracedWorkload(traced.workload, traced.resolved, traced.profile)  # layers that wait do so here too
     recipe = choice.recipe.eager()  # captured passes are let go of before
     training, _ = two_steps(job, recipe, choice.micro_batch)
-    if choice.recipe.is_recorded:
+    if choice.recipe.captures_graphs:
         training = after_recorded(training, traced.profile)
     limit_bytes -= _traced(job, recipe, choice.micro_batch).template(ANY_BATCH).gathered_peak_bytes
     sizes = [2**i for i in range(9) if 2**i <= min(MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES * job.base.batch)]

@@ -64,19 +64,19 @@ def _whys(found: Found) -> Iterator[tuple[str, str]]:
     other = _other_precision(found)
     if other is not None:
         yield "precision", _compare(found, other)
-    if recipe.offload == "weights":
+    if recipe.offloads_layers:
         yield "checkpointing", "layers that wait in host memory come again for backward, and are computed again then"
-    elif recipe.checkpointing is not None:
+    elif recipe.is_checkpointed:
         yield "checkpointing", _why_checkpointing(found)
-    if recipe.optimizer == "adamw-8bit":
+    if recipe.has_8_bit_state:
         fused = replace(recipe, optimizer="adamw-fused")
         saved = _state_saved(search, recipe)
         fits = any(c.recipe == fused and c.micro_batch == found.choice.micro_batch for c in search.tried)
         much = f"its state takes {format_bytes(saved)} less" if saved else "its state takes less"
         yield "optimizer", f"{much} than AdamW's" + ("" if fits else ", which does not fit")
-    elif recipe.offload is not None:
+    elif recipe.offloads:
         yield "optimizer", "what waits comes to the GPU in pieces, where one kernel steps them"
-    if recipe.compile:
+    if recipe.is_compiled:
         yield "compile", _why_compiled(found)
     if recipe.is_packed:
         yield "attention", _why_packed(found)
@@ -84,9 +84,9 @@ def _whys(found: Found) -> Iterator[tuple[str, str]]:
         why = why_not_packed(found.job, recipe) or "packed passes are no faster on these lengths"
         mask = f"packed attention has no mask, which takes {format_bytes(found.estimate.mask_bytes)} here"
         yield "attention", f"{technique.does}; {mask}, but {why}"
-    if recipe.offload is not None:
+    if recipe.offloads:
         yield "offload", _why_offload(found)
-        if recipe.precision == "bf16":
+        if recipe.has_bf16_weights:
             yield "precision", "weights in fp32 do not fit; their masters wait in host memory"
     for keyword in found.proposal.training.settings:
         yield keyword, "allowed, and nothing milder fits"
@@ -109,9 +109,9 @@ def _why_packed(found: Found) -> str:
 
 def _cost_in_bf16(recipe: Recipe) -> str:
     """What weights in bfloat16 cost goes by how they are stepped."""
-    if recipe.offload is not None:
+    if recipe.offloads:
         return MASTERS
-    return BY_CHANCE if recipe.optimizer == "adamw-8bit" else _cost(find("precision", "bf16"), "bf16")
+    return BY_CHANCE if recipe.has_8_bit_state else _cost(find("precision", "bf16"), "bf16")
 
 
 def _cost(technique: Technique | None, value: Any) -> str:
@@ -141,7 +141,9 @@ def _other_precision(found: Found) -> Recipe | None:
     families = [family for search in found.searches for family in search.families]
     others = [f.recipe for f in families if f.recipe.precision != recipe.precision]
     alike = replace(recipe, checkpointing=None)
-    return next((o for o in others if replace(o, precision=recipe.precision, compile=recipe.compile) == alike), None)
+    return next(
+        (o for o in others if replace(o, precision=recipe.precision, compile=recipe.is_compiled) == alike), None
+    )
 
 
 def _compare(found: Found, other: Recipe) -> str:
@@ -261,7 +263,7 @@ def _why_not(chosen: Found, other: Choice) -> str:
             return f"on the real lengths a step takes {other_s:.3g} s, and {own_s:.3g} s by this plan"
     if other.safe_reserved_bytes > chosen.search.limit_bytes:
         return "it leaves less free than the margin of this plan"
-    if chosen.recipe.is_recorded and not other.recipe.is_recorded:
+    if chosen.recipe.captures_graphs and not other.recipe.captures_graphs:
         return "recorded passes do not wait for the host, whose time differs from machine to machine"
     more = [each.words for each in other.recipe.priced if each not in chosen.recipe.priced]
     needed, saved = 1 - price(chosen.recipe) / price(other.recipe), 1 - other_s / own_s
@@ -270,7 +272,7 @@ def _why_not(chosen: Found, other: Choice) -> str:
 
 def _plainest(search: Search) -> Recipe | None:
     """fp32, or the nearest to it, with nothing else changed."""
-    plain = [f.recipe for f in search.families if f.recipe.precision in ("fp32", "tf32") and f.sibling is None]
+    plain = [f.recipe for f in search.families if f.recipe.is_32_bit and f.sibling is None]
     return plain[0] if plain else None
 
 

@@ -21,10 +21,10 @@ from vramfit.settings import (
     Kind,
     conflicts,
     having,
+    record_of,
     used_by,
     usual_precision,
 )
-from vramfit.settings.setting import record_of
 from vramfit.workload import Workload
 
 IN_RECIPE = tuple(name for name in PLANNED if name not in ("micro_batch", "accumulate"))
@@ -42,16 +42,6 @@ class Recipe(_Settings):  # type: ignore[misc]
         """As keywords of `Workload`: what cannot be beside the other settings is left at its default."""
         chosen = {name: getattr(self, name) for name in IN_RECIPE}
         return {name: SETTINGS[name].settled(chosen) for name in IN_RECIPE}
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether sequences lie end to end."""
-        return bool(self.attention == "packed")
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether passes are captured as CUDA graphs."""
-        return bool(self.graphs)
 
     def eager(self) -> "Recipe":
         """The same with passes that are not captured."""
@@ -73,7 +63,7 @@ class Recipe(_Settings):  # type: ignore[misc]
 
     def of_weights(self) -> "Recipe":
         """A recipe with the same weights, of which as much learns, and nothing else."""
-        precision = self.precision if self.precision == "bf16" else "fp32"
+        precision = self.precision if self.has_bf16_weights else "fp32"
         same = {name: getattr(self, name) for name in ("attention", "freeze", "lora", "quantize")}
         return Recipe(**same, precision=precision, optimizer="sgd")
 
@@ -82,11 +72,6 @@ class Recipe(_Settings):  # type: ignore[misc]
         if not num_checkpointed:
             return self
         return replace(self, checkpointing="full" if num_checkpointed == num_layers else num_checkpointed)
-
-    @property
-    def learns_in_layers(self) -> bool:
-        """Whether the layers keep anything for backward."""
-        return self.lora is not None or self.freeze not in ("encoder", "backbone")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +172,7 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
             made += [replace(recipe, **{setting.keyword: value}) for recipe in made for value in setting.proposes]
     made = [recipe for recipe in made if _is_possible(job, recipe)]
     like = proposal.like
-    if like is None or like.checkpointing is not None or like.optimizer == "adamw-8bit":
+    if like is None or like.is_checkpointed or like.has_8_bit_state:
         return made
     return [recipe for recipe in made if recipe == replace(like, **proposal.adds)] or made
 
@@ -250,7 +235,7 @@ def _thinned(sizes: list[int]) -> list[int]:
 
 def checkpointing_steps(job: Job, recipe: Recipe) -> list[int]:
     """Numbers of layers whose results may be computed twice; none where it is fixed or of no use."""
-    is_fixed = recipe.checkpointing is not None or not _is_possible(job, replace(recipe, checkpointing="full"))
+    is_fixed = recipe.is_checkpointed or not _is_possible(job, replace(recipe, checkpointing="full"))
     if is_fixed or not job.can_checkpoint or not recipe.learns_in_layers:
         return []
     return list(range(1, num_layers(job) + 1))

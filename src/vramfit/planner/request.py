@@ -11,7 +11,7 @@ from typing import Any
 
 from vramfit.errors import VramfitError, WorkloadError, nearest_names
 from vramfit.records.plan import LengthSummary
-from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS
+from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS, completed
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_bytes, plain, shown
 from vramfit.workload import CHOICES, switched
 
@@ -75,8 +75,7 @@ class Request:
         offloads = given.get("offload") is not False
         if not offloads:
             del given["offload"]
-        if given.get("offload") == "weights":
-            given.setdefault("checkpointing", "full")  # its layers come again for backward
+        given = completed(given)
         known = list(SETTINGS)
         problems = [
             f"unknown keyword {name!r} (nearest: {', '.join(nearest_names(name, [*known, *OWN]))})"

@@ -198,7 +198,7 @@ class Search:
     def _gradient_bytes(self, guess: "_Guess") -> int:
         """At most: all weights learn. In host memory they take nothing of the device's."""
         recipe = guess.family.recipe
-        return weight_bytes(self.job, recipe) if recipe.offload is None else 0
+        return weight_bytes(self.job, recipe) if not recipe.offloads else 0
 
     def fitting(self) -> list[Choice]:
         """What was predicted so far and fits."""

@@ -88,7 +88,7 @@ def time_on_lengths(job: Job, choice: Choice) -> float:
         return mean(
             rest_s + sum(times.seconds(*each) for each in padded_passes(batch, most)) for batch in padded_batches(job)
         )
-    filled_up = choice.recipe.is_recorded  # to a few sizes
+    filled_up = choice.recipe.captures_graphs  # to a few sizes
     found = []
     for batch in drawn_batches(job):
         rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in packed_rows(batch, most)]

@@ -142,3 +142,9 @@ class LoadReport(Displayed):
     """What the inspection before the load had to say."""
     comparison: LogitComparison | None = None
     """Outputs beside those of full precision, where that was asked for."""
+
+    @property
+    def weights_in_words(self) -> str:
+        """The type of the weights for people, such as "fp32 with 12 linear layers in int8"."""
+        quantized = f" with {self.num_quantized} linear layers in {self.quantize}" if self.quantize else ""
+        return f"{self.precision}{quantized}"

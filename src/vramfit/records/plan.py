@@ -53,6 +53,11 @@ class Alternative:
     why_not: str = ""
     """Why it was not taken, where it fits and is faster at full length than the plan."""
 
+    @property
+    def split(self) -> str:
+        """Samples of a pass × passes of a step."""
+        return f"{self.micro_batch} × {self.accumulate}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthSummary:
@@ -84,6 +89,11 @@ class InstanceFit:
     step_time_s: float | None = None
     safe_reserved_bytes: int | None = None
 
+    @property
+    def split(self) -> str:
+        """Samples of a pass × passes of a step."""
+        return f"{self.micro_batch} × {self.accumulate}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Plan(Displayed):
@@ -113,14 +123,12 @@ class Plan(Displayed):
     @property
     def micro_batch(self) -> int:
         """Samples of full length that one forward pass sees."""
-        assert self.workload.micro_batch is not None
         return self.workload.micro_batch
 
     @property
     def accumulate(self) -> int:
         """Micro-batches a step."""
-        assert self.workload.accumulate is not None
-        return self.workload.accumulate
+        return self.workload.num_passes
 
     @property
     def predicted_reserved_bytes(self) -> int:
@@ -179,12 +187,12 @@ class Plan(Displayed):
             VramfitError: a plan that uses host memory or packed sequences, which the Trainer has no keyword for.
         """
         w = self.workload
-        if w.attention == "packed":
+        if w.is_packed:
             raise VramfitError(
                 "the Trainer has nothing like attention packed: it would pad, and need more memory",
                 hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
             )
-        if w.offload is not None:
+        if w.offloads:
             raise VramfitError(
                 f"the Trainer has nothing like offload {w.offload}",
                 hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
@@ -204,11 +212,11 @@ class Plan(Displayed):
             "eval_accumulation_steps": 1,
             "optim": optimizers[w.optimizer],
             "bf16": w.precision == "amp-bf16",
-            "fp16": w.precision == "amp-fp16",
+            "fp16": w.scales_loss,
             "tf32": w.precision in ("tf32", "amp-bf16") or None,
             "max_grad_norm": w.max_grad_norm or 0.0,
         }
-        if w.checkpointing == "full":
+        if w.is_fully_checkpointed:
             made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         return made
 

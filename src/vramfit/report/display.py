@@ -48,7 +48,9 @@ def max_batch_repr(m: MaxBatch) -> str:
 def plan_repr(p: Plan) -> str:
     """The split and the settings, what they take, and how fast they are predicted to be."""
     w = p.workload
-    split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else "one pass a step"
+    split = (
+        f"passes of {p.micro_batch}, {p.workload.num_passes} a step" if p.workload.num_passes > 1 else "one pass a step"
+    )
     settings = ", ".join(reason.setting for reason in p.reasons) or "the plainest settings"
     return _shown(
         "Plan",
@@ -113,10 +115,9 @@ def watch_repr(w: WatchRecord) -> str:
 
 def load_repr(r: LoadReport) -> str:
     """What was loaded, and what is missing or too much."""
-    quantized = f", {r.num_quantized} layers in {r.quantize}" if r.quantize else ""
     return _shown(
         "LoadReport",
-        f"{r.model} as {r.model_class}, {r.precision}{quantized}, on {r.device}",
+        f"{r.model} as {r.model_class}, {r.weights_in_words}, on {r.device}",
         f"{r.num_tensors:,} tensors, {format_bytes(r.num_bytes)} in {r.time_s:.2f} s; {len(r.fresh)} fresh, "
         f"{len(r.dropped)} dropped; {_count(r.findings, 'finding')}",
     )
@@ -160,7 +161,11 @@ def estimate_html(e: Estimate) -> str:
 def plan_html(p: Plan) -> str:
     """A plan: its split, the bar, its settings with their reasons."""
     w = p.workload
-    split = f"passes of {p.micro_batch}, {p.accumulate} a step" if p.accumulate > 1 else f"all {w.batch} in one pass"
+    split = (
+        f"passes of {p.micro_batch}, {p.workload.num_passes} a step"
+        if p.workload.num_passes > 1
+        else f"all {w.batch} in one pass"
+    )
     return _card(
         _head(w.model, [w.task, f"batch {w.batch} × {w.seq} tokens", target(p.estimate)]),
         _answer(f"Fits: {split}, about {duration(p.step_time_s)} a step", "good"),

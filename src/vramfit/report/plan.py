@@ -84,14 +84,18 @@ def split_words(plan: Plan) -> str:
     w = plan.workload
     per_s = w.batch / plan.step_time_s
     rate = f"{per_s:,.0f} samples/s" if per_s >= MANY_A_SECOND else f"{per_s:.3g} samples/s"
-    if plan.workload.attention == "packed" and plan.lengths is not None:
+    if plan.workload.is_packed and plan.lengths is not None:
         return f"Fits: passes of up to {plan.micro_batch * plan.workload.seq:,} tokens without padding, {rate}"
     if w.num_gpus > 1:
-        passes = "at once" if plan.accumulate == 1 else f"in passes of {plan.micro_batch:,}, {plan.accumulate:,} a step"
+        passes = (
+            "at once"
+            if plan.workload.num_passes == 1
+            else f"in passes of {plan.micro_batch:,}, {plan.workload.num_passes:,} a step"
+        )
         return f"Fits: each of {w.num_gpus:,} GPUs passes {w.share:,} samples {passes}, {rate}"
-    if plan.accumulate == 1:
+    if plan.workload.num_passes == 1:
         return f"Fits: all {plan.workload.batch} samples in one pass, {rate}"
-    return f"Fits: passes of {plan.micro_batch:,}, {plan.accumulate:,} a step, {rate}"
+    return f"Fits: passes of {plan.micro_batch:,}, {plan.workload.num_passes:,} a step, {rate}"
 
 
 def _settings(plan: Plan) -> RenderableType:
@@ -126,7 +130,7 @@ def _others(plan: Plan) -> Iterator[RenderableType]:
     yield _table(plan, shown)
     faster = "faster" if plan.lengths is None else "faster at full length"
     for other in (a for a in shown if a.why_not):
-        split = f"{other.settings}, {other.micro_batch} × {other.accumulate}"
+        split = f"{other.settings}, {other.split}"
         yield marked("·", f"Not {split}, although it is {faster}: {other.why_not}.", "dim")
     yield Text()
 
@@ -149,7 +153,7 @@ def _table(plan: Plan, shown: Sequence[Alternative]) -> RenderableType:
         mark = Text("○", "cyan") if other.fits else Text("×", "red")
         pace = other.step_time_s / seconds
         beside = f"{pace:.1f}× the time" if pace >= 1.05 else "as fast" if pace > 0.99 else f"{1 - pace:.0%} less time"
-        passes = f"{other.micro_batch} × {other.accumulate}"
+        passes = other.split
         figures = (passes, duration(other.step_time_s), size(other.safe_reserved_bytes))
         rows.add_row(mark, other.settings, *figures, Text(beside if other.fits else "does not fit", "dim"))
     return rows
@@ -226,7 +230,7 @@ def estimate_command(workload: Workload) -> str:
     if w.task != DEFAULT:
         words += ["--task", w.task]
     for name in PLANNED:
-        if name not in ("micro_batch", "accumulate"):
+        if not SETTINGS[name].is_worked_out:
             words += SETTINGS[name].options(getattr(w, name))
     if w.num_gpus > 1:
         words += ["--num-gpus", str(w.num_gpus), "--num-nodes", str(w.num_nodes), "--parallel", w.parallel or "ddp"]
@@ -276,7 +280,7 @@ def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
     rows = table(*columns, right=numbers, wraps=("Settings",), gap=1 if is_narrow else 2)
     for fit in fits:
         mark = Text("✓", "green") if fit.fits else Text("✗", "red")
-        passes = f"{fit.micro_batch} × {fit.accumulate}" if fit.fits else ""
+        passes = fit.split if fit.fits else ""
         seconds = duration(fit.step_time_s) if fit.step_time_s is not None else ""
         used = size(fit.safe_reserved_bytes) if fit.safe_reserved_bytes is not None else ""
         settings = fit.settings if fit.fits else Text(fit.settings, "dim")

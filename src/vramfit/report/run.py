@@ -104,7 +104,7 @@ def render_load_report(report: LoadReport) -> RenderableType:
     """The facts of a load, then what its inspection found, then outputs compared."""
     lines: list[RenderableType] = [
         Text.assemble(
-            (model_name(report.model), "bold"), f"  {report.model_class}, {_weights(report)}, on {report.device}"
+            (model_name(report.model), "bold"), f"  {report.model_class}, {report.weights_in_words}, on {report.device}"
         ),
         facts(_load_rows(report)),
     ]
@@ -114,12 +114,6 @@ def render_load_report(report: LoadReport) -> RenderableType:
     if report.comparison is not None:
         lines += [Text(""), Text("Beside full precision", style="bold"), facts(_comparison(report.comparison))]
     return Group(*lines)
-
-
-def _weights(report: LoadReport) -> str:
-    if report.quantize is None:
-        return report.precision
-    return f"{report.precision} with {report.num_quantized} linear layers in {report.quantize}"
 
 
 def _load_rows(report: LoadReport) -> Iterator[tuple[str, str]]:
@@ -176,9 +170,13 @@ def _parts(fitting: Fitting) -> Iterator[RenderableType]:
 
 def _passes(fitting: Fitting) -> str:
     plan = fitting.plan
-    if plan.workload.attention == "packed":
+    if plan.workload.is_packed:
         return f"in passes of up to {plan.micro_batch * plan.workload.seq:,} tokens, without padding"
-    return "all in one pass" if plan.accumulate == 1 else f"in {plan.accumulate} passes of at most {plan.micro_batch}"
+    return (
+        "all in one pass"
+        if plan.workload.num_passes == 1
+        else f"in {plan.workload.num_passes} passes of at most {plan.micro_batch}"
+    )
 
 
 def _changes(fitting: Fitting) -> RenderableType:

@@ -190,9 +190,9 @@ def job(workload: Workload, *, batch: bool = True, seq: bool = True) -> list[str
         ([f"batch {w.batch:,}"] if batch else []) + ([f"{w.seq:,} tokens"] if seq else []),
     )
     phrases = [shape] if shape else []
-    if w.accumulate not in (None, 1):
+    if w.num_passes > 1:
         each = f" of {w.micro_batch}" if batch else ""
-        phrases.append(f"in {w.accumulate} micro-batches{each}")
+        phrases.append(f"in {w.num_passes} micro-batches{each}")
     return phrases + in_words(w)
 
 

@@ -20,9 +20,8 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.anatomy import max_positions, vocab_size
-from vramfit.models.build import build_meta, built_with
+from vramfit.models.build import build_for, kernel_for
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import default_attention
 from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
@@ -30,8 +29,7 @@ from vramfit.runtime.device import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch, forward_step, make_batch, train_step
-from vramfit.techniques import optimizers, precision
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import apply, make_optimizer
 from vramfit.workload import Workload
 
 INITIAL_SCALE = 1024.0
@@ -48,9 +46,9 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
     """
     w, longest = workload, max_positions(resolved.config) if resolved.config is not None else None
     asked = {
-        "attention packed cannot be measured yet": w.attention == "packed",
-        "offload cannot be measured yet": w.offload is not None,
-        "compile cannot be measured yet": w.compile,
+        "attention packed cannot be measured yet": w.is_packed,
+        "offload cannot be measured yet": w.offloads,
+        "compile cannot be measured yet": w.is_compiled,
         "num_gpus above 1 cannot be measured yet": w.num_gpus > 1,
         "loop stepper cannot be measured yet": w.loop != "plain",
         f"seq {w.seq} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer": (
@@ -60,24 +58,24 @@ def check(resolved: ResolvedModel, workload: Workload) -> None:
     problems = [problem for problem, is_asked in asked.items() if is_asked]
     if problems:
         raise WorkloadError(problems)
-    build_meta(resolved, attention=w.attention)  # cheap, and says what is wrong with the model
+    build_for(resolved, w)  # cheap, and says what is wrong with the model
 
 
 def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """The model on the CPU with small random weights and its techniques, in the order a prediction applies them."""
-    model = _build(resolved, workload.attention)
+    model = _build(resolved, workload)
     apply(model, workload)
     return model
 
 
-def _build(resolved: ResolvedModel, attention: str | None) -> torch.nn.Module:
+def _build(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     """`model_class(config)`, without the slow drawing of every weight: memory does not depend on values."""
     if resolved.module is not None:
         return copy.deepcopy(resolved.module)
     from transformers import PreTrainedModel
 
     config = copy.deepcopy(resolved.config)
-    config._attn_implementation = built_with(attention) or default_attention(resolved.model_class)
+    config._attn_implementation = kernel_for(resolved, workload)
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
     skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:
@@ -110,16 +108,16 @@ def write_tokens(batch: Batch, model: torch.nn.Module) -> None:
 
 def make_step(model: torch.nn.Module, workload: Workload, batch: Batch) -> Callable[[], None]:
     """The plain step of a workload, ready to be called again and again."""
-    w, dtype = workload, precision.autocast_dtype(workload.precision)
+    w, dtype = workload, workload.autocast_dtype
 
     def autocast() -> AbstractContextManager[Any]:
         return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
     if not w.trains:
         return lambda: forward_step(model, batch, grad=w.mode == "forward", autocast=autocast)
-    optimizer = optimizers.make(w.optimizer, model.parameters())
-    scaler = torch.amp.GradScaler("cuda", INITIAL_SCALE) if precision.needs_scaler(w.precision) else None
-    batches = [batch] * (w.accumulate or 1)
+    optimizer = make_optimizer(model, w)
+    scaler = torch.amp.GradScaler("cuda", INITIAL_SCALE) if w.scales_loss else None
+    batches = [batch] * w.num_passes
     return lambda: train_step(
         model, optimizer, batches, autocast=autocast, scaler=scaler, max_grad_norm=w.max_grad_norm
     )
@@ -214,7 +212,7 @@ class _Run:
     def go(self, num_steps: int) -> None:
         """Load, bring the batch, and step; each phase is written down when it ends."""
         w = self.workload
-        torch.set_float32_matmul_precision("high" if w.precision == "tf32" else "highest")
+        torch.set_float32_matmul_precision("high" if w.has_tf32 else "highest")
         restart_peaks(DEVICE)
         model = prepare(self.resolved, w)
         model.to(DEVICE)
@@ -281,7 +279,7 @@ def _check_cuda(workload: Workload) -> None:
             hint="run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one",
         )
     expandable = any(EXPANDABLE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES)
-    if expandable != (workload.allocator == "expandable"):
+    if expandable != (workload.has_expandable_segments):
         raise MeasurementError(
             f"allocator {workload.allocator}: torch was started with another one",
             hint=f"start Python with{'out' if expandable else ''} PYTORCH_ALLOC_CONF={EXPANDABLE}",
@@ -297,7 +295,7 @@ def _check_cuda(workload: Workload) -> None:
 def _environment(workload: Workload) -> dict[str, str]:
     """This process's environment, less what changes memory, with the allocator that the workload asks for."""
     environment = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
-    if workload.allocator == "expandable":
+    if workload.has_expandable_segments:
         environment |= dict.fromkeys(ALLOCATOR_VARIABLES, EXPANDABLE)
     return environment
 

@@ -8,13 +8,15 @@ import torch
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
+from vramfit.settings.offload import HOST_STEPS
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
-from vramfit.techniques import layer_inputs, offloading
+from vramfit.techniques import offloading
+from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.techniques.packing import is_per_token
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import CHOICES, HOST_STEPS, Workload
+from vramfit.workload import CHOICES, Workload
 
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
@@ -121,7 +123,7 @@ class StepSettings:
         if plan is not None:
             workload = plan.workload if isinstance(plan, Plan) else plan
             made = {name: getattr(workload, name) for name in names}
-            made["attention"] = "packed" if workload.attention == "packed" else None
+            made["attention"] = "packed" if workload.is_packed else None
             made["memory"] = plan.budget_bytes if isinstance(plan, Plan) else workload.memory
         made |= {name: plain(value) for name, value in given.items() if value is not None}
         return cls(**made)
@@ -177,7 +179,7 @@ def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
     layers = offloading.layer_slots_of(model)
     if offload not in (None, "optimizer", "weights", "activations"):
         return [f"offload {offload!r} is not one of optimizer, weights, activations"]
-    if offload == "activations" and layer_inputs.layer_inputs_of(model) is None:
+    if offload == "activations" and layer_inputs_of(model) is None:
         return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
     if layers is None:
         return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []

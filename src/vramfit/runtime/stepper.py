@@ -21,6 +21,8 @@ from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.invariance import check_once
 from vramfit.runtime.model_state import Failed, ModelState, untouched
 from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, largest_like
+from vramfit.settings import checkpointing
+from vramfit.settings.casts import keeps_copies
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring, each_tensor
@@ -28,12 +30,12 @@ from vramfit.step.ranks import Alone, Ranks
 from vramfit.step.splitting import passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
-from vramfit.techniques import checkpointing, compiling, offloading, packing
+from vramfit.techniques import compiling, offloading, packing
 from vramfit.techniques import precision as precisions
 from vramfit.techniques.application import apply_to_steps, compile_layers
-from vramfit.techniques.host_step import HostStep
-from vramfit.techniques.packed_attention import has_packed_kernel
-from vramfit.workload import Workload, keeps_copies
+from vramfit.techniques.offloading.host_step import HostStep
+from vramfit.techniques.packing.attention import has_packed_kernel
+from vramfit.workload import Workload
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -80,7 +82,7 @@ class Stepper:
         chosen = StepSettings.of(plan, settings)
         if isinstance(plan, Plan):
             apply_to_steps(model, plan.workload)
-            if plan.workload.compile:
+            if plan.workload.is_compiled:
                 compile_layers(model)
         check(model, optimizer, chosen, loss_fn, count_fn)
         if ranks is not None and chosen.offload is not None:

@@ -28,7 +28,7 @@ from vramfit.settings import having
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques.application import prepare
-from vramfit.techniques.packed_attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
+from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.workload import CHOICES, Workload
 
 MAX_BATCH = 256
@@ -235,7 +235,7 @@ class TrainedModel:
                 budget_bytes=budget_bytes,
                 hint="give more memory, cut the sequences (--seq), or take precision bf16",
             )
-        most = max(MAX_PACKED_TOKENS // w.seq, 1) if w.attention == "packed" else MAX_BATCH
+        most = max(MAX_PACKED_TOKENS // w.seq, 1) if w.is_packed else MAX_BATCH
         return min(found.batch, most)
 
 

@@ -19,11 +19,11 @@ from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource
 from vramfit.monitor.watch import Watch, WatchSettings
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.device import EmulatedMemory
+from vramfit.settings import having
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.units import MIB, format_bytes
 
 TIMEOUT_S = 60.0
-SETTINGS = ("precision", "attention", "checkpointing", "optimizer", "allocator")
 FITS, DOES_NOT_FIT = 0, 3
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -114,7 +114,7 @@ def _plan(answer: dict[str, Any], job: JobSeen, name: str, budget_bytes: int) ->
         yield f"no settings for batch {job.batch} × {job.seq} fit into {format_bytes(budget_bytes)}: {answer['error']}"
         return
     w, reserved = answer["workload"], answer["estimate"]["safe_reserved_bytes"]
-    chosen = [f"{s} {w[s]}" for s in SETTINGS if w.get(s) not in (None, "default")]
+    chosen = [f"{s} {w[s]}" for s in having(is_observed=True) if w.get(s) not in (None, "default")]
     split = f"passes of {w['micro_batch']}, {w['accumulate']} a step"
     yield (
         f"batch {job.batch} × {job.seq} of {name} fits into {format_bytes(budget_bytes)} with {split}, "

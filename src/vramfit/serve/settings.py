@@ -1,9 +1,10 @@
 """`ServeSettings`: what a server is asked for, checked before anything heavy is imported; and its limits."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from vramfit.errors import WorkloadError
-from vramfit.settings import SETTINGS
+from vramfit.settings import SETTINGS, having
 from vramfit.settings.values import Choice, Count, Number, Value
 from vramfit.tasks import all_tasks
 from vramfit.units import parse_bytes
@@ -106,6 +107,11 @@ class ServeSettings:
     def device_of(self, worker: int) -> str | None:
         """Where a worker runs, counted from 0."""
         return self.devices[worker % len(self.devices)] if self.devices else None
+
+    @property
+    def of_weights(self) -> dict[str, Any]:
+        """How the weights lie, as keywords of a workload."""
+        return {name: getattr(self, name) for name in having(of_weights=True)}
 
     def sharers(self, worker: int) -> int:
         """Workers on the device of a worker, itself included."""

@@ -6,7 +6,8 @@ To add a technique, add a module with a `Setting`: see `docs/add-a-technique.md`
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from vramfit.settings.precision import usual_precision
@@ -94,6 +95,31 @@ def chosen_in_words(workload: "Workload") -> list[str]:
     return [text for text in (SETTINGS[name].brief(workload) for name in CHOSEN) if text is not None]
 
 
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that were given, and those that they need and nobody gave.
+
+    >>> completed({"offload": "weights"})
+    {'offload': 'weights', 'checkpointing': 'full'}
+    """
+    texts = [(name, value) for name, value in given.items() if name in SETTINGS and isinstance(value, str)]
+    needed = {key: value for name, text in texts for key, value in SETTINGS[name].implies.get(text, {}).items()}
+    return {**given, **{name: value for name, value in needed.items() if name not in given}}
+
+
+def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
+    """A frozen dataclass with these fields, to be the base of a class; it has what is `asked` of settings among them.
+
+    Args:
+        fields: name, type and default of each; `...` stands for no default.
+        module: the module that the class is in.
+    """
+    made = [(name, kind) if default is ... else (name, kind, field(default=default)) for name, kind, default in fields]
+    settings = [SETTINGS[name] for name, *_ in made if name in SETTINGS]
+    asked = {question.__name__: property(question) for s in settings for question in s.asked}
+    namespace = {"__post_init__": lambda self: None, "__module__": module, **asked}
+    return make_dataclass("Fields", made, namespace=namespace, frozen=True, kw_only=True, slots=True)
+
+
 __all__ = [
     "ALLOWABLE",
     "APPLIED",
@@ -108,10 +134,12 @@ __all__ = [
     "Setting",
     "Technique",
     "chosen_in_words",
+    "completed",
     "conflicts",
     "find",
     "having",
     "in_words",
+    "record_of",
     "used_by",
     "usual_precision",
 ]

@@ -1,15 +1,14 @@
 """`attention`: the kernel, padded or packed; and `mask`."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Switch
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
+def is_packed(w: Workload) -> bool:
+    """Whether sequences lie end to end in one row, without padding."""
+    return w.attention == "packed"
 
 
 class Attention(Setting):
@@ -18,8 +17,10 @@ class Attention(Setting):
     label = "Attention"
     labels = (("", "model’s own"), ("packed", "packed: no padding"))
     about = "“eager” writes every score out; “sdpa” does not; “packed” also leaves out padding."
-    help = "Attention kernel: sdpa where the model has it, else eager, unless given; `packed` has no padding."
+    help = "Attention kernel. Default: sdpa where the model has it, else eager. `packed` computes without padding."
+    in_answers = is_observed = True
     is_planned = in_inference = at_load = True
+    asked = (is_packed,)
     techniques = (
         Technique(
             values=("sdpa",),
@@ -35,36 +36,36 @@ class Attention(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.attention == "packed" and w.trains and w.loop != "stepper":
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.is_packed and w.trains and w.loop != "stepper":
             yield "attention packed is for loop 'stepper': a plain loop's loss does not know where sequences begin"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if w.attention == "packed" and capability < BF16_CAPABILITY:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if w.is_packed and capability < BF16_CAPABILITY:
             yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
-        if w.attention == "packed" and w.precision in ("fp32", "tf32"):
+        if w.is_packed and w.is_32_bit:
             yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
 
     is_of_steps = True
 
-    def is_applied_for(self, w: "Workload") -> bool:
-        return bool(w.attention == "packed")
+    def is_applied_for(self, w: Workload) -> bool:
+        return w.is_packed
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import packing
 
         packing.apply(model, w.task)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques import packing
 
         packing.undo(model)
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return f"{w.attention} attention" if w.attention else None
 
-    def brief(self, w: "Workload") -> str | None:
-        return "packed" if w.attention == "packed" else None
+    def brief(self, w: Workload) -> str | None:
+        return "packed" if w.is_packed else None
 
 
 class Mask(Setting):
@@ -74,10 +75,10 @@ class Mask(Setting):
     label = "Attention mask"
     labels = (("padded", "padded: hides padding"), ("ones", "given, hides nothing"), ("none", "none given"))
     about = "Some kernels can only be used where no token is hidden."
-    help = "Whether an attention mask is given, and whether it hides anything."
+    help = "Whether the model gets an attention mask, and whether the mask hides tokens."
     in_inference = True
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return {"none": "no mask", "ones": "mask of ones"}.get(w.mask)
 
 
@@ -85,14 +86,14 @@ class Dropout(Setting):
     keyword, order, applied = "dropout", 130, 60
     value = Switch()
     default = True
-    help = "Without dropout, modules are as under model.eval(). Inference never drops."
+    help = "Dropout in training; without it, modules run as under model.eval(). Inference never uses it."
     on_page = False
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return True
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         model.train(w.mode != "infer" and w.dropout)
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.dropout else "no dropout"

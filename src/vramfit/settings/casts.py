@@ -1,16 +1,27 @@
 """`casts`: under autocast, a layer's weights cast by one call."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramfit.settings.fused import Fused
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
+def keeps_copies(*, on_host: bool, in_shards: bool) -> bool:
+    """Whether autocast keeps its casts of weights for a pass: not where memory is so short that the optimizer is on the
+    host or weights are in shards."""
+    return not (on_host or in_shards)
+
+
+def keeps_casts(w: Workload) -> bool:
+    """Whether autocast keeps its casts of weights for a pass."""
+    return keeps_copies(on_host=w.steps_on_host, in_shards=w.shards)
+
+
+def casts_by_layer(w: Workload) -> bool:
+    """Whether a layer's weights are cast by one call, where anything is cast."""
+    return w.casts == "together"
 
 
 class Casts(Setting):
@@ -22,9 +33,10 @@ class Casts(Setting):
     hidden = True
     label, modes = "Cast weights by layer", ("train",)
     about = "Under amp, a layer’s weights are cast to half precision at once, and let go of when the layer is done."
-    help = "In amp-* training, cast each weight by itself, or all of a layer in one call (together)."
+    help = "In amp-* training, cast each weight by itself (each) or all weights of a layer in one call (together)."
     is_planned = True
     must_match_on_resume = False
+    asked = (keeps_casts, casts_by_layer)
     techniques = (
         Technique(
             values=("together",),
@@ -40,22 +52,22 @@ class Casts(Setting):
         can_be = chosen["precision"].startswith("amp") and chosen["offload"] is None and not chosen["compile"]
         return str(chosen["casts"]) if can_be and not Fused().settled(chosen) else "each"
 
-    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> str:
+    def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> str:
         from vramfit.techniques import casting
 
         return "together" if casting.can_be(model) and not w.shards else "each"
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         from vramfit.techniques import casting
 
         return casting.is_for(w)
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import casting
 
         casting.apply(model)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques import casting
 
         casting.undo(model)

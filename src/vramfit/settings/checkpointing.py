@@ -1,16 +1,13 @@
 """`checkpointing`: layers computed again in backward."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.errors import WorkloadError
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +28,31 @@ class Layers(Value):
         return number_or_text(text)
 
 
+def is_checkpointed(w: Workload) -> bool:
+    """Whether layers are computed again in backward."""
+    return w.checkpointing is not None
+
+
+def is_fully_checkpointed(w: Workload) -> bool:
+    """Whether all layers are computed again in backward."""
+    return w.checkpointing == "full"
+
+
+def num_checkpointed(w: Workload) -> int | None:
+    """How many of the lowest layers are computed again in backward; None where it is all of them or none."""
+    return w.checkpointing if isinstance(w.checkpointing, int) else None
+
+
 class Checkpointing(Setting):
     keyword, order, applied = "checkpointing", 140, 70
     value = Layers()
     label, modes, is_basic = "Checkpointing", ("train", "forward"), True
     labels = (("", "none"), ("full", "all layers"))
-    help = "Recompute all layers in backward, or the first K."
+    help = "Activation checkpointing: recompute all layers in the backward pass (full), or the first K."
+    pattern = r"^(full|[1-9][0-9]{0,2})$"
+    is_observed = True
     is_planned = True
+    asked = (is_checkpointed, is_fully_checkpointed, num_checkpointed)
     must_match_on_resume = is_kept_on_resume = False
     techniques = (
         Technique(
@@ -48,14 +63,40 @@ class Checkpointing(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.checkpointing is not None and w.mode == "infer":
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.is_checkpointed and w.mode == "infer":
             yield "checkpointing keeps nothing: mode is infer"
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return bool(w.mode != "infer")
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import checkpointing
+    def apply(self, model: Module, w: Workload) -> None:
+        apply(model, w.checkpointing)
 
-        checkpointing.apply(model, w.checkpointing)
+
+def apply(model: Any, checkpointing: str | int | None) -> None:
+    """Checkpoint all layers (`full`) or the first k, in place.
+
+    Raises:
+        WorkloadError: a model that cannot, or more layers than there are.
+    """
+    if checkpointing is None:
+        return
+    from vramfit.models.anatomy import encoder_layers
+
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise WorkloadError([f"checkpointing: {type(model).__name__} does not support it"])
+    logging.getLogger("transformers.utils.generic").addFilter(_is_not_of_caches)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if checkpointing == "full":
+        return
+    layers = encoder_layers(model)
+    if int(checkpointing) > len(layers):
+        raise WorkloadError([f"checkpointing {checkpointing}: the model has {len(layers)} layers"])
+    for layer in layers[int(checkpointing) :]:
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def _is_not_of_caches(record: logging.LogRecord) -> bool:
+    """Drops the warning that checkpointing sets `use_cache` to False: an encoder has no cache."""
+    return "use_cache=True` is incompatible" not in record.getMessage()

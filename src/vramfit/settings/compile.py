@@ -1,13 +1,14 @@
 """`compile`: `torch.compile` on the model's layers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
 from vramfit.settings.values import Switch
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
+
+def is_compiled(w: Workload) -> bool:
+    """Whether the model's layers are compiled by `torch.compile`."""
+    return bool(w.compile)
 
 
 class Compile(Setting):
@@ -16,11 +17,12 @@ class Compile(Setting):
     default = False
     label = "torch.compile"
     about = "Layers become kernels made for them: faster steps after minutes of compiling."
-    help = "torch.compile on the model's layers; a plan takes it where a run is long enough for it to pay."
+    help = "torch.compile on the model's layers; a plan uses it in runs that are long enough to repay the compile time."
     is_planned = in_inference = True
     not_exact = "fused kernels round otherwise"
     few_measured = "compiled layers were compared with few measurements"
     is_measured = False
+    asked = (is_compiled,)
     techniques = (
         Technique(
             values=("True",),
@@ -30,18 +32,18 @@ class Compile(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.compile:
             return
-        if w.offload == "weights":
+        if w.offloads_layers:
             yield "offload weights and compile do not go together: layers come and go"
-        elif w.offload is not None:
+        elif w.offloads:
             yield f"compile and offload {w.offload} do not go together: what hooks do is not compiled"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"compile and quantize {w.quantize} do not go together yet"
         if w.num_gpus > 1:
             yield "compile is for one GPU yet"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.compile and capability < TRITON_CAPABILITY:
             yield f"compile: Triton does not compile for {gpu}"

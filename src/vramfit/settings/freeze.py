@@ -1,16 +1,16 @@
 """`freeze`: parameters that do not learn."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.errors import WorkloadError
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 from vramfit.units import plain, shown
 
 if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
+    from torch.nn import Parameter
 
 NAMES = ("embeddings", "encoder", "backbone")
 
@@ -49,13 +49,35 @@ class Frozen(Value):
         return parts if len(parts) > 1 else number_or_text(parts[0])
 
 
+def freezes_layers(w: Workload) -> bool:
+    """Whether no layer learns."""
+    return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))
+
+
+def is_frozen(w: Workload) -> bool:
+    """Whether parameters do not learn that could."""
+    return w.freeze is not None
+
+
+def num_frozen(w: Workload) -> int | None:
+    """How many of the lowest layers do not learn, where it is a number."""
+    return w.freeze if isinstance(w.freeze, int) else None
+
+
+def has_same_layers(w: Workload) -> bool:
+    """Whether all layers do the same: each learns, and all or none are computed again."""
+    return w.num_checkpointed is None and w.freeze in (None, "embeddings")
+
+
 class Freeze(Setting):
     keyword, order, applied = "freeze", 150, 30
     value = Frozen()
     label, modes, is_basic = "Frozen", ("train",), True
     labels = (("", "nothing"), *((name, name) for name in NAMES))
-    help = "What does not learn: embeddings, encoder, backbone, the K lowest layers, patterns of names, or several."
+    help = "Parameters that are not trained: embeddings, encoder, backbone, the K lowest layers, name patterns."
+    pattern = r"^(embeddings|encoder|backbone|[1-9][0-9]{0,2})$"  # names of parameters are not for strangers
     is_planned = True
+    asked = (freezes_layers, is_frozen, num_frozen, has_same_layers)
     allows = (("freeze", "parameters that do not learn"),)
     techniques = (
         Technique(
@@ -66,15 +88,13 @@ class Freeze(Setting):
         ),
     )
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return True
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import freezing
+    def apply(self, model: Module, w: Workload) -> None:
+        apply(model, w.freeze)
 
-        freezing.apply(model, w.freeze)
-
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         if w.freeze is None:
             return None
         if isinstance(w.freeze, int):
@@ -82,6 +102,50 @@ class Freeze(Setting):
         return f"freeze {', '.join(w.freeze) if isinstance(w.freeze, tuple) else w.freeze}"
 
 
-def freezes_layers(w: "Workload") -> bool:
-    """Whether no layer learns."""
-    return bool({"encoder", "backbone"} & set(w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)))
+def apply(model: Module, freeze: str | int | tuple[str, ...] | None) -> None:
+    """Freeze in place.
+
+    Args:
+        freeze: `embeddings`; `encoder` (embeddings and all layers); `backbone` (all but the head); a number of
+            lowest layers, embeddings included; or a pattern of parameter names. A tuple may mix them, with
+            numbers as text.
+
+    Raises:
+        WorkloadError: more layers than there are, a pattern that matches nothing, or nothing left to learn.
+    """
+    if freeze is None:
+        return
+    for part in freeze if isinstance(freeze, tuple) else (freeze,):
+        for parameter in _chosen(model, int(part) if str(part).isdecimal() else part):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError([f"freeze {freeze!r} leaves nothing to learn"])
+
+
+def _chosen(model: Module, freeze: str | int) -> "list[Parameter]":
+    """The parameters that one name, number or pattern stands for."""
+    from vramfit.models.anatomy import backbone, encoder_layers
+
+    if freeze == "backbone":
+        return list(backbone(model).parameters())
+    if freeze == "embeddings":
+        return _embedding_parameters(model)
+    if freeze == "encoder" or isinstance(freeze, int):
+        layers = encoder_layers(model)
+        count = len(layers) if freeze == "encoder" else int(freeze)
+        if count > len(layers):
+            raise WorkloadError([f"freeze {count}: the model has {len(layers)} layers"])
+        return _embedding_parameters(model) + [p for layer in layers[:count] for p in layer.parameters()]
+    found = [p for name, p in model.named_parameters() if fnmatchcase(name, freeze)]
+    if not found:
+        raise WorkloadError([f"freeze {freeze!r} matches no parameter"])
+    return found
+
+
+def _embedding_parameters(model: Module) -> "list[Parameter]":
+    from vramfit.models.anatomy import embeddings
+
+    part = embeddings(model)
+    if part is None:
+        raise WorkloadError([f"freeze: {type(model).__name__} has no embeddings"])
+    return list(part.parameters())

@@ -1,15 +1,15 @@
 """`fused`: a layer of BERT's kind as one function, with kernels of vramfit's own."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import TRITON_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Switch
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
+def is_fused(w: Workload) -> bool:
+    """Whether a layer is one function, with kernels of vramfit's own."""
+    return bool(w.fused)
 
 
 class Fused(Setting):
@@ -19,7 +19,7 @@ class Fused(Setting):
     planned_default = True
     label, modes = "Fused layers", ("train",)
     about = "vramfit’s own kernels; for packed attention under amp."
-    help = "In packed amp-* training, layers of BERT's kind as one function each; a plan takes it where it can be."
+    help = "In packed amp-* training, run each BERT-type layer as one fused function; a plan uses it where possible."
     is_planned = True
     own_kernels = True
     if_possible = (
@@ -28,6 +28,7 @@ class Fused(Setting):
     )
     not_exact = "sums of gradients are rounded otherwise"
     is_measured = False
+    asked = (is_fused,)
     must_match_on_resume = False
     techniques = (
         Technique(
@@ -40,10 +41,10 @@ class Fused(Setting):
 
     is_of_steps = is_undone = True
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.fused:
             return
-        if not w.trains or w.attention != "packed":
+        if not w.trains or not w.is_packed:
             yield "fused is for packed training: take attention packed"
         if not w.autocasts:
             yield f"fused is for precision amp-bf16 or amp-fp16, not {w.precision}"
@@ -51,9 +52,9 @@ class Fused(Setting):
             yield "fused and compile do not go together: either makes a layer's kernels"
         if w.lora is not None:
             yield "fused and lora do not go together: adapters are other products"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"fused and quantize {w.quantize} do not go together"
-        if w.offload is not None:
+        if w.offloads:
             yield f"fused and offload {w.offload} do not go together yet"
         if w.num_gpus > 1:
             yield "fused is for one GPU yet"
@@ -63,26 +64,26 @@ class Fused(Setting):
         is_packed = chosen["attention"] == "packed" and chosen["precision"].startswith("amp")
         return bool(chosen["fused"] and plain and is_packed and not chosen["compile"])
 
-    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> bool:
+    def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> bool:
         from vramfit.techniques import fusing
 
         return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.can_be(model)
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.fused and capability < TRITON_CAPABILITY:
             yield f"fused: Triton does not compile for {gpu}"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import fusing
 
         fusing.require(model)
 
-    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply_to_steps(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import fusing
 
         fusing.apply(model)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         from vramfit.techniques import fusing
 
         fusing.undo(model)

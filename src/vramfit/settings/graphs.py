@@ -1,17 +1,18 @@
 """`graphs`: packed passes captured as CUDA graphs, and replayed."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.optimizer import IN_PLACE
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Switch
 from vramfit.tasks import find_task
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
-
-OPTIMIZERS = ("adamw-fused", "adamw-8bit")
 PRECISIONS = ("amp-bf16", "bf16")
+
+
+def captures_graphs(w: Workload) -> bool:
+    """Whether packed passes are captured as CUDA graphs and replayed."""
+    return bool(w.graphs)
 
 
 class Graphs(Setting):
@@ -20,13 +21,14 @@ class Graphs(Setting):
     default = False
     label, modes = "CUDA graphs", ("train",)
     about = "Passes are captured once and replayed, which spares the CPU work; for packed attention."
-    help = "Capture packed passes as CUDA graphs; a plan takes it in long runs whose host is about as slow as the GPU."
+    help = "Capture packed passes as CUDA graphs; a plan uses it in long runs whose host is about as slow as the GPU."
     is_planned = True
     if_possible = (
         "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that "
         "stay in memory fit"
     )
     is_measured = False
+    asked = (captures_graphs,)
     must_match_on_resume = False
     techniques = (
         Technique(
@@ -37,18 +39,18 @@ class Graphs(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.graphs:
             return
-        if not w.trains or w.attention != "packed":
+        if not w.trains or not w.is_packed:
             yield "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed"
         if w.num_gpus > 1:
             yield "graphs are for one GPU yet"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"graphs and quantize {w.quantize} do not go together yet"
-        if w.offload is not None:
+        if w.offloads:
             yield f"graphs and offload {w.offload} do not go together: copies take turns"
-        if w.checkpointing is not None:
+        if w.is_checkpointed:
             yield (
                 "graphs and checkpointing do not go together: layers that are computed again look at random generators"
             )
@@ -56,8 +58,8 @@ class Graphs(Setting):
             yield f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with"
         if w.precision not in PRECISIONS:
             yield f"graphs are for precision {' or '.join(PRECISIONS)}, not {w.precision}"
-        if w.optimizer not in OPTIMIZERS:
+        if not w.steps_in_place:
             yield (
                 f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs some beside: "
-                f"take {' or '.join(OPTIMIZERS)}"
+                f"take {' or '.join(IN_PLACE)}"
             )

@@ -1,16 +1,19 @@
 """`lora`: adapters learn in place of weights."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.freeze import freezes_layers
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Count
 
-if TYPE_CHECKING:
-    import torch
 
-    from vramfit.workload import Workload
+def has_adapters(w: Workload) -> bool:
+    """Whether LoRA adapters learn in place of the weights beside them."""
+    return w.lora is not None
+
+
+def learns_in_layers(w: Workload) -> bool:
+    """Whether layers keep anything for backward."""
+    return w.has_adapters or w.freeze not in ("encoder", "backbone")
 
 
 class Lora(Setting):
@@ -18,8 +21,9 @@ class Lora(Setting):
     value = Count(optional=True, metavar="RANK")
     label, modes, is_basic = "LoRA rank", ("train",), True
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
-    help = "Rank of LoRA adapters on the attention projections; none unless given."
+    help = "Rank of LoRA adapters on the attention projections. Default: no adapters."
     is_planned = True
+    asked = (has_adapters, learns_in_layers)
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
         Technique(
@@ -30,13 +34,13 @@ class Lora(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.lora is None:
             return
         if w.mode != "train":
             yield f"lora is for mode train, not {w.mode}"
         frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)
-        if freezes_layers(w) or any(str(f).isdecimal() for f in frozen):
+        if w.freezes_layers or any(str(f).isdecimal() for f in frozen):
             yield (
                 f"lora {w.lora} adapts layers that freeze {w.freeze!r} takes out of training: drop freeze, "
                 "since LoRA freezes all but its adapters and the head"
@@ -44,7 +48,7 @@ class Lora(Setting):
         if w.shards:
             yield "lora learns little, and fsdp has little to cut: take parallel ddp"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import lora
 
         lora.apply(model, w.lora)

@@ -16,14 +16,16 @@ class Gpu(_Machine):
     keyword, order = "gpu", 300
     value = Text(such="t4")
     in_run = True
-    help = "A GPU of the catalogue (vramfit gpus): gives the architecture and, without memory, the capacity."
+    help = "GPU from the catalogue (vramfit gpus): sets the architecture and, without memory, the capacity."
+    in_answers = True
 
 
 class Memory(_Machine):
     keyword, order = "memory", 310
     value = Bytes()
     in_run = True
-    help = "What PyTorch's allocator may reserve, such as 11.17GiB."
+    help = "Memory that PyTorch's allocator may reserve, such as 11.17GiB."
+    pattern = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([KMGT]i?B|B)?$"
     at_load = True
 
 
@@ -31,12 +33,12 @@ class HostMemory(_Machine):
     keyword, order = "host_memory", 320
     value = Bytes()
     in_run = True
-    help = "What may be offloaded to host memory, such as 16GiB."
+    help = "Host memory that offloading may use, such as 16GiB."
     on_page = False
 
 
 class TorchVersion(_Machine):
     keyword, order = "torch_version", 330
     value = Text(such="2.11", metavar="X.Y")
-    help = "Predict for this torch, such as 2.11; the installed one unless given."
+    help = "PyTorch version to predict for, such as 2.11. Default: the installed version."
     on_page = False

@@ -1,15 +1,28 @@
 """`offload`: what waits in host memory."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
-if TYPE_CHECKING:
-    import torch
+HOST_STEPS = ("optimizer", "weights")
+"""What is offloaded where the optimizer steps in host memory."""
 
-    from vramfit.workload import Workload
+
+def offloads(w: Workload) -> bool:
+    """Whether anything waits in host memory."""
+    return w.offload is not None
+
+
+def offloads_layers(w: Workload) -> bool:
+    """Whether the weights of layers wait in host memory."""
+    return w.offload == "weights"
+
+
+def steps_on_host(w: Workload) -> bool:
+    """Whether the optimizer and its state are in host memory."""
+    return w.trains and w.offload in HOST_STEPS
 
 
 class Offload(Setting):
@@ -23,9 +36,11 @@ class Offload(Setting):
         ("weights", "layers, and the optimizer"),
     )
     about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
-    help = "What is kept in host memory until it is needed."
-    is_planned = in_inference = at_load = True
+    help = "What waits in host memory until the GPU needs it."
+    is_planned = in_inference = at_load = of_weights = True
     must_match_on_resume = False
+    implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
+    asked = (offloads, offloads_layers, steps_on_host)
     is_measured = False
     techniques = (
         Technique(
@@ -36,14 +51,14 @@ class Offload(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.offload is None:
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if not w.offloads:
             return
         if w.offload == "optimizer" and not w.trains:
             yield f"offload optimizer is for mode train, not {w.mode}"
-        if w.offload == "weights" and w.mode == "forward":
+        if w.offloads_layers and w.mode == "forward":
             yield "offload weights is for mode train or infer, not forward"
-        if w.offload == "activations" and (w.mode == "infer" or w.checkpointing is None or not w.dropout):
+        if w.offload == "activations" and (w.mode == "infer" or not w.is_checkpointed or not w.dropout):
             yield (
                 "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and "
                 "dropout"
@@ -53,37 +68,37 @@ class Offload(Setting):
         if w.steps_on_host:
             yield from self._host_step(w)
 
-    def _host_step(self, w: "Workload") -> Iterator[str]:
+    def _host_step(self, w: Workload) -> Iterator[str]:
         if w.loop != "stepper":
             yield f"offload {w.offload} is for loop 'stepper': a plain loop would keep all gradients on the GPU"
-        if w.optimizer == "adamw-8bit":
+        if w.has_8_bit_state:
             yield (
                 f"offload {w.offload} and optimizer adamw-8bit do not go together: rounded moments save memory of a "
                 "GPU only (take adamw-fused)"
             )
-        if w.offload != "weights":
+        if not w.offloads_layers:
             return
-        if w.checkpointing != "full":
+        if not w.is_fully_checkpointed:
             yield "offload weights computes every layer again in backward: take checkpointing full"
         if not w.dropout:
             yield (
                 "offload weights needs dropout: without it layers run as under model.eval(), which checkpoints none "
                 "(set the model's dropout probabilities to 0 instead)"
             )
-        if w.lora is not None:
+        if w.has_adapters:
             yield "offload weights and lora do not go together: take offload optimizer"
-        if w.quantize is not None:
+        if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         return bool(w.offload == "activations")
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
-        from vramfit.techniques import layer_inputs
+    def apply(self, model: Module, w: Workload) -> None:
+        from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.apply(model)
 
-    def undo(self, model: "torch.nn.Module") -> None:
-        from vramfit.techniques import layer_inputs
+    def undo(self, model: Module) -> None:
+        from vramfit.techniques.offloading import layer_inputs
 
         layer_inputs.undo(model)

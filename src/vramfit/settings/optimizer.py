@@ -1,13 +1,21 @@
 """`optimizer`: what takes the step."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
+IN_PLACE = ("adamw-fused", "adamw-8bit")
+
+
+def steps_in_place(w: Workload) -> bool:
+    """Whether the optimizer's step needs no temporaries (`step.commit.needs_temporaries` asks an optimizer)."""
+    return w.optimizer in IN_PLACE
+
+
+def has_8_bit_state(w: Workload) -> bool:
+    """Whether the optimizer keeps its state in 8 bits."""
+    return w.optimizer == "adamw-8bit"
 
 
 class Optimizer(Setting):
@@ -17,8 +25,10 @@ class Optimizer(Setting):
     )
     default = "adamw"
     label, modes, is_basic = "Optimizer", ("train",), True
-    help = "Optimizer; `adamw` is torch's default (foreach)."
+    help = "Optimizer; `adamw` is torch's default implementation (foreach)."
+    is_observed = True
     is_planned = True
+    asked = (steps_in_place, has_8_bit_state)
     allows = (
         ("adafactor", "another optimizer, which keeps its second moment in factors"),
         ("sgd", "another optimizer, which keeps no moments"),
@@ -45,13 +55,13 @@ class Optimizer(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
             yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if capability < TRITON_CAPABILITY and w.optimizer == "adamw-8bit" and w.trains:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
+        if capability < TRITON_CAPABILITY and w.has_8_bit_state and w.trains:
             yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"
 
-    def words(self, w: "Workload") -> str | None:
-        return str(w.optimizer) if w.trains else None
+    def words(self, w: Workload) -> str | None:
+        return w.optimizer if w.trains else None

@@ -1,17 +1,10 @@
 """`quantize`: linear weights that do not learn, in fewer bits."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.freeze import freezes_layers
 from vramfit.settings.precision import NAMES as PRECISIONS
-from vramfit.settings.setting import BF16_CAPABILITY, Setting, Technique
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
 
 
 def _meant(value: object) -> str | None:
@@ -20,14 +13,25 @@ def _meant(value: object) -> str | None:
     return None
 
 
+def is_quantized(w: Workload) -> bool:
+    """Whether linear weights that do not learn are in fewer bits."""
+    return w.quantize is not None
+
+
+def weights_in_words(w: Workload) -> str:
+    """The type of the weights for people, such as "fp32 with int8 linear layers"."""
+    return f"{w.precision} with {w.quantize} linear layers" if w.is_quantized else w.precision
+
+
 class Quantize(Setting):
     keyword, order, applied = "quantize", 190, 50
     value = Choice(names=("int8", "int8-dynamic", "int4"), optional=True, meant=_meant)
     label = "Weights in fewer bits"
     labels = (("", "none"),)
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
-    help = "Linear weights in fewer bits."
-    is_planned = in_inference = at_load = True
+    help = "Quantize linear weights that are not trained."
+    is_planned = in_inference = at_load = of_weights = True
+    asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (
         Technique(
@@ -38,25 +42,25 @@ class Quantize(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
-        if w.quantize is None:
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if not w.is_quantized:
             return
-        if w.trains and w.lora is None and not freezes_layers(w):
+        if w.trains and not w.has_adapters and not w.freezes_layers:
             yield f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora"
         if w.quantize != "int8" and w.trains:
             yield f"quantize {w.quantize} cannot train: no gradient passes its product (take int8)"
         if w.shards:
             yield f"quantize {w.quantize} weights cannot be cut: take parallel ddp"
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if w.quantize != "int4":
             return
-        if w.precision != "bf16":
+        if not w.has_bf16_weights:
             yield f"quantize int4 multiplies in bfloat16: take precision bf16, not {w.precision}"
         if capability < BF16_CAPABILITY:
             yield f"quantize int4: {gpu} has no product with int4 weights; take int8"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import quantization
 
         quantization.apply(model, w.quantize, trains=w.trains)

@@ -1,13 +1,20 @@
 """`num_gpus`, `parallel`, `num_nodes`: several GPUs share a step; `allocator` and `loop`: what runs it."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count
 
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
+
+def has_expandable_segments(w: Workload) -> bool:
+    """Whether segments of PyTorch's allocator grow in place."""
+    return w.allocator == "expandable"
+
+
+def shards(w: Workload) -> bool:
+    """Whether several GPUs have a part of the model each."""
+    return w.num_gpus > 1 and w.parallel == "fsdp"
 
 
 class Allocator(Setting):
@@ -18,8 +25,10 @@ class Allocator(Setting):
     in_run = False
     label = "Expandable segments"
     about = "A setting of PyTorch’s allocator (PYTORCH_ALLOC_CONF): less is lost between blocks."
-    help = "Segments of PyTorch's allocator; `expandable` stands for expandable_segments:True."
+    help = "Segments of PyTorch's allocator; `expandable` means expandable_segments:True."
+    is_observed = True
     is_planned = in_inference = True
+    asked = (has_expandable_segments,)
     techniques = (
         Technique(
             values=("expandable",),
@@ -30,7 +39,7 @@ class Allocator(Setting):
         ),
     )
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.allocator == "default" else f"{w.allocator} segments"
 
 
@@ -38,10 +47,10 @@ class NumGpus(Setting):
     keyword, order, group = "num_gpus", 260, "machine"
     value = Count()
     default = 1
-    help = "GPUs that share a step: each passes its part of the batch, in micro-batches of its own."
+    help = "Number of GPUs; each processes its share of the batch, in micro-batches of its own."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus == 1:
             return
         if not w.trains:
@@ -51,7 +60,7 @@ class NumGpus(Setting):
         if w.num_gpus > w.batch:
             yield f"num_gpus {w.num_gpus} is more than the {w.batch} samples of a batch"
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return f"one of {w.num_gpus:,} GPUs ({w.parallel or 'ddp'})" if w.num_gpus > 1 else None
 
 
@@ -59,7 +68,8 @@ class Parallel(Setting):
     keyword, order, group = "parallel", 270, "machine"
     value = Choice(names=("ddp", "fsdp"), optional=True)
     in_run = True
-    help = "How several GPUs share a model: `ddp`, each has all of it; `fsdp`, each has a part."
+    asked = (shards,)
+    help = "How several GPUs share the model: `ddp` keeps all of it on each, `fsdp` one shard on each."
     is_measured = on_page = False
     must_match_on_resume = False
 
@@ -70,10 +80,10 @@ class NumNodes(Setting):
     keyword, order, group = "num_nodes", 280, "machine"
     value = Count()
     default = 1
-    help = "Machines that these GPUs are in, as many in each."
+    help = "Number of machines with these GPUs, the same number in each."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus % w.num_nodes != 0:
             machines = f"{w.num_nodes} machines: not as many in each (num_gpus counts all of them)"
             yield f"num_gpus {w.num_gpus} are in {machines}"
@@ -88,7 +98,7 @@ class Loop(Setting):
     hidden = True
     label, modes = "vramfit’s Stepper", ("train",)
     about = "Instead of a plain PyTorch loop: steps that ran out of memory are done again in smaller passes."
-    help = "The loop that is predicted: a plain PyTorch loop, or vramfit's Stepper."
+    help = "Training loop to predict: a plain PyTorch loop, or vramfit's Stepper."
 
     def derived(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Keywords of the loop where none is given and only the Stepper runs the other settings."""

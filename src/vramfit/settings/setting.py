@@ -5,16 +5,18 @@ options, the training request, saved plans, reasons, words of reports, the schem
 page are derived from it. Nothing here imports torch: `apply` and `undo` import what they need when they run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vramfit.settings.values import Value
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module as Module
 
-    from vramfit.workload import Workload
+    from vramfit.workload import Workload as Workload
+else:
+    Module = Workload = Any
 
 Kind = Literal["free", "numeric", "different training"]
 """`free` changes no result beyond the order of sums, `numeric` computes the same training in fewer bits, `different
@@ -66,6 +68,11 @@ class Setting:
     option: ClassVar[str | None] = None
     """Its name on the command line, where that is not the keyword."""
     techniques: ClassVar[tuple[Technique, ...]] = ()
+    asked: ClassVar[tuple[Callable[[Any], Any], ...]] = ()
+    """What other code asks of it: functions of a workload, which become properties of that name of `Workload`, and of
+    every other record that has the setting."""
+    is_worked_out: ClassVar[bool] = False
+    """Whether a workload works it out where it is not given."""
 
     hidden: ClassVar[bool] = False
     """Whether help, the page and the docs leave it out: it is taken all the same, and saved plans hold it."""
@@ -84,6 +91,8 @@ class Setting:
     compile, and leaves it out where nothing fits with it."""
     few_measured: ClassVar[str] = ""
     """Why predictions with it are less sure than others, where they are."""
+    implies: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values, and the other settings that each needs: they are taken where they are not given."""
     allows: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names for `allow`, and what each means: values that a plan takes only where it is allowed."""
     in_run: ClassVar[bool | None] = None
@@ -92,6 +101,8 @@ class Setting:
     """Whether evaluation and inference keep it."""
     at_load: ClassVar[bool] = False
     """Whether it decides how weights lie: `vramfit load` takes it."""
+    of_weights: ClassVar[bool] = False
+    """Whether it is the type of the weights, or where they wait."""
     is_kept_on_resume: ClassVar[bool] = True
     """Whether a resumed run has it as it was, whatever it is planned for."""
     must_match_on_resume: ClassVar[bool] = True
@@ -108,6 +119,12 @@ class Setting:
     """Values and how the page calls them; an empty one stands for none."""
     modes: ClassVar[tuple[str, ...]] = ("train", "forward", "infer")
     """Modes for which the page offers it."""
+    pattern: ClassVar[str] = ""
+    """The form of a text that the API takes for it, where values are texts of a form."""
+    in_answers: ClassVar[bool] = False
+    """Whether the API names it in every answer; others only where they are not the default."""
+    is_observed: ClassVar[bool] = False
+    """Whether advice after a failure names it: a program that is watched shows it."""
     is_basic: ClassVar[bool] = False
     """Whether the page shows it before Advanced is opened."""
 
@@ -122,11 +139,11 @@ class Setting:
     is_undone: ClassVar[bool] = False
     """Whether a workload that does not ask for the change takes it back."""
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         """What does not go together with it, whatever the model and the GPU."""
         yield from ()
 
-    def gpu_problems(self, w: "Workload", capability: tuple[int, int], gpu: str) -> Iterator[str]:
+    def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         """Why a GPU cannot run it."""
         yield from ()
 
@@ -135,7 +152,7 @@ class Setting:
         """What a plan takes where it has no reason for another value."""
         return self.default if self.planned_default is None else self.planned_default
 
-    def planned(self, w: "Workload", model: "torch.nn.Module", capability: tuple[int, int]) -> Any:
+    def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> Any:
         """The same for this model, which is on the meta device, and a GPU of this compute capability."""
         return self.usual
 
@@ -143,11 +160,11 @@ class Setting:
         """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""
         return chosen[self.keyword]
 
-    def is_applied_for(self, w: "Workload") -> bool:
+    def is_applied_for(self, w: Workload) -> bool:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         """Change a model, on the meta device or on a real one, as the workload asks for.
 
         Raises:
@@ -155,14 +172,14 @@ class Setting:
             MissingExtra: a package is missing.
         """
 
-    def apply_to_steps(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply_to_steps(self, model: Module, w: Workload) -> None:
         """The same for a model that was prepared before; may be called again."""
         self.apply(model, w)
 
-    def undo(self, model: "torch.nn.Module") -> None:
+    def undo(self, model: Module) -> None:
         """Take the change back, where it was made and can be."""
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         """How a report calls it; None where it is as it is by itself."""
         value = getattr(w, self.keyword)
         if not self.is_said or value is None or value == self.default:
@@ -171,7 +188,7 @@ class Setting:
             return self.keyword
         return f"{self.keyword} {self.shown(value)}"
 
-    def brief(self, w: "Workload") -> str | None:
+    def brief(self, w: Workload) -> str | None:
         """The same in a list of what a plan chose."""
         return self.words(w)
 
@@ -199,20 +216,3 @@ class Setting:
     def all_techniques(self) -> tuple[Technique, ...]:
         """With the keyword filled in."""
         return tuple(replace(t, keyword=self.keyword) for t in self.techniques)
-
-
-def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
-    """A frozen dataclass with these fields, to be the base of a class; type checkers see Any.
-
-    Args:
-        fields: name, type and default of each; `...` stands for no default.
-        module: the module that the class is in.
-    """
-    return make_dataclass(
-        "Fields",
-        [(name, kind) if default is ... else (name, kind, field(default=default)) for name, kind, default in fields],
-        namespace={"__post_init__": lambda self: None, "__module__": module},
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vramfit import tasks
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
-
-if TYPE_CHECKING:
-    from vramfit.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +31,8 @@ class Lengths(Value):
 class Model(Setting):
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
-    help = "A catalogue name, a folder with config.json, or a hub id; for objects, a name to show."
+    help = "Catalogue name, folder with config.json, or hub id; for Python objects, a name to show."
+    in_answers = True
     at_load = in_inference = True
 
 
@@ -44,7 +42,8 @@ class Task(Setting):
     labels = tuple((task.name, task.title) for task in tasks.all_tasks())
     default = tasks.DEFAULT
     in_run = True
-    help = "The head on the encoder."
+    help = "Head on the encoder."
+    in_answers = True
     at_load = in_inference = True
 
 
@@ -53,6 +52,7 @@ class Mode(Setting):
     value = Choice(names=("train", "forward", "infer"))
     default = "train"
     help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
+    in_answers = True
     in_inference = True
 
 
@@ -61,7 +61,13 @@ class Batch(Setting):
     value = Count()
     default = 8
     in_run = True
-    help = "Samples that one optimizer step sees."
+    help = "Effective batch: samples per optimizer step."
+    in_answers = True
+
+
+def num_passes(w: Workload) -> int:
+    """Passes of a step: micro-batches whose gradients are summed."""
+    return w.accumulate or 1
 
 
 class Accumulate(Setting):
@@ -69,8 +75,10 @@ class Accumulate(Setting):
     value = Count(optional=True)
     in_run = False
     label, modes, is_basic = "Passes a step", ("train",), True
-    help = "Micro-batches a step; given this or micro_batch, the other follows."
-    is_planned = True
+    help = "Micro-batches per optimizer step; give this or micro_batch, and the other follows."
+    in_answers = True
+    is_planned = is_worked_out = True
+    asked = (num_passes,)
     techniques = (
         Technique(
             values=("N",),
@@ -80,7 +88,7 @@ class Accumulate(Setting):
         ),
     )
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.accumulate != 1 and not w.trains:
             yield f"accumulate is for mode train, not {w.mode}"
 
@@ -95,8 +103,9 @@ class MicroBatch(Setting):
     value = Count(optional=True)
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
-    help = "Samples that a forward pass sees; the largest, where the batch does not divide."
-    is_planned = True
+    help = "Samples per forward pass; of the largest pass, where the batch does not divide evenly."
+    in_answers = True
+    is_planned = is_worked_out = True
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False
@@ -107,24 +116,25 @@ class Seq(Setting):
     value = Count()
     default = 128
     in_run = True
-    help = "Tokens a sequence, padding included; longer texts are cut."
+    help = "Tokens per sequence, padding included; longer texts are truncated."
+    in_answers = True
     in_inference = True
 
 
 class RealLengths(Setting):
     keyword, order, group = "lengths", 80, "job"
     value = Lengths()
-    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one a line."
+    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.lengths is None:
             return
-        if w.attention != "packed":
+        if not w.is_packed:
             yield "lengths need attention 'packed'"
         if len(w.lengths) != w.batch:
             yield f"lengths names {len(w.lengths)} sequences but batch is {w.batch}"
-        if (w.accumulate or 1) > 1:
+        if w.num_passes > 1:
             yield "lengths are of one micro-batch: accumulate must be 1"
 
     is_said = False
@@ -134,7 +144,7 @@ class NumLabels(Setting):
     keyword, order, group = "num_labels", 90, "job"
     value = Count(optional=True)
     label = "Classes"
-    help = "Size of a classification head; the configuration's unless given."
+    help = "Size of the classification head. Default: the configuration's."
     at_load = in_inference = True
 
     is_said = False
@@ -145,11 +155,11 @@ class MaxGradNorm(Setting):
     value = Number(optional=True)
     in_run = True
     label, modes = "Gradient clipping", ("train",)
-    help = "Clip the gradient to this norm before the step."
+    help = "Clip gradients to this norm before the optimizer step."
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.max_grad_norm is not None and not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
 
-    def words(self, w: "Workload") -> str | None:
+    def words(self, w: Workload) -> str | None:
         return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from vramfit.errors import RecoveryExhausted
 from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import local
-from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.offloading.host_step import HostStep
 
 
 class Backup:

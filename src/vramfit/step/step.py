@@ -16,7 +16,7 @@ from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.plain import Autocast, Batch, OnPart
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import HeadLoss
-from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.offloading.host_step import HostStep
 
 
 class Step:

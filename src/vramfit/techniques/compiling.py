@@ -9,7 +9,7 @@ import torch
 
 from vramfit.models.anatomy import encoder_layers
 from vramfit.settings import TRITON_CAPABILITY
-from vramfit.techniques import packed_attention
+from vramfit.techniques.packing import attention as packed_attention
 
 CPU_COMPILERS = ("g++", "clang++", "c++")
 

@@ -9,11 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
 from vramfit.quiet import quiet
-from vramfit.techniques.frozen_linear import FrozenLinear
 
 OLDEST_TORCHAO = (0, 18)
 """The first whose int8 weights are one tensor class with a scale for each group."""
@@ -77,13 +77,15 @@ def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False)
             linear.__class__ = FrozenLinear
 
 
-def quantizable(model: torch.nn.Module, quantize: str, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
-    """The linear layers to quantize, in the order of the modules.
+def quantizable(model: torch.nn.Module, quantize: str | None, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
+    """The linear layers to quantize, in the order of the modules; none for None.
 
     Left out: what comes after the encoder (the pooler and the head), since a checkpoint often lacks it and what is
     new must learn; weights that a lookup table shares; and sizes that the integer kernels do not take (torchao would
     compute those on the host). With `frozen_only`, layers that learn too.
     """
+    if quantize is None:
+        return []
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     linears = (m for m in _encoder_modules(model) if isinstance(m, torch.nn.Linear))
     columns = INT4_GROUP if quantize == "int4" else 8
@@ -285,3 +287,41 @@ def _torchao() -> Any:
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCHAO:
         raise needed
     return module
+
+
+class FrozenLinear(torch.nn.Linear):
+    """A linear layer whose int8 weight, and bias, do not learn, and which gradients pass through.
+
+    torchao multiplies by the dequantized weight, which autograd keeps until backward: every weight would be there
+    twice, as int8 and in full, and training would take more than without quantization. Here the weight is dequantized
+    for the product and let go of, and once more in backward.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+        return product
+
+
+def dequantized(weight: Any) -> torch.Tensor:
+    """An int8 weight in full: each group of a row times its scale, in the type it was quantized from.
+
+    The zero points are all zero: the weights are quantized symmetrically.
+    """
+    rows, num_groups = weight.scale.shape
+    full: torch.Tensor = weight.qdata.view(rows, num_groups, -1) * weight.scale.unsqueeze(-1)
+    return full.view(weight.qdata.shape).to(weight.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x·Wᵀ + b; the gradient of x only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, linear: torch.nn.Linear) -> torch.Tensor:
+        ctx.weight, ctx.dtype = linear.weight, x.dtype
+        return F.linear(x, dequantized(linear.weight), linear.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        weight = dequantized(ctx.weight).to(gradient.dtype)
+        return torch.matmul(gradient, weight).to(ctx.dtype), None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -15,7 +15,7 @@ from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
@@ -23,29 +23,44 @@ from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, mak
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
-from vramfit.techniques import layer_inputs, offloading, optimizers, precision, quantization
+from vramfit.techniques import offloading, optimizers, quantization
 from vramfit.techniques.application import apply
-from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.offloading.host_step import HostStep
+from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.trace.affine import PROBE_BATCH
+from vramfit.trace.captured import hold_for_graphs
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.ledger import Places
 from vramfit.trace.replica import ReplicaOnPaper
 from vramfit.trace.shard import ShardOnPaper
 from vramfit.trace.stand_ins import autocast_context, stand_ins
-from vramfit.trace.template import FEWEST_SAMPLES, STEPS, Notice, StreamTemplate, num_traced
+from vramfit.trace.template import FEWEST_SAMPLES, STEPS, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
-from vramfit.trace.unrolling import Unlike, Unrolling, find_zones
+from vramfit.trace.unrolling import Unlike, Unrolling, unrolling_of
 from vramfit.units import counted
 from vramfit.workload import Workload
 
-RECORDING_STREAM = 8
-"""Passes are recorded on a stream of their own."""
-NUM_THREADS = 2
-"""Of a pass: forward runs in one, backward in another, each with workspaces of its own."""
 TOKENS_HINT = (
     "what is predicted takes token ids, as input_ids, and may take attention_mask and labels; what any other module "
     "takes, `vramfit watch` shows while it runs"
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What a trace depends on besides a model, a workload and a GPU."""
+
+    num_resident: int = 0
+    """Layers that stay on the device where weights are offloaded."""
+    num_sequences: int | None = None
+    """Most sequences in a packed row; None: as many as a step has, since short ones may all go into one."""
+    rooms: tuple[int, int] = (0, 0)
+    """Bytes that the optimizer can use in the first step and in later ones without raising the peak."""
+    passes_only: bool = False
+    """Trace the passes of a step alone, for the work they do."""
+
+
+USUAL = Conditions()
 
 
 @torch.inference_mode(False)  # gradients on, whatever the caller has switched off
@@ -55,50 +70,40 @@ def trace(
     profile: CudaProfile,
     *,
     batch: int | None = None,
-    num_resident: int = 0,
-    num_sequences: int | None = None,
-    rooms: tuple[int, int] = (0, 0),
-    passes_only: bool = False,
+    conditions: Conditions = USUAL,
 ) -> StreamTemplate:
     """The template of a workload's stream.
 
     Args:
         batch: trace at this real micro-batch only; None traces once for every micro-batch from 2 on.
-        num_resident: layers that stay on the device where weights are offloaded.
-        num_sequences: that a packed row may hold; None: as many as a step has, since short ones may all go into one.
-        rooms: bytes that the first and any later step find beside what is in use, which decides its portions.
-        passes_only: trace the passes of a step alone, for the work they do.
 
     Raises:
         TraceError: the model's forward depends on data.
         WorkloadError: a technique that the model does not have.
     """
-    conditions = _Conditions(batch, num_resident, num_sequences, rooms, passes_only)
+    if workload.lengths is not None:
+        batch = len(workload.lengths)
+    job = _Job(resolved, workload, profile, batch, conditions)
     try:
-        return _trace(resolved, workload, profile, conditions, unrolls=True)
+        return _trace(job, unrolls=True)
     except Unlike:
-        return _trace(resolved, workload, profile, conditions, unrolls=False)
+        return _trace(job, unrolls=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Conditions:
-    """See `trace`."""
-
+class _Job(NamedTuple):
+    resolved: ResolvedModel
+    workload: Workload
+    profile: CudaProfile
     batch: int | None
-    num_resident: int
-    num_sequences: int | None
-    rooms: tuple[int, int]
-    passes_only: bool
+    conditions: Conditions
 
 
-def _trace(
-    resolved: ResolvedModel, workload: Workload, profile: CudaProfile, conditions: _Conditions, *, unrolls: bool
-) -> StreamTemplate:
+def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
+    resolved, workload, profile, batch, conditions = job
     tell("building the model without weights")
     model = prepare(resolved, workload, conditions.num_resident)
     num_layers = num_layer_applications(model)
     tell(f"tracing {counted(num_layers, 'layer')}" if num_layers else "tracing the model")
-    batch = conditions.batch if workload.lengths is None else len(workload.lengths)
     with _worded(resolved.name):
         loss, with_labels = _own_loss(model, workload, profile) if is_own(model) else (None, workload.trains)
     with (
@@ -107,10 +112,10 @@ def _trace(
             model,
             workload,
             profile,
-            unrolling=_unrolling(model, resolved, workload) if unrolls else None,
+            unrolling=unrolling_of(model, resolved, workload) if unrolls else None,
             probe=PROBE_BATCH if batch is None else None,
             likeness=_likeness(resolved, workload, profile, conditions.num_resident),
-            shares_calls=resolved.module is None and workload.quantize is None,
+            shares_calls=resolved.module is None and not workload.is_quantized,
         ) as session,
     ):
         session.tracer.begin("inputs", "inputs")
@@ -126,29 +131,20 @@ def _trace(
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
                 _stepper_steps(session, model, workload, inputs, conditions.rooms, loss)
-    waiting = layer_inputs.layer_inputs_of(model)
+    waiting = layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
 
 
 def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_resident: int) -> Hashable:
     """Models with the same one have the same layers, however many; None for a module, which may be unlike any other."""
-    if resolved.module is not None or not workload.compile:
+    if resolved.module is not None or not workload.is_compiled:
         return None
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
     batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
     beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
     job = replace(workload, **batch, **beside, graphs=False)
     return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
-
-
-def _unrolling(model: torch.nn.Module, resolved: ResolvedModel, workload: Workload) -> Unrolling | None:
-    """None where every layer is traced: modules of the user's may do anything, and what several GPUs, host memory or a
-    compiler do to layers is not the same for all of them."""
-    if resolved.module is not None or workload.num_gpus > 1 or workload.offload is not None or workload.compile:
-        return None
-    zones = find_zones(model)
-    return Unrolling(model, zones) if zones else None
 
 
 def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) -> tuple[HeadLoss | None, bool]:
@@ -169,12 +165,12 @@ def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) 
 
 def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int | None, with_labels: bool) -> Batch:
     mode = "train" if with_labels else w.mode
-    if w.attention != "packed":
+    if not w.is_packed:
         takes_mask = "attention_mask" in (parameters_of(model) or ("attention_mask",))
         return make_batch(model, w.task, mode, w.mask if takes_mask else "none", batch, w.seq, "meta")
     if w.lengths is not None:
         return make_packed_batch(model, w.task, mode, sum(w.lengths), batch, max(w.lengths), "meta")
-    most = num_sequences or batch * (w.accumulate or 1)
+    most = num_sequences or batch * w.num_passes
     return make_packed_batch(model, w.task, mode, batch * w.seq, most, w.seq, "meta")
 
 
@@ -195,9 +191,9 @@ def _worded(name: str) -> Iterator[None]:
 
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
-    model = build_meta(resolved, attention=workload.attention)
+    model = build_for(resolved, workload)
     apply(model, workload)
-    if workload.offload == "weights":
+    if workload.offloads_layers:
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
 
@@ -232,7 +228,7 @@ def tracing(
     tracer = Tracer(
         template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls, unrolling=unrolling
     )
-    autocast = Autocast(precision.autocast_dtype(workload.precision), keeps_copies=workload.keeps_casts)
+    autocast = Autocast(workload.autocast_dtype, keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
@@ -240,7 +236,7 @@ def tracing(
         _load(tracer, model)
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
-        if workload.compile:
+        if workload.is_compiled:
             stack.enter_context(compiled_layers(model, lambda: Dialect(profile, autocast), tracer, likeness))
         if unrolling is not None:
             stack.enter_context(unrolling.shortened(model))
@@ -267,7 +263,7 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
 
 def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     optimizer = optimizers.make(workload.optimizer, model.parameters())
-    scaler = precision.make_scaler(workload.precision, "meta")
+    scaler = torch.amp.GradScaler("meta") if workload.scales_loss else None
     for step, num_micro in _traced_steps(workload):
         train_step(
             model,
@@ -309,8 +305,8 @@ def _stepper_steps(
         of_all = step.ranks.total(mean)
         del mean, of_all  # asked for only now: the host runs ahead until here
         tracer.places.clear()
-        if workload.graphs and not step.keeps_gradients:
-            held = _hold_for_graphs(session, step)
+        if workload.captures_graphs and not step.keeps_gradients:
+            held = hold_for_graphs(tracer, step)
     tracer.begin("end", "end")  # before the optimizer goes
     del held
     if not workload.shards:
@@ -319,7 +315,7 @@ def _stepper_steps(
 
 def passes_are_alike(workload: Workload) -> bool:
     """Whether the passes of a first step do what those of any other do, so that they can be traced alone."""
-    return workload.loop == "stepper" and workload.num_gpus == 1 and workload.offload is None
+    return workload.loop == "stepper" and workload.num_gpus == 1 and not workload.offloads
 
 
 def _stepper_passes(
@@ -351,7 +347,7 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
         host = HostStep(model, optimizer)
         template.host_bytes, template.num_host_weights = host.host_bytes, host.num_weights
         template.streams_step = host.streams
-    scaler = precision.make_scaler(workload.precision, "meta" if host is None else "cpu")
+    scaler = torch.amp.GradScaler("meta" if host is None else "cpu") if workload.scales_loss else None
     step = Step(
         model,
         optimizer,
@@ -367,30 +363,6 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
 
 def _begin_part(tracer: Tracer, step: str, part: str, index: int) -> None:
     tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
-
-
-def _hold_for_graphs(session: Session, step: Step) -> list[torch.Tensor]:
-    """Before passes are recorded, what the first step left in the cache is given back.
-
-    Gradients stay in their places from now on, and the stream that passes are recorded on has workspaces.
-    """
-    session.tracer.begin("graphs", "backward")
-    session.tracer.template.recorded = f"{STEPS[1]}.micro"
-    session.tracer.template.segments["graphs"].append(Notice("empty_cache", ""))
-    made = []
-    for size in recording_workspaces(session.tracer.template.profile):
-        with _disable_current_modes():
-            made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
-        session.tracer.hold(made[-1], "cublas_workspace", cuda_stream=RECORDING_STREAM)
-    for parameter in step.parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    step.keeps_gradients = True
-    return made
-
-
-def recording_workspaces(profile: CudaProfile) -> tuple[int, ...]:
-    """What cuBLAS keeps for the stream that passes are recorded on, whether or not any is recorded at the moment."""
-    return (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS
 
 
 def _traced_steps(workload: Workload) -> list[tuple[str, int]]:

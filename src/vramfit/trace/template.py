@@ -8,7 +8,7 @@ from typing import Any
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Phase, Stream, StreamMark, Work, WorkSegment
-from vramfit.techniques.gradient_slots import pinned_bytes
+from vramfit.techniques.offloading.gradient_slots import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate, WorkTemplate
 from vramfit.workload import Workload
@@ -278,7 +278,7 @@ def _fix(value: Any, batch: int) -> Any:
 
 def num_traced(workload: Workload) -> int:
     """Micro-batches of a step that are unlike each other: with shards, the last one scatters the gradients."""
-    return min(workload.accumulate or 1, TRACED_MICRO_BATCHES + workload.shards)
+    return min(workload.num_passes, TRACED_MICRO_BATCHES + workload.shards)
 
 
 def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = None) -> list[Turn]:
@@ -297,19 +297,19 @@ def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = 
         if workload.trains:
             order += _further(step, workload, micro_batch)
             order.append((f"{step}.optimizer", None))
-            order += [("graphs", None)] * (workload.graphs and index == 0)
+            order += [("graphs", None)] * (workload.captures_graphs and index == 0)
     return order
 
 
 def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
     """The micro-batches of a step after its first."""
-    num_further = (workload.accumulate or 1) - 1
+    num_further = workload.num_passes - 1
     turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
     if turns and workload.shards:
         turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
     if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
         last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
-        if workload.attention == "packed":  # each row before it may have been left with room for less than a sample
+        if workload.is_packed:  # each row before it may have been left with room for less than a sample
             last += num_further
         if last < micro_batch:
             turns[-1] = (turns[-1][0], None, last)

@@ -17,6 +17,7 @@ from vramfit.records.estimate import Estimate, MaxBatch, TensorGroup
 from vramfit.records.plan import Plan, Reason
 from vramfit.report.plan import estimate_command, split_words, train_command
 from vramfit.report.words import KIND_WORDS, Tone, group_name, peak_moment, verdict_of
+from vramfit.settings import having
 from vramfit.tasks import find_task
 from vramfit.web.queries import EstimateQuery, JobQuery, MaxBatchQuery, PlanQuery, Query, keywords_of
 from vramfit.workload import Workload
@@ -295,7 +296,7 @@ def _shared(model: type[Answer], record: Any) -> dict[str, Any]:
 
 def settings_of(workload: Workload) -> dict[str, Any]:
     """The keywords of a workload that are not at their default, and those that people look for."""
-    always = ("model", "task", "mode", "batch", "accumulate", "micro_batch", "seq", "precision", "attention", "gpu")
+    always = having(in_answers=True)
     found = {
         f.name: to_data(getattr(workload, f.name))
         for f in fields(workload)

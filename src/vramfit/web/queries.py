@@ -15,12 +15,6 @@ from vramfit.web.guard import MAX_BATCH, MAX_LABELS, MAX_NAME, MAX_RANK, MAX_SEQ
 MOST = {"seq": MAX_SEQ, "num_labels": MAX_LABELS, "lora": MAX_RANK}
 """Largest counts; others are bounded as the batch is."""
 MAX_NORM = 1e6
-PATTERNS = {
-    "memory": r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([KMGT]i?B|B)?$",
-    "checkpointing": r"^(full|[1-9][0-9]{0,2})$",
-    "freeze": r"^(embeddings|encoder|backbone|[1-9][0-9]{0,2})$",
-}
-"""Settings whose values are texts of a form; patterns of parameter names are not for strangers."""
 DEFAULTS: dict[str, Any] = {"model": "bert-base-uncased", "gpu": "t4", "accumulate": 1}
 """What the page begins with."""
 OF_JOB = ("model", "task", "seq", "num_labels", "mask", "gpu", "memory")
@@ -46,8 +40,8 @@ def _field(setting: Setting, default: Any) -> tuple[Any, Any]:
         kind, bounds = int, {"ge": 1, "le": MOST.get(name, MAX_BATCH)}
     elif isinstance(value, Number):
         kind, bounds = float, {"gt": 0, "le": MAX_NORM}
-    elif name in PATTERNS:
-        bounds = {"max_length": 24 if name == "memory" else MAX_NAME, "pattern": PATTERNS[name]}
+    elif setting.pattern:
+        bounds = {"max_length": 24 if name == "memory" else MAX_NAME, "pattern": setting.pattern}
     is_optional = default is None or (setting.default is None and name in ("gpu",))
     return (kind | None if is_optional else kind, Field(default=default, description=setting.help, **bounds))
 
@@ -110,9 +104,8 @@ Query = EstimateQuery | MaxBatchQuery | PlanQuery
 def keywords_of(query: JobQuery) -> dict[str, Any]:
     """Keywords for `estimate`, `max_batch` or `plan`; the model is left out."""
     given = {name: value for name, value in query.model_dump(exclude={"model"}).items() if value is not None}
-    for name in ("checkpointing", "freeze"):
-        if name in given:
-            given[name] = SETTINGS[name].value.parse(given[name])
+    for name in [name for name in given if name in SETTINGS and SETTINGS[name].pattern]:
+        given[name] = SETTINGS[name].value.parse(given[name])
     if given.get("accumulate") == 1 and (given.get("mode", "train") != "train" or "micro_batch" in given):
         del given["accumulate"]  # it was not given, and follows
     if "loop" in given and "loop" not in query.model_fields_set:

@@ -16,7 +16,7 @@ from transformers import Trainer
 
 import vramfit
 from vramfit.integrations.trainer import fit_trainer, job, rows
-from vramfit.techniques import packed_attention
+from vramfit.techniques.packing import attention as packed_attention
 
 
 class Varied:

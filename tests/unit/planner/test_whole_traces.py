@@ -10,7 +10,7 @@ from vramfit.estimator import shallow, traced
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.planner import varied
 from vramfit.planner.plan import plan
-from vramfit.trace import run
+from vramfit.trace import unrolling
 from vramfit.trace.template import StreamTemplate
 
 
@@ -33,7 +33,7 @@ def test_plans_are_those_made_with_whole_traces(keywords: dict[str, Any], monkey
     lengths = [draw.randint(20, 512) for _ in range(300)]
     made = plan("bert-base-uncased", lengths=lengths, **keywords)
     traced._kept.clear()
-    monkeypatch.setattr(run, "find_zones", lambda model: ())
+    monkeypatch.setattr(unrolling, "find_zones", lambda model: ())
     monkeypatch.setattr(TracedWorkload, "work_by_length", whole_steps)
     monkeypatch.setattr(shallow, "WORTHWHILE_LAYERS", 10**6)
     monkeypatch.setattr(varied, "least_on_lengths", lambda *_: 0.0)

@@ -11,7 +11,9 @@ from tests.unit.runtime.small_models import make_batch, make_model
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import checkpointing, freezing, offloading
+from vramfit.settings import checkpointing
+from vramfit.settings import freeze as freezing
+from vramfit.techniques import offloading
 
 NUM_STEPS = 5
 MAX_DIFFERENCE = 1e-6

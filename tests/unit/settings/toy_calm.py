@@ -1,15 +1,9 @@
 """A toy technique in one file: what the house finds by itself when it lies beside the real ones."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import Setting, Technique
+from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Switch
-
-if TYPE_CHECKING:
-    import torch
-
-    from vramfit.workload import Workload
 
 
 class Calm(Setting):
@@ -22,11 +16,11 @@ class Calm(Setting):
     proposes = (True,)
     techniques = (Technique(values=("True",), kind="free", does="layers are calm", costs="none"),)
 
-    def contradictions(self, w: "Workload") -> Iterator[str]:
+    def contradictions(self, w: Workload) -> Iterator[str]:
         if w.calm and w.compile:
             yield "calm and compile do not go together: compiled layers hurry"
 
-    def apply(self, model: "torch.nn.Module", w: "Workload") -> None:
+    def apply(self, model: Module, w: Workload) -> None:
         model.register_buffer(
             "calmness", model.get_parameter(next(iter(dict(model.named_parameters())))).new_empty(1 << 20)
         )

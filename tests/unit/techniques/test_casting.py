@@ -21,7 +21,9 @@ import vramfit
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import application, casting, checkpointing, freezing, lora, packing
+from vramfit.settings import checkpointing
+from vramfit.settings import freeze as freezing
+from vramfit.techniques import application, casting, lora, packing
 from vramfit.techniques.casting import CastLinear, cast_together
 from vramfit.trace.work import work_in_place
 from vramfit.workload import Workload

@@ -2,7 +2,7 @@
 
 import torch
 
-from vramfit.techniques.gradient_slots import Copies
+from vramfit.techniques.offloading.gradient_slots import Copies
 
 
 def test_neighbours_are_one_copy_and_everything_arrives() -> None:

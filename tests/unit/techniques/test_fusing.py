@@ -16,9 +16,11 @@ import vramfit
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
+from vramfit.settings import checkpointing
+from vramfit.settings import freeze as freezing
 from vramfit.tasks.parts.losses import model_inputs
-from vramfit.techniques import application, casting, checkpointing, freezing, fusing, lora, packing
-from vramfit.techniques.fused_layer import FusedLayer
+from vramfit.techniques import application, casting, fusing, lora, packing
+from vramfit.techniques.fusing.layer import FusedLayer
 from vramfit.workload import Workload
 
 TASK = "sequence-classification"

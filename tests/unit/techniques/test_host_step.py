@@ -13,8 +13,11 @@ import vramfit
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import application, checkpointing, freezing, layer_inputs, offloading, optimizers
-from vramfit.techniques.host_step import HostStep
+from vramfit.settings import checkpointing
+from vramfit.settings import freeze as freezing
+from vramfit.techniques import application, offloading, optimizers
+from vramfit.techniques.offloading import layer_inputs
+from vramfit.techniques.offloading.host_step import HostStep
 
 TASK = "sequence-classification"
 NUM_STEPS = 4

@@ -14,7 +14,8 @@ from vramfit.models.anatomy import encoder_layers
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import application, freezing, lora, optimizers
+from vramfit.settings import freeze as freezing
+from vramfit.techniques import application, lora, optimizers
 from vramfit.workload import Workload
 
 peft = pytest.importorskip("peft", reason='LoRA: pip install "vramfit[train]"')

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.techniques import application, quantization
-from vramfit.techniques.frozen_linear import FrozenLinear, dequantized
+from vramfit.techniques.quantization import FrozenLinear, dequantized
 from vramfit.workload import Workload
 
 pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')

@@ -9,10 +9,11 @@ import torch
 from tests.unit.runtime.small_models import flat_weights, make_batch, make_model
 
 from vramfit.runtime import stepper as steppers
-from vramfit.techniques import checkpointing, offloading, optimizers
-from vramfit.techniques.gradient_slots import HostArena
-from vramfit.techniques.host_step import HostStep
-from vramfit.techniques.streamed_step import MOMENTS, is_streamable
+from vramfit.settings import checkpointing
+from vramfit.techniques import offloading, optimizers
+from vramfit.techniques.offloading.gradient_slots import HostArena
+from vramfit.techniques.offloading.host_step import HostStep
+from vramfit.techniques.offloading.streamed_step import MOMENTS, is_streamable
 
 TASK = "sequence-classification"
 MIB = 2**20
@@ -76,8 +77,8 @@ def test_it_is_the_step_of_the_host_to_the_bit(
     keywords: dict[str, Any] = {"offload": offload, "precision": precision, "micro_batch": micro_batch}
     weights, losses = train(make_stepper(monkeypatch, streams=False, **keywords))
     if slot_bytes is not None:
-        monkeypatch.setattr("vramfit.techniques.gradient_slots.SLOT_BYTES", slot_bytes)
-        monkeypatch.setattr("vramfit.techniques.host_step.HostArena", SharedArena)
+        monkeypatch.setattr("vramfit.techniques.offloading.gradient_slots.SLOT_BYTES", slot_bytes)
+        monkeypatch.setattr("vramfit.techniques.offloading.host_step.HostArena", SharedArena)
     ours, our_losses = train(make_stepper(monkeypatch, streams=True, **keywords))
     assert our_losses == losses
     assert torch.equal(ours, weights)
@@ -93,7 +94,7 @@ def test_what_lies_side_by_side_is_copied_at_once(monkeypatch: pytest.MonkeyPatc
         return sum(len(piece.inwards.targets) for piece in pieces)
 
     alone = num_copies()
-    monkeypatch.setattr("vramfit.techniques.host_step.HostArena", SharedArena)
+    monkeypatch.setattr("vramfit.techniques.offloading.host_step.HostArena", SharedArena)
     assert num_copies() < 0.75 * alone
 
 

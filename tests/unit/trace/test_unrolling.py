@@ -10,10 +10,11 @@ from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload, collection_paused
 from vramfit.models.anatomy import layer_list
 from vramfit.records.stream import Stream
-from vramfit.trace import run
+from vramfit.trace import run, unrolling
 from vramfit.trace.run import prepare
 from vramfit.trace.template import StreamTemplate
-from vramfit.trace.unrolling import Unlike, Unrolling, Zone, find_zones
+from vramfit.trace.unrolling import Unlike, Unrolling
+from vramfit.trace.zones import Zone, find_zones
 
 FAMILIES = (
     *("bert-base-uncased", "roberta-base", "xlm-roberta-base", "camembert-base", "electra-base-discriminator"),
@@ -66,7 +67,7 @@ def counted_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def whole(traced: TracedWorkload, monkeypatch: pytest.MonkeyPatch) -> StreamTemplate:
     """The trace of every layer."""
     with monkeypatch.context() as patch:
-        patch.setattr(run, "find_zones", lambda model: ())
+        patch.setattr(unrolling, "find_zones", lambda model: ())
         return traced.trace(None)
 
 
@@ -145,7 +146,7 @@ def test_a_layer_in_the_middle_that_asks_for_more_is_noticed(monkeypatch: pytest
         traced = traced_of("bert-base-uncased", {})
         prepared = run.prepare
         monkeypatch.setattr(run, "prepare", lambda *args: with_a_copy(prepared(*args)))
-        monkeypatch.setattr(run, "find_zones", lambda model: (Zone(0, 1, 1, 12),))
+        monkeypatch.setattr(unrolling, "find_zones", lambda model: (Zone(0, 1, 1, 12),))
         monkeypatch.setattr(Unlike, "__init__", watched)
         made = traced.trace(None)
         assert len(refused) == 1

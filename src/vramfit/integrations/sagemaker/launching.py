@@ -12,7 +12,7 @@ from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
 from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, check_hyperparameters, given_settings
 from vramfit.records.plan import InstanceFit
 from vramfit.runtime.training.request import RunOption, TrainRequest
-from vramfit.settings.setting import record_of
+from vramfit.settings import record_of
 from vramfit.settings.values import Count, Number, Switch, Text
 from vramfit.tasks import DEFAULT
 

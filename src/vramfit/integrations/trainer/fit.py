@@ -107,7 +107,7 @@ def fit_trainer(
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
     loss = (loss_fn, count_fn) if has_loss else loss_pair(trainer)
-    waits = plan.workload.attention == "packed" and not keeps_moves(trainer)
+    waits = plan.workload.is_packed and not keeps_moves(trainer)
     trainer.vramfit = Fit(
         plan=plan,
         origin=job.origin,
@@ -191,13 +191,15 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
     ]
     if attention is not None and w.attention != attention:
         problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")
-    elif w.attention == "packed" and job.why_padded is not None:
+    elif w.is_packed and job.why_padded is not None:
         problems.append(f"the plan is for attention packed, and {job.why_padded}")
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
     problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
-    if job.origin == "own" and plan.accumulate > 1:
-        problems.append(f"the plan splits a step into {plan.accumulate}, and the Trainer computes a loss of its own")
+    if job.origin == "own" and plan.workload.num_passes > 1:
+        problems.append(
+            f"the plan splits a step into {plan.workload.num_passes}, and the Trainer computes a loss of its own"
+        )
     if problems:
         raise WorkloadError(problems, hint="leave plan out, and fit_trainer makes one")
 
@@ -244,7 +246,7 @@ def _notes(trainer: Any, job: Job, plan: Plan) -> tuple[str, ...]:
         notes.append(f"planned for sequences of {job.keywords['seq']} tokens throughout")
     elif not job.lengths.complete:
         notes.append("not every row was looked at: a sample as long as the model takes is expected")
-    if plan.workload.attention == "packed":
+    if plan.workload.is_packed:
         notes.append("a batch whose gradient packing would change is padded, and passes half as many tokens at once")
     elif job.why_padded is not None and job.lengths is not None and job.lengths.varies:
         notes.append(f"passes are padded: {job.why_padded}")

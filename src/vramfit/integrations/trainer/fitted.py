@@ -278,7 +278,7 @@ def is_packed(trainer: Any, batch: Batch) -> bool:
     """Whether the sequences of a batch are to lie end to end; the first batch that cannot be packed is spoken of."""
     fit: Fit = trainer.vramfit
     w = fit.plan.workload
-    if w.attention != "packed":
+    if not w.is_packed:
         return False
     why = why_padded(batch, trainer.model, w.task)
     if why is not None:
@@ -296,8 +296,8 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
     if made is not None and (made.optimizer is not optimizer or made.model is not trainer.model):
         fit.num_recoveries = trainer.num_recoveries
         fit.stepper = fit.padded = None
-    if fit.plan.workload.attention == "packed" and not packs:
-        share = FUSED_SHARE if fit.plan.workload.fused else PADDED_SHARE
+    if fit.plan.workload.is_packed and not packs:
+        share = FUSED_SHARE if fit.plan.workload.is_fused else PADDED_SHARE
         fit.padded = fit.padded or _new(trainer, optimizer, packs=False, share=share)
         return fit.padded
     fit.stepper = fit.stepper or _new(trainer, optimizer, packs=packs)

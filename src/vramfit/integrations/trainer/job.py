@@ -23,7 +23,7 @@ from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_pos
 from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.request import Lengths
 from vramfit.runtime.invariance import across_samples
-from vramfit.techniques.packed_attention import has_packed_kernel
+from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.workload import CHOICES
 
 LONGEST = 512

@@ -20,8 +20,8 @@ from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import LABELS, PLACES
 from vramfit.techniques.casting import CastLinear
-from vramfit.techniques.packed_attention import takes_heads
 from vramfit.techniques.packing import is_per_token, positions_skip
+from vramfit.techniques.packing.attention import takes_heads
 
 MAX_ROWS = 20_000
 """Rows that are looked at; beyond them, one as long as the model allows is expected."""

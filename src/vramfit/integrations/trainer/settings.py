@@ -57,8 +57,12 @@ def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
 
 def _put_batches(made: Settings, plan: Plan) -> None:
     args, w = made.trainer.args, plan.workload
-    how = "in one pass" if plan.accumulate == 1 else f"{plan.accumulate} passes of at most {plan.micro_batch}"
-    if w.attention == "packed":
+    how = (
+        "in one pass"
+        if plan.workload.num_passes == 1
+        else f"{plan.workload.num_passes} passes of at most {plan.micro_batch}"
+    )
+    if w.is_packed:
         how = f"passes of up to {plan.micro_batch * w.seq:,} tokens"
     made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
     made.put("gradient_accumulation_steps", 1, "losses are summed inside the step and divided by its own count")
@@ -68,7 +72,7 @@ def _put_batches(made: Settings, plan: Plan) -> None:
 
 def _put_evaluation(made: Settings, job: Job, plan: Plan) -> None:
     batch = plan.evaluation_batch
-    if plan.evaluation.workload.attention == "packed":  # a plan of another's making; here, evaluations are padded
+    if plan.evaluation.workload.is_packed:  # a plan of another's making; here, evaluations are padded
         batch = max(batch // 2, 1)
     made.put("per_device_eval_batch_size", batch, "the largest tried that fits beside the training state")
     if made.trainer.args.batch_eval_metrics:
@@ -133,20 +137,20 @@ def _optimizer_name(value: str) -> Any:
 
 def _put_model(made: Settings, job: Job, plan: Plan) -> None:
     trainer, w = made.trainer, plan.workload
-    full = w.checkpointing == "full"
+    full = w.is_fully_checkpointed
     by_hand = job.keywords.get("checkpointing") is not None
     if not by_hand:
         made.put("gradient_checkpointing", full, "layers are computed twice" if full else "there is room without")
     if full and not by_hand:
         made.put("gradient_checkpointing_kwargs", {"use_reentrant": False}, "the reentrant one skips frozen inputs")
-    if isinstance(w.checkpointing, int):
-        made.say("layers computed twice", "none", f"the first {w.checkpointing}", "less than full, and faster")
-    if w.freeze is not None and "freeze" not in job.keywords:
+    if w.num_checkpointed is not None:
+        made.say("layers computed twice", "none", f"the first {w.num_checkpointed}", "less than full, and faster")
+    if w.is_frozen and "freeze" not in job.keywords:
         made.say("frozen", "nothing", w.freeze, "allowed, and nothing milder fits")
-    if w.precision == "bf16" and job.keywords.get("precision") != "bf16":
+    if w.has_bf16_weights and job.keywords.get("precision") != "bf16":
         made.say("weights", "fp32", "bf16", "allowed, and nothing milder fits")
     before = getattr(bare_model(trainer).config, "_attn_implementation", None)
-    if w.attention == "packed":
+    if w.is_packed:
         made.say("attention", before, "packed (no padding)", "sequences lie end to end, so that padding takes nothing")
     elif job.attention is not None and job.attention != before:
         made.say("attention", before, job.attention, "asked for")
@@ -168,5 +172,5 @@ def put_techniques(model: Any, workload: Workload, attention: str | None) -> Non
 def prepare_steps(model: Any, workload: Workload) -> None:
     """Before training: layers are fused, or cast their weights together; attention is packed inside steps only."""
     apply_to_steps(model, workload)
-    if workload.attention == "packed":
+    if workload.is_packed:
         packing.set_aside(model)

@@ -163,7 +163,7 @@ def alternatives(plan: Plan) -> Figure:
         ("does not fit", [a for a in others if not a.fits], "x", "@bad"),
     ):
         x, y = [scale * a.step_time_s for a in found], [gib(a.safe_reserved_bytes) for a in found]
-        text = [f"{a.settings}<br>passes of {a.micro_batch} × {a.accumulate}" for a in found]
+        text = [f"{a.settings}<br>passes of {a.split}" for a in found]
         marker = {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}}
         more = {"mode": "markers", "text": text, "hovertemplate": f"%{{text}}<br>{said}", "marker": marker}
         data += [_scatter(name, x, y, **more)] if found else []

@@ -226,7 +226,7 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         for r in plan.reasons
     ]
     about = (
-        f"Passes of {plan.micro_batch}, {plan.accumulate} a step, about {duration(plan.step_time_s)} a step; "
+        f"Passes of {plan.micro_batch}, {plan.workload.num_passes} a step, about {duration(plan.step_time_s)} a step; "
         f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
     )
     commands = [train_command(plan.workload, "plan.json")] if find_task(plan.workload.task).is_trained else []
@@ -239,13 +239,13 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
 
 def _alternatives(plan: Plan, drawn: Drawn) -> str:
     e = plan.estimate
-    passes = f"{plan.micro_batch} × {plan.accumulate}"
+    passes = f"{plan.micro_batch} × {plan.workload.num_passes}"
     seconds = duration(e.step_time_s or plan.step_time_s)
     rows = [("this plan", passes, seconds, format_bytes(e.safe_reserved_bytes))]
     rows += [
         (
             a.settings + _why_not(a),
-            f"{a.micro_batch} × {a.accumulate}",
+            a.split,
             duration(a.step_time_s),
             format_bytes(a.safe_reserved_bytes),
         )

@@ -29,7 +29,7 @@ from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
-from vramfit.techniques.packed_attention import has_packed_kernel
+from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
@@ -215,8 +215,9 @@ def make_plan(
 
 def num_steps(request: TrainRequest, data: Data) -> int:
     """Batches to learn from in all."""
-    batch = _batches(request, data)["batch"]
-    return request.max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
+    batch: int = _batches(request, data)["batch"]
+    max_steps: int | None = request.max_steps
+    return max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
 
 
 def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
@@ -302,7 +303,7 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
     if budget_bytes is not None:
         use_expandable_segments(device)
         enforce(budget_bytes, device)
-    on_host = workload.quantize is not None or workload.offload == "weights"
+    on_host = workload.is_quantized or workload.offloads_layers
     model, report = _load(
         run,
         lambda done, total: run.on_event(events.Loading(done_bytes=done, total_bytes=total)),

@@ -10,8 +10,7 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
-from vramfit.settings import SETTINGS, Setting
-from vramfit.settings.setting import record_of
+from vramfit.settings import SETTINGS, Setting, completed, record_of
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.workload import Workload
@@ -195,7 +194,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
     def _workload_problems(self) -> list[str]:
         """What the settings contradict among themselves, as a workload says it."""
         try:
-            given = {name: value for name, value in self.settings().items() if name != "fused"}  # where it can be
+            given = {name: value for name, value in self.settings().items() if not SETTINGS[name].if_possible}
             Workload.from_keywords(model=self.model, batch=self.batch or DEFAULT_BATCH, loop="stepper", **given)
         except WorkloadError as error:
             return list(error.problems)
@@ -205,9 +204,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
         """Keywords of `Workload` that were given: what a plan keeps."""
         apart = ("model", "batch", "memory", "gpu", "graphs")
         given = {name: getattr(self, name) for name in IN_RUN if name not in apart}
-        if self.offload == "weights" and self.checkpointing is None:
-            given["checkpointing"] = "full"  # its layers come again for backward
-        return {name: value for name, value in given.items() if value is not None}
+        return completed({name: value for name, value in given.items() if value is not None})
 
     def source(self, path: str) -> DataSource:
         """A file of the run's, to be read."""

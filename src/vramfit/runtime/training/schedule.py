@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.techniques import optimizers
+from vramfit.techniques import application
 from vramfit.workload import Workload
 
 
@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 def make_optimizer(workload: Workload, model: torch.nn.Module, request: TrainRequest) -> torch.optim.Optimizer:
     """The optimizer over what learns: matrices with weight decay, biases and norms without."""
-    optimizer = optimizers.make(workload.optimizer, model.parameters(), lr=request.lr)
+    optimizer = application.make_optimizer(model, workload, lr=request.lr)
     (group,) = optimizer.param_groups
     decayed = [p for p in group["params"] if p.dim() > 1]
     others = [p for p in group["params"] if p.dim() <= 1]

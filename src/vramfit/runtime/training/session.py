@@ -45,7 +45,7 @@ class Session:
         if run.run_device.emulated is not None and self._processes.size > 1 and workload.parallel == "fsdp":
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
         ranks = self._processes.share(model, workload.parallel)
-        bucket = workload.attention != "packed"  # where there is no padding, like lengths need not meet
+        bucket = not workload.is_packed  # where there is no padding, like lengths need not meet
         order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
@@ -72,12 +72,12 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.graphs) and not (workload.graphs and self.stepper.uses_graphs):
+        if (request.graphs or workload.captures_graphs) and not (workload.captures_graphs and self.stepper.uses_graphs):
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
-        if not self.run.workload.compile:
+        if not self.run.workload.is_compiled:
             return
         emulated = self.run.run_device.emulated is not None
         reason = "an emulated GPU has no compiler" if emulated else compiling.why_not(self.run.run_device.device)
@@ -176,7 +176,7 @@ class Session:
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
             else:
                 restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
-        if self.run.workload.quantize is not None:
+        if self.run.workload.is_quantized:
             self.notes.append(
                 f"weights that were {self.run.workload.quantize} did not learn: saved as the source has them"
             )

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.errors import VramfitError
 from vramfit.runtime.random_state import RandomState
 from vramfit.step.own_loss import full, put_part
-from vramfit.techniques.host_step import HostStep
+from vramfit.techniques.offloading.host_step import HostStep
 
 PART = "|"
 """Between the name of a parameter and the name of its state."""

@@ -15,9 +15,10 @@ from vramfit.runtime.distributed.parallel import Replicas, Shards
 from vramfit.runtime.distributed.processes import join, launched_world, leave
 from vramfit.runtime.distributed.votes import RankVotes
 from vramfit.runtime.stepper import Stepper
+from vramfit.settings import checkpointing
 from vramfit.step.own_loss import full
 from vramfit.step.plain import Batch
-from vramfit.techniques import checkpointing, packing
+from vramfit.techniques import packing
 
 SIZES = (12, 12, 5, 1)
 """Samples of each window: the last ones are uneven, and one is less than there are ranks."""

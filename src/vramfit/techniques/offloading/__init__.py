@@ -14,8 +14,8 @@ import torch
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques import layer_inputs
-from vramfit.techniques.gradient_slots import held_bytes, out_of_sight
+from vramfit.techniques.offloading import layer_inputs
+from vramfit.techniques.offloading.gradient_slots import held_bytes, out_of_sight
 from vramfit.techniques.quantization import inner_tensors, with_inner_tensors
 from vramfit.units import format_bytes
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vramfit.techniques.fused_layer import NUM_PARTS
+from vramfit.techniques.fusing.layer import NUM_PARTS
 
 WIDE_BLOCK, WIDE_ROWS = 1024, 2
 """Columns and rows of a tile that does not hold whole rows."""

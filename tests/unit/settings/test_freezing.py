@@ -6,7 +6,7 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.techniques import freezing
+from vramfit.settings import freeze as freezing
 
 
 def frozen(model: Any, freeze: Any) -> set[str]:

@@ -95,13 +95,7 @@ def _step_blocks(
     average: tuple[torch.Tensor, torch.Tensor],
     square: tuple[torch.Tensor, torch.Tensor],
     tables: torch.Tensor,
-    lr: float,
-    kept: float,
-    new_average: float,
-    new_square: float,
-    eps: float,
-    correction1: float,
-    correction2: float,
+    *settings: float,
 ) -> torch.Tensor:
     """The weights after the step, in fp32; moments are rounded after they have been used.
 
@@ -109,6 +103,7 @@ def _step_blocks(
     weight, `new_average` and `new_square` the shares of the gradient and of its square. In fp32, 1 - 0.999 would be off
     by 5e-5.
     """
+    lr, kept, new_average, new_square, eps, correction1, correction2 = settings
     g = grad.float()
     m = _read(average, tables[0]).lerp_(g, new_average)
     v = _read(square, tables[2]).lerp_(g.square(), new_square)
@@ -146,7 +141,7 @@ def _write(value: torch.Tensor, moment: tuple[torch.Tensor, torch.Tensor], bound
 
 
 def _on_gpu(*arguments: Any, seed: int = 0) -> None:
-    from vramfit.techniques.eight_bit_kernel import launch
+    from vramfit.techniques.adamw_8bit.kernel import launch
 
     launch(*arguments, seed=seed)
 

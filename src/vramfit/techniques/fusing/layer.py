@@ -102,9 +102,9 @@ def _chosen(name: str) -> Any:
 
     def run(*args: Any) -> None:
         if args[0].is_cuda:
-            from vramfit.techniques import fused_kernels
+            from vramfit.techniques.fusing import kernels
 
-            getattr(fused_kernels, name)(*args)
+            getattr(kernels, name)(*args)
         else:
             operator(*args)
 

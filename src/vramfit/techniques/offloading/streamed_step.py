@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vramfit.techniques.gradient_slots import Copies, flat
+from vramfit.techniques.offloading.gradient_slots import Copies, flat
 
 WIDE = torch.float32
 SLOT_BYTES_A_WEIGHT = 18

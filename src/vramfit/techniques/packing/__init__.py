@@ -1,7 +1,7 @@
 """Packing: the sequences of a micro-batch lie end to end in one row, so that padding takes neither time nor memory.
 
 The model is that of transformers, unchanged: its attention is told through the attention interface where sequences
-begin (`packed_attention`), and hooks see to what looks at a sequence as a whole: the first token, the answer's place.
+begin (`attention`), and hooks see to what looks at a sequence as a whole: the first token, the answer's place.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from vramfit.models.tasks import supported_attention
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import PLACES, attended
-from vramfit.techniques.packed_attention import IMPLEMENTATION, register
+from vramfit.techniques.packing.attention import IMPLEMENTATION, register
 
 ROW_TOKENS, NUM_SIZES = 512, 32
 """Rows have a multiple of so many tokens, or of such a part of the longest: one is filled up by a percent or two."""

@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.techniques import checkpointing
+from vramfit.settings import checkpointing
 
 SMALL = {
     "hidden_size": 16,

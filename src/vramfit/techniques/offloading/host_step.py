@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import BudgetExceeded, WorkloadError
-from vramfit.techniques.gradient_slots import Adder, GradientSlots, HostArena
 from vramfit.techniques.offloading import layer_slots_of
-from vramfit.techniques.streamed_step import DECOUPLED, MOMENTS, Stepped, StreamedStep, is_streamable
+from vramfit.techniques.offloading.gradient_slots import Adder, GradientSlots, HostArena
+from vramfit.techniques.offloading.streamed_step import DECOUPLED, MOMENTS, Stepped, StreamedStep, is_streamable
 from vramfit.units import format_bytes
 
 MASTER = torch.float32

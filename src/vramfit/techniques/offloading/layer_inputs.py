@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques.gradient_slots import out_of_sight
+from vramfit.techniques.offloading.gradient_slots import out_of_sight
 
 ATTRIBUTE = "_vramfit_inputs"
 """Where a model keeps its `LayerInputs`."""

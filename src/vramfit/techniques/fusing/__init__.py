@@ -1,4 +1,4 @@
-"""Fusing: the layers of BERT and its kin as one function each (`fused_layer`), for packed passes under autocast."""
+"""Fusing: the layers of BERT and its kin as one function each (`layer`), for packed passes under autocast."""
 
 import warnings
 from functools import cache
@@ -9,8 +9,8 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import compiling
-from vramfit.techniques.fused_layer import FusedLayer, LayerShape
-from vramfit.techniques.packed_attention import is_new_enough, takes_heads
+from vramfit.techniques.fusing.layer import FusedLayer, LayerShape
+from vramfit.techniques.packing.attention import is_new_enough, takes_heads
 from vramfit.workload import Workload
 
 LAYERS = frozenset(

@@ -1,0 +1,210 @@
+"""What settings give to `Workload`, for type checkers; made by `python scripts/make_fields.py`."""
+
+from dataclasses import Field
+from typing import Any, ClassVar
+
+import torch
+
+class Fields:
+    """A field for each setting, and what is asked of them."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    model: str
+    task: str
+    mode: str
+    batch: int
+    accumulate: int
+    micro_batch: int
+    seq: int
+    lengths: tuple[int, ...] | None
+    num_labels: int | None
+    precision: str
+    attention: str | None
+    mask: str
+    dropout: bool
+    checkpointing: str | int | None
+    freeze: str | int | tuple[str, ...] | None
+    optimizer: str
+    max_grad_norm: float | None
+    lora: int | None
+    quantize: str | None
+    offload: str | None
+    compile: bool
+    fused: bool
+    graphs: bool
+    casts: str
+    allocator: str
+    num_gpus: int
+    parallel: str | None
+    num_nodes: int
+    loop: str
+    gpu: str | None
+    memory: int | None
+    host_memory: int | None
+    torch_version: str | None
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        task: str = ...,
+        mode: str = ...,
+        batch: int = ...,
+        accumulate: int | None = ...,
+        micro_batch: int | None = ...,
+        seq: int = ...,
+        lengths: tuple[int, ...] | None = ...,
+        num_labels: int | None = ...,
+        precision: str = ...,
+        attention: str | None = ...,
+        mask: str = ...,
+        dropout: bool = ...,
+        checkpointing: str | int | None = ...,
+        freeze: str | int | tuple[str, ...] | None = ...,
+        optimizer: str = ...,
+        max_grad_norm: float | None = ...,
+        lora: int | None = ...,
+        quantize: str | None = ...,
+        offload: str | None = ...,
+        compile: bool = ...,
+        fused: bool = ...,
+        graphs: bool = ...,
+        casts: str = ...,
+        allocator: str = ...,
+        num_gpus: int = ...,
+        parallel: str | None = ...,
+        num_nodes: int = ...,
+        loop: str = ...,
+        gpu: str | None = ...,
+        memory: int | str | None = ...,
+        host_memory: int | str | None = ...,
+        torch_version: str | None = ...,
+    ) -> None: ...
+    @property
+    def num_passes(self) -> int:
+        """Passes of a step: micro-batches whose gradients are summed."""
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether autocast casts the inputs of products to 16 bits."""
+
+    @property
+    def is_32_bit(self) -> bool:
+        """Whether products have inputs of 32 bits."""
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether products round their inputs to TF32."""
+
+    @property
+    def has_bf16_weights(self) -> bool:
+        """Whether weights, gradients and optimizer state are in bfloat16."""
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The type of the weights."""
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The type that autocast casts to; None where it does not run."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled, by a `GradScaler`: the range of fp16 is small."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences lie end to end in one row, without padding."""
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether layers are computed again in backward."""
+
+    @property
+    def is_fully_checkpointed(self) -> bool:
+        """Whether all layers are computed again in backward."""
+
+    @property
+    def num_checkpointed(self) -> int | None:
+        """How many of the lowest layers are computed again in backward; None where it is all of them or none."""
+
+    @property
+    def freezes_layers(self) -> bool:
+        """Whether no layer learns."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether parameters do not learn that could."""
+
+    @property
+    def num_frozen(self) -> int | None:
+        """How many of the lowest layers do not learn, where it is a number."""
+
+    @property
+    def has_same_layers(self) -> bool:
+        """Whether all layers do the same: each learns, and all or none are computed again."""
+
+    @property
+    def steps_in_place(self) -> bool:
+        """Whether the optimizer's step needs no temporaries (`step.commit.needs_temporaries` asks an optimizer)."""
+
+    @property
+    def has_8_bit_state(self) -> bool:
+        """Whether the optimizer keeps its state in 8 bits."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether LoRA adapters learn in place of the weights beside them."""
+
+    @property
+    def learns_in_layers(self) -> bool:
+        """Whether layers keep anything for backward."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether linear weights that do not learn are in fewer bits."""
+
+    @property
+    def weights_in_words(self) -> str:
+        """The type of the weights for people, such as "fp32 with int8 linear layers"."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits in host memory."""
+
+    @property
+    def offloads_layers(self) -> bool:
+        """Whether the weights of layers wait in host memory."""
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Whether the optimizer and its state are in host memory."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model's layers are compiled by `torch.compile`."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a layer is one function, with kernels of vramfit's own."""
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether packed passes are captured as CUDA graphs and replayed."""
+
+    @property
+    def keeps_casts(self) -> bool:
+        """Whether autocast keeps its casts of weights for a pass."""
+
+    @property
+    def casts_by_layer(self) -> bool:
+        """Whether a layer's weights are cast by one call, where anything is cast."""
+
+    @property
+    def has_expandable_segments(self) -> bool:
+        """Whether segments of PyTorch's allocator grow in place."""
+
+    @property
+    def shards(self) -> bool:
+        """Whether several GPUs have a part of the model each."""
