@@ -19,6 +19,7 @@ from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
 from vramfit.techniques.packing.attention import takes_heads
+from vramfit.timing.profile import speed_of
 from vramfit.workload import SIZE_HINT, Workload
 
 P = ParamSpec("P")
@@ -72,6 +73,28 @@ class Job:
             budget_bytes=target.capacity_bytes,
             timed_gpu=target.gpu if target.gpu is not None and has_rates(target.gpu) else _typical(),
         )
+
+    @property
+    def is_described(self) -> bool:
+        """Whether what decides its plan can be written down: a configuration, and a class that transformers has."""
+        resolved = self.traced.resolved
+        is_theirs = resolved.model_class.__module__.startswith("transformers.")
+        return resolved.module is None and is_theirs and not self.request.trust_remote_code
+
+    def question(self) -> dict[str, Any]:
+        """Everything that decides its plan besides the code."""
+        resolved = self.traced.resolved
+        return {
+            "name": resolved.name,
+            "config": resolved.config.to_json_string(),
+            "class": f"{resolved.model_class.__module__}.{resolved.model_class.__qualname__}",
+            "request": self.request,
+            "lengths": self.lengths,
+            "workload": self.base,
+            "target": self.target,
+            "timed_gpu": self.timed_gpu,
+            "speed": speed_of(self.timed_gpu),
+        }
 
     @property
     def base(self) -> Workload:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vramfit.cache import remembered
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.traced import collection_paused
 from vramfit.planner.choose import Found, find, for_long_run, margins, may_pay_to_record
@@ -80,10 +81,16 @@ def _plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan
     with collection_paused():
         job = Job.of(model, request, None if lengths is None else lengths_of(lengths))
         with within(lambda: f"{counted(num_predicted(job), 'setting')} tried"):
-            found = find(job)
-            if found is None:
-                raise no_plan_fits(job, margins(job, Proposal())[-1].num_bytes)
-            return _plan_of(for_long_run(found))
+            if job.is_described:
+                return remembered(Plan, job.question(), lambda: _search(job))
+            return _search(job)
+
+
+def _search(job: Job) -> Plan:
+    found = find(job)
+    if found is None:
+        raise no_plan_fits(job, margins(job, Proposal())[-1].num_bytes)
+    return _plan_of(for_long_run(found))
 
 
 def _plan_of(found: Found) -> Plan:
