@@ -360,6 +360,14 @@ def test_a_plan_for_another_job_is_refused(tmp_path: Path) -> None:
         fit_trainer(other, plan=plan)
 
 
+def test_a_plan_never_leaves_weights_of_a_trainer_in_host_memory(tmp_path: Path) -> None:
+    """A Trainer's optimizer steps what is on the device: such a plan was once made, and left out without a word."""
+    trainer = make_trainer(tmp_path, **SPLIT)
+    waiting = vramfit.plan(trainer.model, batch=8, seq=24, memory=MEMORY, offload="weights", precision="fp32")
+    with pytest.raises(vramfit.WorkloadError, match="offload weights, and a Trainer's optimizer"):
+        fit_trainer(trainer, plan=waiting, show=False)
+
+
 def test_an_input_without_a_row_a_sample_is_named(tmp_path: Path) -> None:
     def collate(rows: list[Any]) -> dict[str, Any]:
         return {n: torch.stack([row[n] for row in rows]) for n in rows[0]} | {"position_ids": torch.arange(16)[None]}

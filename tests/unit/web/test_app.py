@@ -11,7 +11,7 @@ import vramfit
 from vramfit.records.estimate import Estimate
 from vramfit.settings import PLANNED, having
 from vramfit.web import answers
-from vramfit.web import server as server_module
+from vramfit.web import app as server_module
 from vramfit.web.app import create_app
 from vramfit.web.guard import MAX_PARAMETERS
 from vramfit.web.queries import EstimateQuery
@@ -255,5 +255,5 @@ def test_pages_that_keep_connections_open_may_ask_once_more_when_the_server_stop
             sockets[0].close()
 
     monkeypatch.setattr(server_module, "Server", Recorded)
-    server_module.serve(port=0)
+    server_module.serve("127.0.0.1", 0, on_listening=lambda: None, on_ready=lambda url: None)
     assert made[0]["last_calls_s"] > 0  # in which answers say `Connection: close`

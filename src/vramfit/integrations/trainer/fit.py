@@ -161,8 +161,11 @@ def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str
 
 
 def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
-    """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint."""
-    asked = {**job.keywords, **keywords, "pads_evaluation": True, "graphs": False}
+    """With AdamW as it is where that fits; only else with 8-bit moments, which cannot go on from a plain checkpoint.
+
+    Nothing waits in host memory: a Trainer's optimizer steps what is on the device.
+    """
+    asked = {"offload": False, **job.keywords, **keywords, "pads_evaluation": True, "graphs": False}
     try:
         if "optimizer" not in asked and not asked["exact"]:
             with suppress(NoPlanFits):
@@ -196,6 +199,8 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
     problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
+    if w.offloads:
+        problems.append(f"the plan has offload {w.offload}, and a Trainer's optimizer steps what is on the device")
     if job.origin == "own" and plan.workload.num_passes > 1:
         problems.append(
             f"the plan splits a step into {plan.workload.num_passes}, and the Trainer computes a loss of its own"
