@@ -86,7 +86,7 @@ def trace(
     job = _Job(resolved, workload, profile, batch, conditions)
     try:
         return _trace(job, unrolls=True)
-    except Unlike:
+    except (Unlike, TraceError):  # what few layers do not show, or cannot run, a trace of all of them decides
         return _trace(job, unrolls=False)
 
 

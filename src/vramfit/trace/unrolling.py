@@ -126,6 +126,8 @@ class _Sweep:
 
 
 class _ZoneWriter:
+    """Writes what all groups of a zone ask for, from what those that run asked for."""
+
     def __init__(self, zone: Zone, path: str, layers: list[torch.nn.Module]) -> None:
         self._zone, self._path, self._layers = zone, path, layers
         self._rank_of_layer = {
@@ -135,11 +137,12 @@ class _ZoneWriter:
         }
         self._keys: dict[int, Key] = {}
         self._ids: dict[Key, int] = {}
-        """Key → id, of groups that run; by group, not rank, of those that do not."""
+        """Key → id, of groups that run."""
         self._num_asked: Counter[Key] = Counter()
         self._origins: dict[int, tuple[int | None, Any, str]] = {}
         self._moved_origins: dict[tuple[int, int], int] = {}
         self._fresh: dict[Key, int] = {}
+        """The same of groups that do not run, by the number of the group."""
 
     def unroll(self, entries: list[Any], ledger: Any) -> list[Any]:
         self._ledger = ledger

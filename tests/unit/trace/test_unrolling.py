@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.resolve import resolve_workload
@@ -125,6 +126,22 @@ def test_layers_that_turn_out_to_differ_are_traced_one_by_one(monkeypatch: pytes
         order = traced.order(1, 3)
         assert shown(traced.trace(None).instantiate(3, order)) == shown(every.instantiate(3, order))
         assert len(asked) == 1
+
+
+def test_a_model_that_needs_all_of_its_layers_is_traced_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds its layers by number, and not one after another."""
+    with collection_paused():
+        traced = traced_of("bert-base-uncased", {"mode": "infer"})
+        encoder = type(prepare(traced.resolved, traced.workload).bert.encoder)
+
+        def forward(self: Any, hidden_states: Any, attention_mask: Any = None, **_: Any) -> Any:
+            for index in range(self.config.num_hidden_layers):
+                hidden_states = self.layer[index](hidden_states, attention_mask)
+            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
+
+        monkeypatch.setattr(encoder, "forward", forward)
+        origins = {origin.module for origin in traced.trace(None).origins}
+        assert {f"bert.encoder.layer.{index}.intermediate.dense" for index in range(12)} <= origins
 
 
 def test_a_layer_in_the_middle_that_asks_for_more_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
