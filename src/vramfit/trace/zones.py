@@ -18,7 +18,7 @@ LONGEST_PERIOD = 6
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """Neighbouring layers in groups that are alike; the first group may be smaller than the others."""
+    """Neighbouring layers in groups that are alike; the first group may have fewer layers than the others, or more."""
 
     start: int
     first: int
@@ -40,7 +40,7 @@ class Zone:
         return range(begin, begin + self.period)
 
     def index(self, group: int, place: int) -> int:
-        """The index of the layer in a place of a group; the last place is its last layer, also in a small group."""
+        """The index of the layer in a place of a group; places are counted back from its last layer."""
         return self.layers(group).stop - self.period + place
 
     def group_of_rank(self, rank: int) -> int:
