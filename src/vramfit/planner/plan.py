@@ -10,6 +10,7 @@ from typing import Any
 
 from vramfit.cache import remembered
 from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.traced import collection_paused
 from vramfit.planner.choose import Found, find, for_long_run, margins, may_pay_to_record
 from vramfit.planner.elsewhere import no_plan_fits
@@ -82,8 +83,22 @@ def _plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan
         job = Job.of(model, request, None if lengths is None else lengths_of(lengths))
         with within(lambda: f"{counted(num_predicted(job), 'setting')} tried"):
             if job.is_described:
-                return remembered(Plan, job.question(), lambda: _search(job))
+                return _with_snapshot(remembered(Plan, job.question(), lambda: _search(job)), job)
             return _search(job)
+
+
+def _with_snapshot(made: Plan, job: Job) -> Plan:
+    """A plan that was read from disk, whose estimate can give the predicted stream again."""
+
+    def snapshot() -> dict[str, Any]:
+        traced = replace(job.traced, workload=made.workload)
+        again = estimate_at(traced, job.target, made.micro_batch).snapshot
+        assert again is not None
+        return again()
+
+    if made.estimate.snapshot is not None:
+        return made
+    return replace(made, estimate=replace(made.estimate, snapshot=snapshot))
 
 
 def _search(job: Job) -> Plan:
