@@ -98,6 +98,8 @@ def test_every_choice_is_accepted() -> None:
             extra: dict[str, Any] = {"mode": "infer"} if name in ("precision", "quantize", "attention") else {}
             if name == "offload":
                 extra = {"loop": "stepper", "checkpointing": "full"}
+            if name in ("pooling", "loss"):
+                extra = {"task": "embedding"}
             assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value
 
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
+from vramfit.tasks import find_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +71,8 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
             model: nn.Module = resolved.model_class(config)
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None
+    with undrawn(), torch.device("meta"):
+        find_task(resolved.task).finish_model(model, resolved.folder)
     return model
 
 

@@ -15,8 +15,8 @@ from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.model_state import Failed, ModelState
-from vramfit.runtime.random_state import RandomState
 from vramfit.step.plain import Batch, bring, each_tensor
+from vramfit.step.random_state import RandomState
 from vramfit.step.ranks import Unanimous, Votes
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing

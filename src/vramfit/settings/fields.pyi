@@ -18,7 +18,14 @@ class Fields:
     micro_batch: int
     seq: int
     lengths: tuple[int, ...] | None
+    texts: int | None
     num_labels: int | None
+    pooling: str | None
+    loss: str | None
+    temperature: float | None
+    loss_margin: float | None
+    mask_above: float | None
+    matryoshka: tuple[int, ...] | None
     precision: str
     attention: str | None
     mask: str
@@ -55,7 +62,14 @@ class Fields:
         micro_batch: int | None = ...,
         seq: int = ...,
         lengths: tuple[int, ...] | None = ...,
+        texts: int | None = ...,
         num_labels: int | None = ...,
+        pooling: str | None = ...,
+        loss: str | None = ...,
+        temperature: float | None = ...,
+        loss_margin: float | None = ...,
+        mask_above: float | None = ...,
+        matryoshka: tuple[int, ...] | None = ...,
         precision: str = ...,
         attention: str | None = ...,
         mask: str = ...,
@@ -84,6 +98,18 @@ class Fields:
     @property
     def num_passes(self) -> int:
         """Passes of a step: micro-batches whose gradients are summed."""
+
+    @property
+    def texts_per_sample(self) -> int:
+        """Texts of a sample, each of which goes through the model by itself."""
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample whose texts all have full length."""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the loss of a step looks at all of its samples at once: no pass has a loss of its own."""
 
     @property
     def autocasts(self) -> bool:

@@ -65,7 +65,8 @@ def make_packed_batch(
     return inputs | {"max_length_q": longest}
 
 
-OnPart = Callable[[str, int], None]
+OnPart = Callable[[str, int | str], None]
+"""Told of the part (forward, backward, optimizer) and of the micro-batch, or the name of what else a step does."""
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 

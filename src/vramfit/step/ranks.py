@@ -58,6 +58,9 @@ class Ranks(Protocol):
     def total(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss of all ranks: the sum of each one's part."""
 
+    def bring_together(self, vectors: torch.Tensor) -> None:
+        """Rows that each rank has a part of, and zeros elsewhere, become all rows on every rank."""
+
 
 class Unanimous:
     """The votes of one."""
@@ -112,6 +115,9 @@ class Alone:
 
     def size_of(self, parameter: torch.nn.Parameter) -> int:
         return parameter.nbytes
+
+    def bring_together(self, vectors: torch.Tensor) -> None:
+        return
 
     def total(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.size == 1 else loss.new_tensor(self.votes.sum(float(loss)))

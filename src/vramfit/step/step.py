@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.step.commit import secure_state, take_host_step, take_step
+from vramfit.step.joint import joint_passes
 from vramfit.step.plain import Autocast, Batch, OnPart
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.parts.losses import HeadLoss
@@ -79,9 +80,11 @@ class Step:
         if self.host is not None:
             self.host.begin(is_only_pass=finishes and len(parts) == 1)
         self.ranks.begin()
+        if loss.joint is not None:
+            return joint_passes(self, parts, loss, len(parts) if num_counted is None else num_counted)
         mean: torch.Tensor | None = None
         for index, waiting in enumerate(parts):
-            self._begin("forward", index, len(parts))
+            self.begin("forward", index, len(parts))
             batch = self.bring(waiting)
             with self.autocast():
                 output = self.model(**loss.inputs(batch))
@@ -91,9 +94,9 @@ class Step:
                 if num_counted is not None and index >= num_counted:
                     value = value * 0
             del output, terms
-            self._begin("backward", index, len(parts))
-            self._scaled(value).backward()
-            self._begin("forward", index, len(parts))
+            self.begin("backward", index, len(parts))
+            self.scaled(value).backward()
+            self.begin("forward", index, len(parts))
             mean = value.detach().clone() if mean is None else mean.add_(value.detach())
             del value, batch
         return torch.zeros((), device=self.parameters[0].device) if mean is None else mean
@@ -160,11 +163,13 @@ class Step:
             if self.scaler._growth_tracker is None:
                 self.scaler._scale = None  # memory ran out between the two; a scaler makes them together or not at all
 
-    def _begin(self, part: str, index: int, num_passes: int) -> None:
+    def begin(self, part: str, index: int, num_passes: int) -> None:
+        """A part of a pass begins."""
         self.on_part(part, index)
         self.ranks.before_pass(index, num_passes)
 
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss as its gradients are taken: of amp-fp16, scaled."""
         if self.scaler is None:
             return loss
         if self.host is None:

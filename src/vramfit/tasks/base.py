@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vramfit.tasks.parts.reading import Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts, text_in
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from vramfit.tasks.parts.losses import HeadLoss
@@ -86,6 +88,10 @@ class Task:
     """Whether its loss can be smoothed."""
     pools_sequences: bool = False
     """Whether its head looks at one vector a sequence, so that packed rows are pooled before it."""
+    pools_itself: bool = False
+    """Whether its head pools the vectors of tokens, those of packed rows too."""
+    texts_per_sample: int = 1
+    """Texts of a sample that go through the model one by one, where a workload does not say."""
     why_not_unpacked: str | None = None
     """Why packed outputs are not laid out again as padded ones, in evaluation and prediction; None where they are."""
     reads_padding: bool = False
@@ -104,6 +110,13 @@ class Task:
     """Those of them that are a token's place in its sequence."""
     counts_samples: bool = False
     """Whether every sample has one label, so that a mean over labels is one over samples."""
+
+    def finish_model(self, model: Any, folder: "Path | None") -> None:
+        """Give a model of transformers, on the meta device, what its task needs beside it.
+
+        Args:
+            folder: where its checkpoint lies; None where there is none.
+        """
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> "Batch":
         """Labels of a batch without data."""

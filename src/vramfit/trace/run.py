@@ -361,8 +361,9 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
     return step
 
 
-def _begin_part(tracer: Tracer, step: str, part: str, index: int) -> None:
-    tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.micro{index}", part)
+def _begin_part(tracer: Tracer, step: str, part: str, index: int | str) -> None:
+    name = f"micro{index}" if isinstance(index, int) else index
+    tracer.begin(f"{step}.optimizer" if part == "optimizer" else f"{step}.{name}", part)
 
 
 def _traced_steps(workload: Workload) -> list[tuple[str, int]]:

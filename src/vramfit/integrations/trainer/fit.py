@@ -25,8 +25,8 @@ from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
-from vramfit.runtime.random_state import RandomState
 from vramfit.step.plain import each_tensor
+from vramfit.step.random_state import RandomState
 from vramfit.workload import CHOICES
 
 

@@ -11,9 +11,9 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.tasks import task_of_class
 from vramfit.runtime.model_state import untouched
-from vramfit.runtime.random_state import RandomState
 from vramfit.step.own_loss import still
 from vramfit.step.plain import Batch, each_tensor
+from vramfit.step.random_state import RandomState
 from vramfit.tasks import find_task, task_names
 from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import head_loss, loss_of, model_inputs

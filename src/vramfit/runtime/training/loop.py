@@ -10,7 +10,6 @@ import torch
 
 from vramfit.records.run import Status
 from vramfit.runtime.data.samples import Samples, make_metrics
-from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.checkpoints import Checkpoint
 from vramfit.runtime.training.events import Evaluated, Evaluating, HistoryKept, Saved, Stepped, StopRequest
 from vramfit.runtime.training.memory_history import MemoryHistory
@@ -28,6 +27,7 @@ from vramfit.runtime.training.state import (
 )
 from vramfit.step.own_loss import local
 from vramfit.step.plain import Batch
+from vramfit.step.random_state import RandomState
 from vramfit.step.splitting import lengths_of, share_out
 from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import attended

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
-from vramfit.runtime.random_state import RandomState
 from vramfit.step.own_loss import full, put_part
+from vramfit.step.random_state import RandomState
 from vramfit.techniques.offloading.host_step import HostStep
 
 PART = "|"

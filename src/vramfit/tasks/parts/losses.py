@@ -7,7 +7,7 @@ effective batch, it is the mean over the whole batch, however that was split.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from vramfit.errors import WorkloadError
 from vramfit.tasks import all_tasks, find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
+
+if TYPE_CHECKING:
+    from vramfit.tasks.parts.joint import JointLoss
 
 Batch = dict[str, torch.Tensor]
 LABELS = frozenset(name for task in all_tasks() for name in task.labels)
@@ -48,6 +51,8 @@ class HeadLoss:
     """Whether the model is given its labels, to compute the loss itself."""
     splits: bool = True
     """Whether the losses of parts of a batch add up to the loss of the whole."""
+    joint: "JointLoss | None" = None
+    """The loss of the vectors of all texts, where no part of a batch has a loss of its own."""
 
     @staticmethod
     def custom(

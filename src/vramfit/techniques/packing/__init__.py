@@ -129,7 +129,7 @@ def apply(model: Any, task: str) -> None:
     _set_attention(model, IMPLEMENTATION)
     kind = find_task(task)
     pool = _pool_each if kind.pools_sequences else _pool_each_beside
-    base._packing_hooks = [base.register_forward_hook(pool, with_kwargs=True)]
+    base._packing_hooks = [] if kind.pools_itself else [base.register_forward_hook(pool, with_kwargs=True)]
     if kind.packed_output_hook is not None:
         base._packing_hooks.append(model.register_forward_hook(kind.packed_output_hook, with_kwargs=True))
 

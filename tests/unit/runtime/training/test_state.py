@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from vramfit.errors import VramfitError
-from vramfit.runtime.random_state import RandomState
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -17,6 +16,7 @@ from vramfit.runtime.training.state import (
     restore_optimizer,
     restore_random,
 )
+from vramfit.step.random_state import RandomState
 from vramfit.techniques import optimizers
 
 

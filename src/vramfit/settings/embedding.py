@@ -1,0 +1,126 @@
+"""What training embeddings needs to know: the texts of a sample, how a text's vector is made, and the loss."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vramfit.settings.setting import Module, Setting, Workload
+from vramfit.settings.values import Choice, Count, Number, Value, is_count
+from vramfit.tasks import find_task
+from vramfit.units import plain, shown
+
+LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
+"""In-batch negatives, one way and both; then by the names they are known by."""
+POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
+
+
+def texts_per_sample(w: Workload) -> int:
+    """Texts of a sample, each of which goes through the model by itself."""
+    return w.texts or find_task(w.task).texts_per_sample
+
+
+def sample_tokens(w: Workload) -> int:
+    """Tokens of a sample whose texts all have full length."""
+    return texts_per_sample(w) * w.seq
+
+
+def is_joint(w: Workload) -> bool:
+    """Whether the loss of a step looks at all of its samples at once: no pass has a loss of its own."""
+    return w.trains and find_task(w.task).pools_itself
+
+
+class OfEmbeddings(Setting):
+    """A setting that only a task with vectors has."""
+
+    group = "how"
+    modes = ("train",)
+    in_run = True
+    is_measured = on_page = False
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if getattr(w, self.keyword) is not None and not find_task(w.task).pools_itself:
+            yield f"{self.keyword} is for tasks that learn vectors of texts, not {w.task}"
+
+
+class Texts(OfEmbeddings):
+    keyword, order, group = "texts", 85, "job"
+    value = Count(optional=True)
+    label = "Texts a sample"
+    help = "Texts of a sample, where a vector is learned for each: 2 for pairs, 3 with a negative."
+    asked = (texts_per_sample, sample_tokens, is_joint)
+    is_said = False
+
+
+class Pooling(OfEmbeddings):
+    keyword, order, applied = "pooling", 92, 5
+    value = Choice(names=POOLINGS, optional=True)
+    modes = ("train", "forward", "infer")
+    help = "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean."
+    at_load = in_inference = True
+
+    def is_applied_for(self, w: Workload) -> bool:
+        return find_task(w.task).pools_itself
+
+    def apply(self, model: Module, w: Workload) -> None:
+        from vramfit.tasks.parts.pooling import Contrast, head_of
+
+        head = head_of(model)
+        if head is None:
+            return
+        if w.pooling is not None:
+            head.pooling = w.pooling
+        given = {"loss": w.loss, "temperature": w.temperature, "margin": w.loss_margin, "dims": w.matryoshka}
+        given |= {"num_texts": texts_per_sample(w), "mask_above": w.mask_above}
+        head.contrast = Contrast(**{name: value for name, value in given.items() if value is not None})
+
+
+class Loss(OfEmbeddings):
+    keyword, order = "loss", 94
+    value = Choice(names=LOSSES, optional=True)
+    help = "What vectors learn: every other sample is a negative (in-batch), or as the loss of that name compares them."
+
+
+class Temperature(OfEmbeddings):
+    keyword, order = "temperature", 95
+    value = Number(optional=True)
+    help = "What similarities are divided by, for in-batch, cosent and angle. Default: 0.05."
+
+
+class Margin(OfEmbeddings):
+    keyword, order = "loss_margin", 96
+    value = Number(optional=True)
+    help = "How far apart texts are to be that do not belong together, for triplet (default 5) and contrastive (0.5)."
+
+
+class MaskAbove(OfEmbeddings):
+    keyword, order = "mask_above", 97
+    value = Number(optional=True)
+    help = "Leave out in-batch negatives whose cosine similarity is above this: positives that nobody marked."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimensions(Value):
+    """Lengths of vectors."""
+
+    optional: bool = True
+    metavar: str | None = "N,…"
+    kind: ClassVar[Any] = tuple[int, ...]
+
+    def normal(self, value: Any) -> Any:
+        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        if value is None:
+            return []
+        wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
+        return [f"{name} {shown(wrong[:3] or ())} are not whole numbers from 1"] if wrong or not value else []
+
+    def parse(self, text: str) -> Any:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+class Matryoshka(OfEmbeddings):
+    keyword, order = "matryoshka", 98
+    value = Dimensions()
+    help = "Shorter vectors that are to be as good: the loss is the mean over vectors cut to these lengths."

@@ -1,0 +1,46 @@
+"""Sentence embedding: a vector for a text, learned from texts that belong together and texts that do not."""
+
+from pathlib import Path
+from typing import Any
+
+from vramfit.tasks.base import References, Rows, Task, zeros
+from vramfit.tasks.parts.reading import Tokenizing
+
+
+class Embedding(Task):
+    """See the module."""
+
+    name = "embedding"
+    title = "Sentence embedding"
+    rank = 70
+    auto_class = "AutoModel"
+    has_head = False
+    is_served = True
+    gives_vectors = True
+    pools_itself = True
+    labels = ("text_rows", "text_ids", "labels")
+    texts_per_sample = 2
+
+    def finish_model(self, model: Any, folder: Path | None) -> None:
+        from vramfit.tasks.parts import pooling
+
+        pooling.attach(model, pooling.EmbeddingHead())
+
+    def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
+        return {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        from vramfit.tasks.parts import joint, pooling
+
+        head = pooling.head_of(model)
+        return None if head is None or "text_rows" not in batch else joint.loss_of_texts(head, model, batch)
+
+    def numbers_per_sample(self, num_labels: int, seq: int, vocab_size: int) -> tuple[int, int]:
+        return 0, 0
+
+    def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
+        """`embedding`: one vector a text."""
+        return [{"embedding": vector} for vector in output.embedding.float().tolist()]
+
+
+TASK = Embedding()

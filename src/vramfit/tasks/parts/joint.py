@@ -1,0 +1,65 @@
+"""`JointLoss`: a loss that looks at the vectors of all texts of a batch at once, so that no part has one of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramfit.errors import WorkloadError
+from vramfit.tasks.parts.contrastive import contrast_loss
+from vramfit.tasks.parts.losses import Batch, HeadLoss
+from vramfit.tasks.parts.pooling import EmbeddingHead
+from vramfit.units import counted
+
+PLACES = "text_rows"
+"""The input that says which row of the whole batch a text is."""
+PER_TEXT = ("text_ids", "labels")
+"""Inputs that the loss reads, a row for each text."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointLoss:
+    """The loss of the vectors of all texts of a batch."""
+
+    num_texts: int
+    """Of the whole batch."""
+    width: int
+    """Numbers of a vector."""
+    of_vectors: Callable[[torch.Tensor], torch.Tensor]
+    """A row for each text, in the order of the batch → the mean loss."""
+
+    def room(self, device: torch.device) -> torch.Tensor:
+        """Where the vectors of all texts come together; zeros, so that ranks can add up theirs."""
+        return torch.zeros(self.num_texts, self.width, device=device)
+
+
+def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
+    """The loss of a batch of texts.
+
+    Raises:
+        WorkloadError: texts that make no whole samples.
+    """
+    how, num_texts = head.contrast, int(batch[PLACES].shape[0])
+    if num_texts % how.num_texts:
+        problem = f"a batch of {counted(num_texts, 'text')} has no whole samples of {how.num_texts}"
+        raise WorkloadError([problem], hint="give every sample as many texts as the workload says (texts)")
+    labels = {name: batch[name] for name in PER_TEXT if name in batch}
+
+    def of_vectors(vectors: torch.Tensor) -> torch.Tensor:
+        num_samples = len(vectors) // how.num_texts
+        here = {name: value.to(vectors.device, non_blocking=True) for name, value in labels.items()}
+        by_sample = {name: value.unflatten(0, (num_samples, how.num_texts)) for name, value in here.items()}
+        return contrast_loss(vectors.unflatten(0, (num_samples, how.num_texts)), by_sample, how)
+
+    return HeadLoss(
+        sums=lambda output, part: [output.embedding.sum()],
+        counts=lambda part: [int(part[PLACES].shape[0])],
+        joint=JointLoss(num_texts, width_of(head, model), of_vectors),
+    )
+
+
+def width_of(head: EmbeddingHead, model: Any) -> int:
+    """Numbers of a vector that a model gives."""
+    sizes = [layer.out_features for layer in head.modules() if isinstance(layer, torch.nn.Linear)]
+    return sizes[-1] if sizes else int(model.config.hidden_size)

@@ -1,0 +1,165 @@
+"""Vectors of texts: those of a text's tokens pooled to one, then layers, then unit length.
+
+An `EmbeddingHead` hangs on an encoder of transformers as a forward hook: the encoder's class, the names of its weights
+and all that techniques look for in it stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.utils import ModelOutput
+
+NAME = "embedding_head"
+"""The head's name among the modules of a model."""
+
+
+@dataclass
+class EmbeddingOutput(ModelOutput):
+    """What an encoder with a head gives."""
+
+    embedding: torch.Tensor | None = None
+    """A row for each text, in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contrast:
+    """How vectors are compared in training."""
+
+    loss: str = "in-batch"
+    num_texts: int = 2
+    """Texts of a sample."""
+    temperature: float = 0.05
+    margin: float | None = None
+    """None takes the loss's usual one."""
+    mask_above: float | None = None
+    """Candidates more similar than this are taken for positives that nobody marked, and left out."""
+    dims: tuple[int, ...] = ()
+    """Shorter vectors that are to be as good: the loss is the mean over all of these lengths."""
+
+
+class EmbeddingHead(torch.nn.Module):
+    """From the vectors of tokens to one for each text.
+
+    Args:
+        pooling: one of `POOLINGS`.
+        normalizes: whether vectors have unit length.
+        layers: what vectors go through after pooling, in order.
+    """
+
+    def __init__(
+        self, pooling: str = "mean", *, normalizes: bool = True, layers: Sequence[torch.nn.Module] = ()
+    ) -> None:
+        super().__init__()
+        self.pooling, self.normalizes = pooling, normalizes
+        self.layers = torch.nn.ModuleList(layers)
+        self.contrast = Contrast()
+        """Set where a workload that trains is applied."""
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, ends: torch.Tensor | None) -> torch.Tensor:
+        """The vector of each text.
+
+        Args:
+            hidden: of tokens: a row for each text, or one row for all of them, end to end.
+            mask: the attention mask of rows; None where every token counts.
+            ends: where texts begin and end in the one row; None for a row each.
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            made = POOLINGS[self.pooling](hidden, mask) if ends is None else PACKED[self.pooling](hidden[0], ends)
+            for layer in self.layers:
+                made = layer(made.to(next(layer.parameters(), made).dtype))
+            made = made.float()
+            return F.normalize(made, dim=-1) if self.normalizes else made
+
+
+def attach(model: Any, head: EmbeddingHead) -> None:
+    """Have an encoder give vectors of texts, in place of those of tokens."""
+    model.add_module(NAME, head)
+    model.register_forward_hook(_give_vectors, with_kwargs=True)
+
+
+def head_of(model: torch.nn.Module) -> EmbeddingHead | None:
+    """The head of a model; None where it has none."""
+    found = getattr(model, NAME, None)
+    return found if isinstance(found, EmbeddingHead) else None
+
+
+def _give_vectors(model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> EmbeddingOutput:
+    hidden = output[0]
+    ends = kwargs.get("cu_seq_lens_q")
+    mask = kwargs.get("attention_mask")
+    return EmbeddingOutput(embedding=getattr(model, NAME)(hidden, mask, None if ends is None else ends.long()))
+
+
+def _weights(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is None:
+        return hidden.new_ones(hidden.shape[:2])
+    return mask.to(hidden.dtype)
+
+
+def _mean(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return _weighted(hidden, _weights(hidden, mask))
+
+
+def _weighted(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """By a product: no copy of all tokens is made, and none is kept for backward."""
+    sums = torch.bmm(weights[:, None], hidden)[:, 0].float()
+    return sums / weights.float().sum(1).clamp(min=1e-9)[:, None]
+
+
+def _first(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return hidden[:, 0]
+
+
+def _last(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is None:
+        return hidden[:, -1]
+    places = torch.arange(hidden.shape[1], device=hidden.device) * (mask != 0)
+    return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(1)]
+
+
+def _max(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is None:
+        return hidden.amax(1)
+    return hidden.masked_fill((mask == 0)[:, :, None], torch.finfo(hidden.dtype).min).amax(1)
+
+
+def _weighted_mean(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Later tokens count more: the first once, the second twice, and so on."""
+    weights = _weights(hidden, mask)
+    return _weighted(hidden, weights * torch.arange(1, hidden.shape[1] + 1, device=hidden.device).to(weights.dtype))
+
+
+def _packed_weighted_mean(hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    lengths = ends.diff()
+    begins = torch.repeat_interleave(ends[:-1], lengths, output_size=len(hidden))
+    weights = (torch.arange(1, len(hidden) + 1, device=hidden.device) - begins)[:, None]
+    sums = torch.segment_reduce(hidden.float() * weights, "sum", offsets=ends, axis=0, unsafe=True)
+    return sums / (lengths * (lengths + 1) / 2)[:, None]
+
+
+def _packed(reduction: str) -> Any:
+    def reduce(hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return torch.segment_reduce(hidden.float(), reduction, offsets=ends, axis=0, unsafe=True)
+
+    return reduce
+
+
+POOLINGS: dict[str, Any] = {
+    "mean": _mean,
+    "cls": _first,
+    "last": _last,
+    "max": _max,
+    "weighted-mean": _weighted_mean,
+}
+"""Name → what it does to rows that are padded."""
+PACKED: dict[str, Any] = {
+    "mean": _packed("mean"),
+    "cls": lambda hidden, ends: hidden[ends[:-1]],
+    "last": lambda hidden, ends: hidden[ends[1:] - 1],
+    "max": _packed("max"),
+    "weighted-mean": _packed_weighted_mean,
+}
+"""Name → what it does to texts that lie end to end."""
