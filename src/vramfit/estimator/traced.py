@@ -15,6 +15,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
+from vramfit.trace.comparison import is_of_comparison, trace_comparison
 from vramfit.trace.run import Conditions, passes_are_alike, trace
 from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
@@ -68,6 +69,8 @@ NUM_STEADY_STEPS = 2
 MAX_KEPT = 24
 
 _kept: OrderedDict[Any, StreamTemplate] = OrderedDict()
+_compared: OrderedDict[Any, tuple[StreamTemplate, StreamTemplate]] = OrderedDict()
+"""A template, by its identity, and texts of a step → the template, and the one with their comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class TracedWorkload:
     """Layers that stay on the device where weights are offloaded."""
     num_sequences: int | None = None
     """That a packed row may hold; None: as many as a step has."""
+    num_texts: int | None = None
+    """Texts whose vectors are compared in a step; None: as many as the workload's own has."""
     rooms: tuple[int, int] = (0, 0)
     """Bytes that the first and any later step find beside what is in use."""
 
@@ -98,7 +103,27 @@ class TracedWorkload:
         return order_of(self.workload, num_steady, micro_batch)
 
     def template(self, micro_batch: int) -> StreamTemplate:
-        """The trace for every batch; for one sample its own, since dimensions of 1 behave differently."""
+        """The trace for every batch; for one sample its own, since dimensions of 1 behave differently; and for a pass
+        that compares all vectors, whose work grows with their square."""
+        w = self.workload
+        if w.is_joint and not w.runs_twice:
+            return self._kept_trace(micro_batch)
+        if w.is_joint:
+            is_own = micro_batch == w.micro_batch
+            own = w if is_own else w.with_batch(micro_batch * w.num_passes * w.num_gpus)
+            return self._with_comparison(self._for_any(micro_batch), self.num_texts or own.step_texts)
+        return self._for_any(micro_batch)
+
+    def _with_comparison(self, template: StreamTemplate, num_texts: int) -> StreamTemplate:
+        """The template of a step whose vectors are so many."""
+        key = (id(template.segments), num_texts, template.profile)
+        if key not in _compared:
+            _compared[key] = (template, trace_comparison(self.resolved, self.workload, template, num_texts))
+            while len(_compared) > MAX_KEPT:
+                _compared.popitem(last=False)
+        return _compared[key][1]
+
+    def _for_any(self, micro_batch: int) -> StreamTemplate:
         if self.workload.lengths is not None:
             return self.trace(micro_batch)
         if micro_batch == 1:
@@ -152,7 +177,8 @@ class TracedWorkload:
             return shorter.template(micro_batch)
         whole = self.template(micro_batch)
         passes = shorter.trace(None, passes_only=True)
-        return replace(whole, segments={}, origins=[], work={**whole.work, **passes.work})
+        traced = {name: work for name, work in passes.work.items() if not is_of_comparison(name)}
+        return replace(whole, segments={}, origins=[], work={**whole.work, **traced})
 
     def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:
         """A trace of its own: for every micro-batch from 2 on, or for the one given; of whole steps, or of passes."""

@@ -18,6 +18,7 @@ from vramfit.models.resolve import resolve
 from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
+from vramfit.step.splitting import SHORTEST, counted_lengths
 from vramfit.techniques.packing.attention import takes_heads
 from vramfit.timing.profile import speed_of
 from vramfit.workload import SIZE_HINT, Workload
@@ -122,6 +123,10 @@ class Job:
         """Forward passes of a step."""
         return -(-self.base.share // micro_batch)
 
+    def row_texts(self, micro_batch: int) -> int:
+        """Texts that a packed row has at most, where a step compares them."""
+        return micro_batch * max(self.base.sample_tokens // SHORTEST, self.base.texts_per_sample)
+
 
 def once(function: Callable[Concatenate[Job, P], R]) -> Callable[Concatenate[Job, P], R]:
     """A function whose answers the job keeps."""
@@ -154,7 +159,8 @@ def drawn_batches(job: Job) -> Iterator[list[int]]:
     assert job.lengths is not None
     draw = Random(SEED)
     for _ in range(NUM_BATCHES):
-        yield draw.choices(job.lengths.values, k=job.base.share)
+        drawn = draw.choices(job.lengths.values, k=job.base.share * job.base.texts_per_sample)
+        yield counted_lengths(drawn) if job.base.is_joint else drawn
 
 
 @once
@@ -163,7 +169,7 @@ def full_samples(job: Job) -> int:
     if job.lengths is None:
         return job.base.share
     tokens = sorted(sum(batch) for batch in drawn_batches(job))
-    return min(-(-tokens[int(MOST_BATCHES * len(tokens))] // job.base.seq), job.base.batch)
+    return min(-(-tokens[int(MOST_BATCHES * len(tokens))] // job.base.sample_tokens), job.base.batch)
 
 
 def _cut(model: Any, request: Request, lengths: Lengths) -> Lengths:

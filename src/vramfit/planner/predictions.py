@@ -68,12 +68,16 @@ def traced_passes(job: Job, recipe: Recipe, num_passes: int) -> TracedWorkload:
     """A job of so many micro-batches; their size is filled in later."""
     batch = num_passes * job.base.num_gpus
     workload = replace(job.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
-    most = job.base.share if recipe.is_packed else None  # short ones may all go into one row
-    return replace(job.traced, workload=workload, num_sequences=most)
+    most = job.base.share if recipe.is_packed and not job.base.is_joint else None  # short ones may all go into one row
+    return replace(job.traced, workload=workload, num_sequences=most, num_texts=job.base.step_texts)
 
 
 def _traced(job: Job, recipe: Recipe, micro_batch: int) -> TracedWorkload:
-    return traced_passes(job, recipe, min(job.passes(micro_batch), PROBED_PASSES))
+    traced = traced_passes(job, recipe, min(job.passes(micro_batch), PROBED_PASSES))
+    num_texts = job.base.share * job.base.texts_per_sample
+    if recipe.is_packed and traced.workload.runs_twice and num_texts <= job.row_texts(micro_batch):
+        return replace(traced, num_sequences=num_texts)
+    return traced
 
 
 def workload_of(job: Job, recipe: Recipe, micro_batch: int) -> Workload:

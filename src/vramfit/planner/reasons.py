@@ -205,12 +205,12 @@ def _why_rows(found: Found) -> str:
     """How the tokens of a batch go into packed rows."""
     job, micro_batch = found.job, found.choice.micro_batch
     assert job.lengths is not None
-    mean = job.base.batch * sum(job.lengths.values) / len(job.lengths.values)
+    mean = job.base.step_texts * sum(job.lengths.values) / len(job.lengths.values)
     passes = -(-timed_batch(job, found.recipe) // micro_batch)
     several = "one pass" if passes == 1 else f"{passes} passes"
     return (
-        f"a pass holds {micro_batch * job.base.seq:,} tokens, and {job.base.batch} samples have {mean:,.0f} on average:"
-        f" {several} for most batches, with gradients summed where there are several"
+        f"a pass holds {micro_batch * job.base.sample_tokens:,} tokens, and {job.base.batch} samples have {mean:,.0f} "
+        f"on average: {several} for most batches, with gradients summed where there are several"
     )
 
 

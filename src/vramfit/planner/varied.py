@@ -30,7 +30,7 @@ TIMED_PASSES = 4
 
 
 class PassTimes:
-    """Seconds of one pass of a recipe, by samples and tokens."""
+    """Seconds of one pass of a recipe, by sequences and their tokens."""
 
     def __init__(self, job: Job, recipe: Recipe) -> None:
         self._job = job
@@ -63,12 +63,14 @@ class PassTimes:
         """Seconds of a pass, and of the rest of a step."""
         workload = replace(traced_passes(self._job, self._recipe, PROBED_PASSES).workload, seq=seq)
         template = work_by_length(self._job, self._recipe, seq)
-        one, several = (
+        num = -(-num // workload.texts_per_sample)
+        fewest = PROBED_PASSES if workload.runs_twice else 1  # one pass would not run twice
+        few, several = (
             time_of(self._job, template, self._passes(workload, n, num), num).step.seconds
-            for n in (1, 1 + TIMED_PASSES)
+            for n in (fewest, fewest + TIMED_PASSES)
         )
-        each = (several - one) / TIMED_PASSES
-        return each, max(one - each, 0.0)
+        each = (several - few) / TIMED_PASSES
+        return each, max(few - fewest * each, 0.0)
 
     @staticmethod
     def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
@@ -80,10 +82,10 @@ class PassTimes:
 def time_on_lengths(job: Job, choice: Choice) -> float:
     """Mean seconds of a step over batches drawn from the lengths; the same batches for every choice."""
     assert job.lengths is not None
-    times, most = PassTimes(job, choice.recipe), choice.micro_batch * job.base.seq
+    times, most = PassTimes(job, choice.recipe), choice.micro_batch * job.base.sample_tokens
     values = job.lengths.values
     typical = min(max(round(sum(n * n for n in values) / sum(values)), MIN_TRACED), job.base.seq)
-    rest_s = times.rest(choice.micro_batch)
+    rest_s = times.rest(choice.micro_batch * job.base.texts_per_sample)
     if not choice.recipe.is_packed:
         return mean(
             rest_s + sum(times.seconds(*each) for each in padded_passes(batch, most)) for batch in padded_batches(job)
@@ -104,19 +106,19 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
     """
     if choice.recipe.is_packed:
         return 0.0
-    times, full = PassTimes(job, choice.recipe), job.base.seq
+    times, full, texts = PassTimes(job, choice.recipe), job.base.seq, job.base.texts_per_sample
     plain = replace(choice.recipe, checkpointing=None)
     is_known = choice.recipe.checkpointing is not None and ("work_by_length", plain, full) in job.answers
     shorter = PassTimes(job, plain) if is_known else None
     found = []
     for batch in padded_batches(job):
         passes_s = 0.0
-        for num, tokens in padded_passes(batch, choice.micro_batch * full):
+        for num, tokens in padded_passes(batch, choice.micro_batch * texts * full):
             if tokens == full:
                 passes_s += times.seconds(num, tokens)
             elif shorter is not None:
                 passes_s += shorter.seconds(num, tokens)
-        found.append(times.rest(choice.micro_batch) + passes_s)
+        found.append(times.rest(choice.micro_batch * texts) + passes_s)
     return mean(found)
 
 
@@ -126,14 +128,16 @@ def padding_share(job: Job, micro_batch: int) -> float:
     num_real = num_tokens = 0
     for batch in drawn_batches(job):
         num_real += sum(batch)
-        num_tokens += sum(n * each for n, each in padded_passes(_as_padded(job, batch), micro_batch * job.base.seq))
+        num_tokens += sum(
+            n * each for n, each in padded_passes(_as_padded(job, batch), micro_batch * job.base.sample_tokens)
+        )
     return 1 - num_real / num_tokens
 
 
 def padded_batches(job: Job) -> Iterator[list[int]]:
     """As they come, or a window of them in which like lengths meet, as `runtime.data.samples` has it."""
     assert job.lengths is not None
-    values, share = job.lengths.values, job.base.share
+    values, share = job.lengths.values, job.base.share * job.base.texts_per_sample
     batches: Iterable[list[int]] = drawn_batches(job)
     num_whole = min(len(values) // share, WINDOW_BATCHES)
     if job.request.group_by_length and num_whole:

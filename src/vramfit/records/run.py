@@ -122,17 +122,20 @@ class StepCourse:
     """The most in each of equal stretches of events."""
     lengths: tuple[int, ...] = field(default=(), repr=False)
     """Tokens of each sequence where nothing was padded; `micro_batch` times `seq` is then what a pass may hold."""
+    texts: int = 1
+    """Sequences of a sample."""
 
     @property
     def size(self) -> dict[str, Any]:
         """The fields of a workload that has this step's size: to the token, or to less than a sequence of `seq`."""
-        num_tokens, seq = sum(self.lengths), self.seq
+        num_tokens, of_sample = sum(self.lengths), self.seq * self.texts
+        size: dict[str, Any] = {"seq": self.seq} if self.texts == 1 else {"seq": self.seq, "texts": self.texts}
         if not self.lengths:
-            return {"batch": self.batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
-        if num_tokens <= self.micro_batch * seq:
-            return {"batch": self.batch, "micro_batch": None, "seq": seq, "accumulate": 1, "lengths": self.lengths}
-        batch = -(-num_tokens // seq)
-        return {"batch": batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
+            return size | {"batch": self.batch, "micro_batch": self.micro_batch, "accumulate": None}
+        if num_tokens <= self.micro_batch * of_sample:
+            return size | {"batch": self.batch, "micro_batch": None, "accumulate": 1, "lengths": self.lengths}
+        batch = -(-num_tokens // of_sample)
+        return size | {"batch": batch, "micro_batch": self.micro_batch, "accumulate": None}
 
 
 def sample(course: Sequence[int], num_points: int = MAX_POINTS) -> tuple[int, ...]:

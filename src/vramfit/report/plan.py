@@ -85,7 +85,7 @@ def split_words(plan: Plan) -> str:
     per_s = w.batch / plan.step_time_s
     rate = f"{per_s:,.0f} samples/s" if per_s >= MANY_A_SECOND else f"{per_s:.3g} samples/s"
     if plan.workload.is_packed and plan.lengths is not None:
-        return f"Fits: passes of up to {plan.micro_batch * plan.workload.seq:,} tokens without padding, {rate}"
+        return f"Fits: passes of up to {plan.micro_batch * w.sample_tokens:,} tokens without padding, {rate}"
     if w.num_gpus > 1:
         passes = (
             "at once"

@@ -171,7 +171,7 @@ def _parts(fitting: Fitting) -> Iterator[RenderableType]:
 def _passes(fitting: Fitting) -> str:
     plan = fitting.plan
     if plan.workload.is_packed:
-        return f"in passes of up to {plan.micro_batch * plan.workload.seq:,} tokens, without padding"
+        return f"in passes of up to {plan.micro_batch * plan.workload.sample_tokens:,} tokens, without padding"
     return (
         "all in one pass"
         if plan.workload.num_passes == 1

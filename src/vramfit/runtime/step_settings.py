@@ -75,6 +75,8 @@ class StepSettings:
     padding included, are no more."""
     seq: int | None = None
     """The full length; None takes that of the first batch."""
+    texts_per_sample: int = 1
+    """Rows of a batch that are one sample, where texts are compared."""
     precision: str = "fp32"
     """fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16."""
     max_grad_norm: float | None = None

@@ -103,7 +103,9 @@ class Stepper:
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
         self._packs = packing.is_applied(model) if chosen.attention is None else chosen.attention == "packed"
         self._size = MicroBatchSize(chosen.micro_batch)
-        self._seq = chosen.seq
+        self._seq, self._texts = chosen.seq, chosen.texts_per_sample
+        self._rehearsed: Batch | None = None
+        """A whole batch, all of whose vectors are compared though few of its micro-batches are tried."""
         self._scheduler = scheduler
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
@@ -126,6 +128,7 @@ class Stepper:
             max_grad_norm=chosen.max_grad_norm,
         )
         self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
+        self._step.place = partial(bring, device=self._device)
         self._loss: HeadLoss | None = None
         """Of the user's; None where the labels of each batch decide."""
         if loss_fn and count_fn:
@@ -184,14 +187,15 @@ class Stepper:
         self._seq = self._seq or width_of(batch)
         most = int(next(iter(batch.values())).shape[0])
         self._graph_use.is_paused = True  # eagerly first
+        self._rehearsed = batch
         try:
             for _ in range(NUM_REHEARSALS):
-                num_samples = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self.ranks.size)
-                self._try_out(largest_like(batch, num_samples, self._seq, packs=self._packs))
+                num_rows = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self._texts * self.ranks.size)
+                self._try_out(largest_like(batch, num_rows, self._seq, packs=self._packs))
             if self.uses_graphs and compiling.is_applied(self.model):  # no row is shorter: nothing is compiled later
                 self._try_out(largest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
         finally:
-            self._graph_use.is_paused = False
+            self._graph_use.is_paused, self._rehearsed = False, None
         if self.uses_graphs:  # the largest first: the memory of all others lies in its own
             free_memory()
             self._try_out(largest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
@@ -309,11 +313,11 @@ class Stepper:
         self._seq = self._seq or width_of(batch)
         if self._packs:
             batch = packing.without_padding(batch)
-        loss = self._loss_for(batch)
+        loss = self._loss_for(batch if self._rehearsed is None else self._rehearsed)
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        max_tokens = self.micro_batch * (self._seq if "input_ids" in batch else width_of(batch))
+        max_tokens = self.micro_batch * self._texts * (self._seq if "input_ids" in batch else width_of(batch))
         graphs = self._graph_use.graphs_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
         evenly = graphs is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
         parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, packs=self._packs, evenly=evenly)

@@ -15,8 +15,8 @@ POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
 
 
 def texts_per_sample(w: Workload) -> int:
-    """Texts of a sample, each of which goes through the model by itself."""
-    return w.texts or find_task(w.task).texts_per_sample
+    """Texts of a sample that is learned from, each of which passes by itself; elsewhere a text is a sample."""
+    return (w.texts or find_task(w.task).texts_per_sample) if w.trains else 1
 
 
 def sample_tokens(w: Workload) -> int:
@@ -29,11 +29,20 @@ def is_joint(w: Workload) -> bool:
     return w.trains and find_task(w.task).pools_itself
 
 
+def runs_twice(w: Workload) -> bool:
+    """Whether the passes of a step run twice: first for the vectors that its loss compares, then to learn."""
+    return is_joint(w) and w.num_passes > 1 and w.loop == "stepper"
+
+
+def step_texts(w: Workload) -> int:
+    """Texts of a whole step, those of all GPUs."""
+    return w.batch * texts_per_sample(w)
+
+
 class OfEmbeddings(Setting):
     """A setting that only a task with vectors has."""
 
-    group = "how"
-    modes = ("train",)
+    modes: ClassVar[tuple[str, ...]] = ("train",)
     in_run = True
     is_measured = on_page = False
 
@@ -47,8 +56,15 @@ class Texts(OfEmbeddings):
     value = Count(optional=True)
     label = "Texts a sample"
     help = "Texts of a sample, where a vector is learned for each: 2 for pairs, 3 with a negative."
-    asked = (texts_per_sample, sample_tokens, is_joint)
+    asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts)
     is_said = False
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        yield from super().contradictions(w)
+        if is_joint(w) and w.is_compiled:
+            yield f"compile does not go together with {w.task} yet: its passes run with and without a graph"
+        if is_joint(w) and w.offload in ("weights", "activations"):
+            yield f"offload {w.offload} does not go together with {w.task} yet: its passes run twice"
 
 
 class Pooling(OfEmbeddings):
@@ -69,7 +85,12 @@ class Pooling(OfEmbeddings):
             return
         if w.pooling is not None:
             head.pooling = w.pooling
-        given = {"loss": w.loss, "temperature": w.temperature, "margin": w.loss_margin, "dims": w.matryoshka}
+        given: dict[str, Any] = {
+            "loss": w.loss,
+            "temperature": w.temperature,
+            "margin": w.loss_margin,
+            "dims": w.matryoshka,
+        }
         given |= {"num_texts": texts_per_sample(w), "mask_above": w.mask_above}
         head.contrast = Contrast(**{name: value for name, value in given.items() if value is not None})
 

@@ -101,7 +101,7 @@ class Fields:
 
     @property
     def texts_per_sample(self) -> int:
-        """Texts of a sample, each of which goes through the model by itself."""
+        """Texts of a sample that is learned from, each of which passes by itself; elsewhere a text is a sample."""
 
     @property
     def sample_tokens(self) -> int:
@@ -110,6 +110,14 @@ class Fields:
     @property
     def is_joint(self) -> bool:
         """Whether the loss of a step looks at all of its samples at once: no pass has a loss of its own."""
+
+    @property
+    def runs_twice(self) -> bool:
+        """Whether the passes of a step run twice: first for the vectors that its loss compares, then to learn."""
+
+    @property
+    def step_texts(self) -> int:
+        """Texts of a whole step, those of all GPUs."""
 
     @property
     def autocasts(self) -> bool:

@@ -7,14 +7,15 @@ the vectors. Where one pass holds the batch, it keeps its graph and runs once.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.step.plain import Batch, each_tensor
 from vramfit.step.random_state import RandomState
-from vramfit.tasks.parts.joint import PLACES, JointLoss
-from vramfit.tasks.parts.losses import Batch, HeadLoss
+from vramfit.tasks.parts.joint import PLACES
+from vramfit.tasks.parts.losses import HeadLoss
 
 if TYPE_CHECKING:
     from vramfit.step.step import Step
@@ -34,61 +35,105 @@ def joint_passes(step: "Step", parts: Sequence[Batch], loss: HeadLoss, num_count
     Returns:
         This rank's share of the loss, detached.
     """
-    joint = loss.joint
-    assert joint is not None
-    runs_once = len(parts) == 1
-    first = 0 if runs_once else ROOM
-    step.on_part("forward", first)
-    vectors = joint.room(step.parameters[0].device)
-    states: list[RandomState | None] = []
-    kept: Any = None
-    for index, waiting in enumerate(parts):
-        step.on_part("forward", 0 if runs_once else f"{FIRST}{index}")
-        step.ranks.before_pass(index, len(parts))
-        states.append(_random_state(vectors))
-        batch = step.bring(waiting)
-        with torch.set_grad_enabled(runs_once):
-            found = _vectors(step, loss, batch)
-        if index < num_counted:
-            vectors.index_copy_(0, batch[PLACES], found.detach())
-        kept = (found, batch) if runs_once else None
-        del found, batch
-    step.on_part("forward", 0 if runs_once else LOSS)
-    step.ranks.bring_together(vectors)
-    value = joint.of_vectors(vectors.requires_grad_())
-    step.on_part("backward", 0 if runs_once else LOSS)
-    value.backward()
-    gradient, value = vectors.grad, value.detach()
-    assert gradient is not None
-    del vectors
-    mean: torch.Tensor | None = None
-    for index, waiting in enumerate(parts):
-        step.begin("forward", index, len(parts))
-        if mean is None:
-            mean = value / step.ranks.size
-        if kept is None:
-            _restore(states[index])
+    passes = JointPasses(step, parts, loss, num_counted)
+    passes.embed()
+    passes.compare()
+    return passes.learn()
+
+
+class JointPasses:
+    """The passes of one step; what it holds is let go of as soon as it can be."""
+
+    def __init__(self, step: "Step", parts: Sequence[Batch], loss: HeadLoss, num_counted: int) -> None:
+        assert loss.joint is not None
+        self._step, self._parts, self._loss, self._joint = step, parts, loss, loss.joint
+        self._num_counted = num_counted
+        self._runs_once = len(parts) == 1
+        self._vectors: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None
+        self._value: torch.Tensor | None = None
+        self._states: list[RandomState | None] = []
+        self._kept: tuple[torch.Tensor, Batch] | None = None
+        """Vectors with their graph, where one pass holds the batch."""
+
+    def embed(self) -> None:
+        """Make the vectors of all texts."""
+        step = self._step
+        self._tell("forward", ROOM)
+        vectors = self._joint.room(step.parameters[0].device)
+        for index, waiting in enumerate(self._parts):
+            self._tell("forward", f"{FIRST}{index}")
+            step.ranks.before_pass(index, len(self._parts))
+            self._states.append(_random_state(vectors))
             batch = step.bring(waiting)
-            found = _vectors(step, loss, batch)
-        else:
-            (found, batch), kept = kept, None
-        pull = (found * gradient.index_select(0, batch[PLACES])).sum()
-        if index >= num_counted:
-            pull = pull * 0
-        del found, batch
-        step.begin("backward", index, len(parts))
-        step.scaled(pull).backward()
-        step.begin("forward", index, len(parts))
-        del pull
-    step.on_part("forward", 0 if runs_once else END)
-    assert mean is not None
-    del gradient, value
-    return mean
+            with torch.set_grad_enabled(self._runs_once):
+                found = self._pass(batch)
+            if index < self._num_counted:
+                vectors.index_copy_(0, batch[PLACES], found.detach())
+            if self._runs_once:
+                self._kept = found, batch
+            del found, batch
+        self._vectors = vectors
 
+    def compare(self) -> None:
+        """Take the loss of all vectors, and its gradient for each."""
+        assert self._vectors is not None
+        self._tell("forward", LOSS)
+        if not self._runs_once:
+            self._step.ranks.rest()
+        self._step.ranks.bring_together(self._vectors)
+        labels = each_tensor(self._joint.labels, self._step.place)
+        value = self._joint.of_vectors(self._vectors.requires_grad_(), labels)
+        self._tell("backward", LOSS)
+        value.backward()
+        self._gradient, self._value, self._vectors = self._vectors.grad, value.detach(), None
+        del labels
 
-def _vectors(step: "Step", loss: HeadLoss, batch: Batch) -> torch.Tensor:
-    with step.autocast():
-        return step.model(**loss.inputs(batch)).embedding
+    def learn(self) -> torch.Tensor:
+        """Take the gradients of the vectors back to the weights; gives this rank's share of the loss."""
+        step, gradient, value = self._step, self._gradient, self._value
+        assert gradient is not None
+        assert value is not None
+        mean: torch.Tensor | None = None
+        for index, waiting in enumerate(self._parts):
+            step.begin("forward", index, len(self._parts))
+            mean = value / step.ranks.size if mean is None else mean
+            found, batch = self._again(index, waiting)
+            pull = (found * gradient.index_select(0, batch[PLACES])).sum()
+            if index >= self._num_counted:
+                pull = pull * 0
+            del found, batch
+            step.begin("backward", index, len(self._parts))
+            step.scaled(pull).backward()
+            step.begin("forward", index, len(self._parts))
+            del pull
+        del gradient, value
+        self.end()
+        assert mean is not None
+        return mean
+
+    def end(self) -> None:
+        """Let go of the gradients of the vectors."""
+        self._tell("forward", END)
+        self._gradient = self._value = None
+
+    def _again(self, index: int, waiting: Batch) -> tuple[torch.Tensor, Batch]:
+        """The vectors of a micro-batch with their graph."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return kept
+        _restore(self._states[index])
+        batch = self._step.bring(waiting)
+        return self._pass(batch), batch
+
+    def _pass(self, batch: Batch) -> torch.Tensor:
+        with self._step.autocast():
+            found: torch.Tensor = self._step.model(**self._loss.inputs(batch)).embedding
+            return found
+
+    def _tell(self, part: str, name: str) -> None:
+        """What is done beside passes; part of the only pass, where there is one."""
+        self._step.on_part(part, 0 if self._runs_once else name)
 
 
 def _random_state(vectors: torch.Tensor) -> RandomState | None:
@@ -103,6 +148,3 @@ def _restore(state: RandomState | None) -> None:
     if state is not None:
         with _disable_current_modes():
             state.restore()
-
-
-__all__ = ["END", "FIRST", "LOSS", "ROOM", "JointLoss", "joint_passes"]

@@ -13,8 +13,12 @@ import torch
 from vramfit.step.plain import Batch
 from vramfit.step.ranks import Ranks
 from vramfit.tasks.base import IGNORED, PER_TOKEN
+from vramfit.tasks.parts.joint import PLACES as PLACES_OF_TEXTS
 from vramfit.tasks.parts.losses import PLACES, HeadLoss, attended
 from vramfit.techniques.packing import is_per_token, padded_width
+
+SHORTEST = 16
+"""Tokens that a text counts for at the least, where texts are compared: a row has at most a sixteenth as many texts."""
 
 
 def split(
@@ -32,6 +36,7 @@ def split(
     """
     lengths = lengths_of(batch, packs=packs)
     if packs:
+        lengths = counted_lengths(lengths) if PLACES_OF_TEXTS in batch else lengths
         filled = _fill(lengths, max_tokens)
         filled = _halved(_level(lengths, max_tokens, filled) if evenly else filled, num_at_least)
         return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
@@ -50,7 +55,8 @@ def passes_of(
         evenly: see `split`; for a rank that is alone.
     """
     if ranks.size == 1:
-        parts = [part for part in split(batch, max_tokens, packs=packs, evenly=evenly) if any(loss.counts(part))]
+        parts = split(batch, max_tokens, packs=packs, evenly=evenly or loss.joint is not None)
+        parts = [part for part in parts if any(loss.counts(part))]
         return parts, len(parts)
     lengths = lengths_of(batch, packs=packs)
     ranks.votes.agree_on(_fingerprint(batch), "batch")
@@ -60,6 +66,16 @@ def passes_of(
     parts = [] if own is None else split(own, max_tokens, packs=packs, num_at_least=num_passes)
     dummies = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
     return [*parts, *dummies], len(parts)
+
+
+def counted_lengths(lengths: Sequence[int]) -> list[int]:
+    """Tokens that texts count for in a row, where a step has very many: the kernel of attention holds a block of memory
+    for each sequence, however short.
+
+    >>> counted_lengths([5, 40])
+    [16, 40]
+    """
+    return [max(n, SHORTEST) for n in lengths]
 
 
 def padded_passes(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:

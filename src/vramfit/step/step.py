@@ -45,6 +45,8 @@ class Step:
         self.scaler, self.autocast, self.max_grad_norm = scaler, autocast, max_grad_norm
         self.bring: Callable[[Batch], Batch] = lambda batch: batch
         """Puts a micro-batch on the device when its turn comes."""
+        self.place: Callable[[torch.Tensor], torch.Tensor] = lambda value: value
+        """Puts a tensor of the whole effective batch on the device, where a loss looks at all of it."""
         self.on_part: OnPart = lambda part, index: None
         """Told which part of a micro-batch begins."""
         self.on_output: Callable[[Any, Batch], None] = lambda output, batch: None

@@ -9,6 +9,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.records.stream import Origin, Phase
+from vramfit.step.joint import FIRST
 from vramfit.trace.affine import Polynomial
 from vramfit.trace.template import (
     CallTemplate,
@@ -87,7 +88,7 @@ TIMED = ("steady.", "first.micro1")
 """Segments whose work is written down: a first step is not timed, but its second micro-batch stands for all later."""
 
 
-PASS = ".micro"
+PASSES = (".micro", f".{FIRST}")
 """In the names of segments that are passes through the model."""
 
 
@@ -116,8 +117,8 @@ class Ledger:
         self._live: dict[int, tuple[int, Any]] = {}
         self._on_host: dict[int, Any] = {}
         self.for_good: set[int] = set()
-        self._origins: dict[Origin, int] = {}
-        self._next_id = 1
+        self._origins = {origin: index for index, origin in enumerate(template.origins)}
+        self._next_id = template.next_id
         self._stretches: list[StretchTemplate] | None = None
 
     def begin(self, segment: str, part: str) -> None:
@@ -134,7 +135,7 @@ class Ledger:
     @property
     def _is_short(self) -> bool:
         """Whether what is written is a pass through few layers, which becomes one through all of them at its end."""
-        return self._unrolling is not None and PASS in self._segment
+        return self._unrolling is not None and any(name in self._segment for name in PASSES)
 
     def _end_segment(self) -> None:
         if not self._is_short:
@@ -191,6 +192,7 @@ class Ledger:
     def new_id(self) -> int:
         """A number for a block."""
         id_, self._next_id = self._next_id, self._next_id + 1
+        self.template.next_id = self._next_id
         return id_
 
     def id_of(self, tensor: torch.Tensor) -> int | None:

@@ -21,7 +21,9 @@ from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
 from vramfit.step.ranks import Alone
+from vramfit.step.splitting import SHORTEST
 from vramfit.step.step import Step
+from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization
 from vramfit.techniques.application import apply
@@ -29,6 +31,7 @@ from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.captured import hold_for_graphs
+from vramfit.trace.comparison import joint_loss, on_paper
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.ledger import Places
 from vramfit.trace.replica import ReplicaOnPaper
@@ -82,7 +85,7 @@ def trace(
         WorkloadError: a technique that the model does not have.
     """
     if workload.lengths is not None:
-        batch = len(workload.lengths)
+        batch = len(workload.lengths) // workload.texts_per_sample
     job = _Job(resolved, workload, profile, batch, conditions)
     try:
         return _trace(job, unrolls=True)
@@ -126,7 +129,7 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            loss = loss or head_loss(model, inputs, workload.task)
+            loss = loss or _loss_of_step(model, workload, inputs, conditions)
             if conditions.passes_only:
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
@@ -134,6 +137,15 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
     waiting = layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
+
+
+def _loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, conditions: Conditions) -> HeadLoss:
+    """The loss of a step whose micro-batches are all alike."""
+    if not workload.is_joint:
+        return head_loss(model, inputs, workload.task)
+    num_texts = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus
+    loss = joint_loss(model, workload, num_texts)
+    return on_paper(loss) if workload.runs_twice or conditions.passes_only else loss
 
 
 def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_resident: int) -> Hashable:
@@ -167,11 +179,15 @@ def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int 
     mode = "train" if with_labels else w.mode
     if not w.is_packed:
         takes_mask = "attention_mask" in (parameters_of(model) or ("attention_mask",))
-        return make_batch(model, w.task, mode, w.mask if takes_mask else "none", batch, w.seq, "meta")
+        rows = batch * w.texts_per_sample
+        return make_batch(model, w.task, mode, w.mask if takes_mask else "none", rows, w.seq, "meta")
     if w.lengths is not None:
-        return make_packed_batch(model, w.task, mode, sum(w.lengths), batch, max(w.lengths), "meta")
-    most = num_sequences or batch * w.num_passes
-    return make_packed_batch(model, w.task, mode, batch * w.seq, most, w.seq, "meta")
+        return make_packed_batch(model, w.task, mode, sum(w.lengths), len(w.lengths), max(w.lengths), "meta")
+    each = w.num_passes * w.texts_per_sample
+    if w.runs_twice:
+        each = max(w.sample_tokens // SHORTEST, w.texts_per_sample)
+    most = num_sequences or batch * each
+    return make_packed_batch(model, w.task, mode, batch * w.sample_tokens, most, w.seq, "meta")
 
 
 @contextmanager
@@ -309,7 +325,7 @@ def _stepper_steps(
             held = hold_for_graphs(tracer, step)
     tracer.begin("end", "end")  # before the optimizer goes
     del held
-    if not workload.shards:
+    if not workload.shards and not workload.runs_twice:
         _repeat_first(tracer.template)
 
 
@@ -357,7 +373,7 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
         autocast=session.autocast,
         max_grad_norm=workload.max_grad_norm,
     )
-    step.bring = lambda batch: each_tensor(batch, torch.Tensor.clone)
+    step.bring, step.place = lambda batch: each_tensor(batch, torch.Tensor.clone), torch.Tensor.clone
     return step
 
 
@@ -370,10 +386,10 @@ def _traced_steps(workload: Workload) -> list[tuple[str, int]]:
     """The steps that are traced, and their micro-batches.
 
     The second of them is traced in the first step only; with shards, what the first one of a step leaves behind ends in
-    the last one, so that all are traced.
+    the last one, so that all are traced; and where passes run twice, a step of one pass would not.
     """
     num = num_traced(workload)
-    return [(STEPS[0], num), (STEPS[1], num if workload.shards else 1)]
+    return [(STEPS[0], num), (STEPS[1], num if workload.shards or workload.runs_twice else 1)]
 
 
 def _repeat_first(template: StreamTemplate) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
 from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Phase, Stream, StreamMark, Work, WorkSegment
+from vramfit.step.joint import END, FIRST, LOSS, ROOM
 from vramfit.techniques.offloading.gradient_slots import pinned_bytes
 from vramfit.trace.affine import Affine, Polynomial, at, evaluate
 from vramfit.trace.work import StretchTemplate, WorkTemplate
@@ -155,6 +156,8 @@ class StreamTemplate:
     """Weights whose masters and moments wait there."""
     streams_step: bool = False
     """Whether these come to the device to be stepped."""
+    next_id: int = 1
+    """A number that no block has."""
     recorded: str | None = None
     """How segments begin whose passes are recorded: graphs have memory of their own, which they share."""
 
@@ -293,20 +296,30 @@ def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = 
     for index in range(1 + num_steady):
         step = STEPS[min(index, 1)]
         phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
-        order.append((f"{step}.micro0", phase))
+        if workload.runs_twice:
+            order += [(f"{step}.{ROOM}", phase), *_passes(f"{step}.{FIRST}", workload, micro_batch)]
+            order += [(f"{step}.{LOSS}", None), *_passes(f"{step}.micro", workload, micro_batch)]
+            order.append((f"{step}.{END}", None))
+        else:
+            order += _passes(f"{step}.micro", workload, micro_batch, phase)
         if workload.trains:
-            order += _further(step, workload, micro_batch)
             order.append((f"{step}.optimizer", None))
             order += [("graphs", None)] * (workload.captures_graphs and index == 0)
     return order
 
 
-def _further(step: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
+def _passes(kind: str, workload: Workload, micro_batch: int | None, phase: str | None = None) -> list[Turn]:
+    """The passes of a step, of one kind."""
+    first: Turn = (f"{kind}0", phase)
+    return [first, *_further(kind, workload, micro_batch)] if workload.trains else [first]
+
+
+def _further(kind: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
     """The micro-batches of a step after its first."""
     num_further = workload.num_passes - 1
-    turns: list[Turn] = [(f"{step}.micro1", None)] * min(num_further, MAX_REPEATED)
+    turns: list[Turn] = [(f"{kind}1", None)] * min(num_further, MAX_REPEATED)
     if turns and workload.shards:
-        turns[-1] = (f"{step}.micro{num_traced(workload) - 1}", None)
+        turns[-1] = (f"{kind}{num_traced(workload) - 1}", None)
     if num_further and micro_batch is not None and micro_batch == workload.micro_batch:
         last = max(workload.share - num_further * micro_batch, FEWEST_SAMPLES)
         if workload.is_packed:  # each row before it may have been left with room for less than a sample

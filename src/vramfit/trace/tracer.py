@@ -109,6 +109,8 @@ class Tracer(TorchDispatchMode):
         self._calls = Calls(template.probe, shared=shares_calls)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
+        self.workspaces: set[Origin] = set()
+        """Where those were asked for that a run keeps."""
         self._is_compiled = False
         self._num_calls = 0
         self._make_origin = cache(Origin)  # most come again, and are found faster than made
@@ -293,6 +295,10 @@ class Tracer(TorchDispatchMode):
             return 0
         return self._ledger.follow(tensor)
 
+    def workspaces_are_there(self) -> None:
+        """Forward passes went before: their thread has its workspaces."""
+        self._workspaces |= {(False, "cublas_workspace"), (False, "cublaslt_workspace")}
+
     def _take_workspaces(self, name: str) -> None:
         """cuBLAS keeps a workspace for each thread, from its first product on; backward has its own thread."""
         profile = self.template.profile
@@ -306,7 +312,9 @@ class Tracer(TorchDispatchMode):
             if kind == "cublas_workspace":
                 self.notice("cublas_loaded")
             self._workspaces.add(workspace)
-            self._ledger.request_for_good(size, Origin(kind, "", self.part))
+            origin = Origin(kind, "", self.part)
+            self.workspaces.add(origin)
+            self._ledger.request_for_good(size, origin)
 
     def _expect_question(self, name: str, result: torch.Tensor) -> None:
         """`all` asks whether the mask hides nothing; `any` whether something is wrong with the inputs: no."""

@@ -63,7 +63,7 @@ def _put_batches(made: Settings, plan: Plan) -> None:
         else f"{plan.workload.num_passes} passes of at most {plan.micro_batch}"
     )
     if w.is_packed:
-        how = f"passes of up to {plan.micro_batch * w.seq:,} tokens"
+        how = f"passes of up to {plan.micro_batch * w.sample_tokens:,} tokens"
     made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
     made.put("gradient_accumulation_steps", 1, "losses are summed inside the step and divided by its own count")
     made.put("auto_find_batch_size", False, "it would change the effective batch")

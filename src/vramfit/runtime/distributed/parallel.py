@@ -33,15 +33,25 @@ REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 """By the names they have from torch 2.13 on, and before."""
 
 
-class Replicas(Alone):
+class _Several(Alone):
+    """What ranks do alike, however they share a model."""
+
+    votes: RankVotes
+
+    def bring_together(self, vectors: torch.Tensor) -> None:
+        """Rows of others are zeros: a sum is all of them."""
+        self.votes.agree()
+        with self.votes.meeting():
+            dist.all_reduce(vectors)
+
+
+class Replicas(_Several):
     """A model of which every rank has all. Passes talk to nobody, and gradients are the same on all ranks.
 
     Args:
         model: on this rank's device, with its techniques applied; rank 0's weights are sent to all.
         votes: the votes of this world.
     """
-
-    votes: RankVotes
 
     def __init__(self, model: torch.nn.Module, votes: RankVotes) -> None:
         self.votes = votes
@@ -103,7 +113,7 @@ class _Carrier(torch.nn.Module):
         return touched
 
 
-class Shards(Alone):
+class Shards(_Several):
     """A model of which every rank has a part.
 
     Args:
@@ -116,7 +126,6 @@ class Shards(Alone):
     """
 
     is_sharded = True
-    votes: RankVotes
 
     def __init__(self, model: torch.nn.Module, votes: RankVotes) -> None:
         if any(hasattr(p, "__tensor_flatten__") for p in model.parameters()):

@@ -65,7 +65,7 @@ class Loop:
         self._stop = stop
         self._on_event = session.tell
         self._saved_step = -1
-        self._history = MemoryHistory(session.run.run_device)
+        self._history = MemoryHistory(session.run.run_device, session.run.workload.texts_per_sample)
         self._taken: _Taken | None = None
         """The last step, while its loss has not been read."""
         self._read_at = 0.0
@@ -196,7 +196,8 @@ class Loop:
         if stepper.uses_graphs:
             with p.run.run_device.active():
                 return stepper.advance(batch)
-        num_samples, seq = batch["input_ids"].shape
+        num_rows, seq = batch["input_ids"].shape
+        num_samples = num_rows // self._history.texts
         micro_batch = min(num_samples, max(stepper.micro_batch * (stepper.seq or seq) // seq, 1))
         lengths: tuple[int, ...] = ()
         if packing.is_applied(stepper.model):

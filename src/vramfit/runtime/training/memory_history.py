@@ -17,7 +17,9 @@ MAX_EVENTS = 1_000_000
 class MemoryHistory:
     """Decides which steps are worth it: those of the largest batches, the first of all left out."""
 
-    def __init__(self, run_device: RunDevice) -> None:
+    def __init__(self, run_device: RunDevice, texts: int = 1) -> None:
+        self.texts = texts
+        """Sequences of a sample."""
         self._run_device = run_device
         self._largest = 0
         self._num_left = MAX_KEPT
@@ -55,6 +57,7 @@ class MemoryHistory:
                     num_events=len(course),
                     requested_bytes=sample(course),
                     lengths=lengths,
+                    texts=self.texts,
                 )
             )
 

@@ -26,8 +26,10 @@ class JointLoss:
     """Of the whole batch."""
     width: int
     """Numbers of a vector."""
-    of_vectors: Callable[[torch.Tensor], torch.Tensor]
-    """A row for each text, in the order of the batch → the mean loss."""
+    labels: Batch
+    """What the loss reads beside the vectors, of the whole batch."""
+    of_vectors: Callable[[torch.Tensor, Batch], torch.Tensor]
+    """A row for each text, in the order of the batch, and the labels on the same device → the mean loss."""
 
     def room(self, device: torch.device) -> torch.Tensor:
         """Where the vectors of all texts come together; zeros, so that ranks can add up theirs."""
@@ -46,16 +48,15 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
         raise WorkloadError([problem], hint="give every sample as many texts as the workload says (texts)")
     labels = {name: batch[name] for name in PER_TEXT if name in batch}
 
-    def of_vectors(vectors: torch.Tensor) -> torch.Tensor:
-        num_samples = len(vectors) // how.num_texts
-        here = {name: value.to(vectors.device, non_blocking=True) for name, value in labels.items()}
-        by_sample = {name: value.unflatten(0, (num_samples, how.num_texts)) for name, value in here.items()}
-        return contrast_loss(vectors.unflatten(0, (num_samples, how.num_texts)), by_sample, how)
+    def of_vectors(vectors: torch.Tensor, here: Batch) -> torch.Tensor:
+        shape = (len(vectors) // how.num_texts, how.num_texts)
+        by_sample = {name: value.reshape(*shape, *value.shape[1:]) for name, value in here.items()}
+        return contrast_loss(vectors.reshape(*shape, -1), by_sample, how)
 
     return HeadLoss(
         sums=lambda output, part: [output.embedding.sum()],
         counts=lambda part: [int(part[PLACES].shape[0])],
-        joint=JointLoss(num_texts, width_of(head, model), of_vectors),
+        joint=JointLoss(num_texts, width_of(head, model), labels, of_vectors),
     )
 
 

@@ -17,7 +17,7 @@ NAME = "embedding_head"
 
 
 @dataclass
-class EmbeddingOutput(ModelOutput):
+class EmbeddingOutput(ModelOutput):  # type: ignore[misc]
     """What an encoder with a head gives."""
 
     embedding: torch.Tensor | None = None
