@@ -122,7 +122,7 @@ class StepCourse:
     """The most in each of equal stretches of events."""
     lengths: tuple[int, ...] = field(default=(), repr=False)
     """Tokens of each sequence where nothing was padded; `micro_batch` times `seq` is then what a pass may hold."""
-    texts: int = 1
+    texts: int = field(default=1, repr=False)
     """Sequences of a sample."""
 
     @property

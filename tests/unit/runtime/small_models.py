@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from vramfit.step.plain import Batch
+from vramfit.tasks.parts.pooling import EmbeddingHead, attach
 
 VOCABULARY = 99
 LENGTH = 16
@@ -67,7 +68,9 @@ def make_model(family: str, task: str, **changes: Any) -> torch.nn.Module:
     labels = {"num_labels": 2} if task == "question-answering" else {}
     config = transformers.AutoConfig.for_model(family, **(COMMON | FAMILIES[family] | labels | changes))
     torch.manual_seed(0)
-    model: torch.nn.Module = getattr(transformers, HEADS[task]).from_config(config)
+    model: torch.nn.Module = getattr(transformers, HEADS.get(task, "AutoModel")).from_config(config)
+    if task == "embedding":
+        attach(model, EmbeddingHead())
     return model.train()
 
 
@@ -79,6 +82,8 @@ def make_batch(task: str, size: int = 12, seed: int = 1) -> Batch:
     mask = (torch.arange(LENGTH)[None] < lengths[:, None]).long()
     ids = torch.randint(5, VOCABULARY, (size, LENGTH), generator=draw) * mask
     batch = {"input_ids": ids, "attention_mask": mask}
+    if task == "embedding":
+        return batch | {"text_rows": torch.arange(size), "text_ids": torch.arange(size)}
     if task == "sequence-classification":
         return batch | {"labels": torch.randint(0, 3, (size,), generator=draw)}
     if task == "question-answering":

@@ -39,6 +39,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "some checkpointed": {**STEPPER, "checkpointing": 6, "accumulate": 3},
     "some frozen": {"freeze": 6, "optimizer": "sgd"},
     "adapters": {"lora": 8},
+    "texts compared": {**STEPPER, "task": "embedding", "precision": "amp-bf16", "attention": "packed"},
 }
 
 

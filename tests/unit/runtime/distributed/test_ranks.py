@@ -37,6 +37,19 @@ def test_ranks_end_with_the_weights_of_one_process(alone: list[dict], size: int,
             assert found["num_recoveries"] == 0
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_texts_are_compared_with_those_of_all_ranks(size: int) -> None:
+    texts = {"task": "embedding", "sizes": (12, 12, 6, 2)}
+    failing = {**texts, "fail_at": {1: (300,)}}
+    (right,) = values(run_ranks(work.train_all, 1, [(None, texts)]))
+    cases = [(parallel, keywords) for parallel in PARALLELS for keywords in (texts, failing)]
+    for made in values(run_ranks(work.train_all, size, cases)):
+        for case, found in zip(cases, made, strict=True):
+            assert work.distance(found["weights"], right[0]["weights"]) < MAX_DIFFERENCE, case
+            assert found["losses"] == pytest.approx(right[0]["losses"], abs=1e-5)
+            assert bool(found["num_recoveries"]) == ("fail_at" in case[1])
+
+
 @pytest.mark.parametrize(("size", "tasks"), [(2, tuple(HEADS)), (4, ("question-answering",))])
 def test_where_every_pass_sees_the_same_the_gradient_is_that_of_one_process_in_every_precision(
     size: int, tasks: tuple[str, ...]
