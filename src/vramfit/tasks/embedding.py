@@ -27,7 +27,15 @@ class Embedding(Task):
         pooling.attach(model, pooling.EmbeddingHead())
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
-        return {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+        import torch
+
+        from vramfit.tasks.parts import joint, pooling
+
+        head = pooling.head_of(model)
+        labels = {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+        if head is not None and joint.is_scored(head):
+            labels["labels"] = torch.zeros(batch, device=device)
+        return labels
 
     def loss(self, model: Any, batch: Any) -> Any:
         from vramfit.tasks.parts import joint, pooling
