@@ -11,9 +11,16 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.emulator.gpu import EmulatedGPU
+from vramfit.errors import WorkloadError
+from vramfit.models.build import build_for
+from vramfit.models.resolve import resolve
+from vramfit.settings.embedding import LOSSES
+from vramfit.tasks import find_task
 from vramfit.tasks.parts import contrastive
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
 from vramfit.tasks.parts.pooling import Contrast
+from vramfit.techniques.application import apply
+from vramfit.workload import Workload
 
 WIDTH = 12
 SCALE = 1 / 0.05
@@ -339,3 +346,26 @@ def test_what_a_loss_cannot_work_with_is_said() -> None:
         "loss contrastive needs 1 score for each sample, which has none",
         "matryoshka 1024,2048: vectors of this model have 768 numbers",
     ]
+
+
+def model_for(**keywords: Any) -> Any:
+    workload = Workload(model="bert-tiny", task="embedding", **keywords)
+    model = build_for(resolve("bert-tiny", task="embedding"), workload)
+    apply(model, workload)
+    return model
+
+
+def test_a_batch_without_what_its_loss_needs_is_refused_before_any_pass() -> None:
+    texts = {"text_rows": torch.arange(6), "text_ids": torch.arange(6)}
+    with pytest.raises(WorkloadError, match="loss cosent needs 1 score for each sample, which has none"):
+        find_task("embedding").loss(model_for(loss="cosent"), texts)
+    with pytest.raises(WorkloadError, match="matryoshka 4096: vectors of this model have 128 numbers"):
+        find_task("embedding").loss(model_for(matryoshka=(4096, 64)), texts)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_labels_without_data_are_what_a_loss_needs(name: str) -> None:
+    model, task = model_for(loss=name), find_task("embedding")
+    labels = task.meta_labels(model, 12, 8, "meta")
+    assert ("labels" in labels) == (name not in ("in-batch", "in-batch-symmetric", "triplet"))
+    assert task.loss(model, labels) is not None
