@@ -71,8 +71,13 @@ def _loss(vectors: torch.Tensor, labels: Labels, how: Contrast, width: int | Non
         return _apply(_InBatch, vectors, labels.get("text_ids"), how, width)
     compare, weigh = PER_SAMPLE[how.loss]
     values = _apply(_ByAnchor, vectors, compare if width is None else partial(_cut, compare, width))
-    scores = labels["labels"].reshape(len(vectors), -1)[:, -_num_scores(how) :] if how.loss in SCORED else values
-    return weigh(values, scores, how)
+    return weigh(values, _scores(labels["labels"], how) if how.loss in SCORED else values, how)
+
+
+def _scores(given: torch.Tensor, how: Contrast) -> torch.Tensor:
+    by_sample = given.reshape(len(given), -1)
+    assert by_sample.shape[1] in (_num_scores(how), how.num_texts), f"{how.loss}: scores of shape {given.shape}"
+    return by_sample[:, -_num_scores(how) :]
 
 
 def _apply(function: Any, *args: Any) -> torch.Tensor:
@@ -278,7 +283,8 @@ def _cosines(x: torch.Tensor) -> torch.Tensor:
 
 def _angles(x: torch.Tensor) -> torch.Tensor:
     """Absolute sums of cosines and sines, where the numbers of a vector's two halves are taken for complex numbers."""
-    units = F.normalize(F.pad(x, (0, x.shape[-1] % 2)), dim=-1)
+    even = F.pad(x, (0, 1)) if x.shape[-1] % 2 else x
+    units = F.normalize(even, dim=-1)
     first, last = units[:, :1].chunk(2, -1)
     turned = torch.cat([last, -first], -1)
     return ((units[:, :1] + turned) * units[:, 1:]).sum(-1).abs()
