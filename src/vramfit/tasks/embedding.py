@@ -29,13 +29,12 @@ class Embedding(Task):
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch
 
-        from vramfit.tasks.parts import joint, pooling
+        from vramfit.tasks.parts import contrastive, pooling
 
         head = pooling.head_of(model)
         labels = {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
-        if head is not None and joint.is_scored(head):
-            labels["labels"] = torch.zeros(batch, device=device)
-        return labels
+        num_scores = 0 if head is None else contrastive.num_scores(head.contrast)
+        return labels | ({"labels": torch.zeros(batch, num_scores, device=device)} if num_scores else {})
 
     def loss(self, model: Any, batch: Any) -> Any:
         from vramfit.tasks.parts import joint, pooling

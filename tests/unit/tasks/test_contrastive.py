@@ -159,16 +159,14 @@ def test_a_triplet_of_several_negatives_is_the_mean_of_its_triplets() -> None:
     assert_same(lambda x: contrast_loss(x, {}, how), one_by_one, given(11, 5))
 
 
-def test_scores_may_stand_at_each_text() -> None:
-    """As a batch has them: the score of a pair at its second text, margins at the negatives."""
-    for name, num_texts in (("cosent", 2), ("margin-mse", 4)):
-        vectors, scores = given(9, num_texts), scores_for(name, 9, num_texts)
-        by_text = torch.cat([torch.full((9, 2 if scores.dim() > 1 else 1), 99.0), scores.view(9, -1)], 1)
-        assert by_text.shape == vectors.shape[:2]
-        how = Contrast(loss=name, num_texts=num_texts)
-        assert torch.equal(
-            contrast_loss(vectors, {"labels": by_text}, how), contrast_loss(vectors, {"labels": scores}, how)
-        )
+@pytest.mark.parametrize(("name", "num_texts"), [("cosent", 2), ("margin-mse", 3), ("margin-mse", 4)])
+def test_each_text_may_repeat_the_scores_of_its_sample(name: str, num_texts: int) -> None:
+    vectors, scores = given(9, num_texts), scores_for(name, 9, num_texts)
+    repeated = torch.stack([scores] * num_texts, 1)
+    how = Contrast(loss=name, num_texts=num_texts)
+    assert torch.equal(
+        contrast_loss(vectors, {"labels": repeated}, how), contrast_loss(vectors, {"labels": scores}, how)
+    )
 
 
 def dense(vectors: torch.Tensor, ids: torch.Tensor | None, how: Contrast) -> torch.Tensor:
@@ -327,11 +325,11 @@ def test_memory_beside_vectors_and_gradients_is_a_few_blocks(
 
 
 def test_what_a_loss_cannot_work_with_is_said() -> None:
-    def problems(loss: str, num_texts: int, num_scores: int = 0, dims: tuple[int, ...] = ()) -> list[str]:
-        return check_contrast(Contrast(loss=loss, num_texts=num_texts, dims=dims), num_scores=num_scores, width=768)
+    def problems(loss: str, num_texts: int, num_given: int = 0, dims: tuple[int, ...] = ()) -> list[str]:
+        return check_contrast(Contrast(loss=loss, num_texts=num_texts, dims=dims), num_given=num_given, width=768)
 
     assert problems("in-batch", 2) == problems("in-batch", 5) == problems("triplet", 3) == []
-    assert problems("cosent", 2, 1) == problems("cosent", 2, 2) == problems("margin-mse", 5, 3) == []
+    assert problems("cosent", 2, 1) == problems("margin-mse", 5, 3) == []
     assert problems("in-batch", 2, 1) == []  # scores that nobody reads
     assert problems("in-batch", 1) == [
         "loss in-batch needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
@@ -339,6 +337,7 @@ def test_what_a_loss_cannot_work_with_is_said() -> None:
     assert problems("triplet", 2) == [
         "loss triplet needs an anchor, a positive and a negative, and a sample has 2 texts: take texts 3 or more"
     ]
+    assert problems("cosent", 2, 2) == ["loss cosent needs 1 score for each sample, which has 2 scores"]
     assert problems("angle", 2) == ["loss angle needs 1 score for each sample, which has none"]
     assert problems("margin-mse", 5, 2) == ["loss margin-mse needs 3 scores for each sample, which has 2 scores"]
     assert problems("contrastive", 3, dims=(1024, 64, 2048)) == [

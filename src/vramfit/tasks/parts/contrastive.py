@@ -34,24 +34,24 @@ def contrast_loss(vectors: torch.Tensor, labels: Labels, how: Contrast) -> torch
 
     Args:
         labels: `text_ids`, a number for each text that equal texts share (samples × texts); where samples are scored,
-            `labels`: a number for each text or for each that has a score, the last ones, and a row for each sample.
-            The score of a pair stands at its second text, the margin of a negative at the negative.
+            `labels`: a row for each sample, which each of its texts may repeat: the score of a pair, or a margin for
+            each negative.
     """
     losses = [_loss(vectors, labels, how, width) for width in how.dims or (None,)]
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
-def check_contrast(how: Contrast, *, num_scores: int, width: int) -> list[str]:
+def check_contrast(how: Contrast, *, num_given: int, width: int) -> list[str]:
     """What is wrong with a loss for a model and its data, in sentences.
 
     Args:
-        num_scores: of a sample; 0 where there are none.
+        num_given: scores of a sample; 0 where there are none.
         width: numbers of a vector.
     """
     problems = list(texts_problems(how.loss, how.num_texts))
-    wanted = _num_scores(how)
-    if num_scores not in (wanted, how.num_texts) and wanted:
-        found = counted(num_scores, "score") if num_scores else "none"
+    wanted = num_scores(how)
+    if wanted and num_given != wanted:
+        found = counted(num_given, "score") if num_given else "none"
         problems.append(f"loss {how.loss} needs {counted(wanted, 'score')} for each sample, which has {found}")
     too_long = [dim for dim in how.dims if dim > width]
     if too_long:
@@ -59,7 +59,7 @@ def check_contrast(how: Contrast, *, num_scores: int, width: int) -> list[str]:
     return problems
 
 
-def _num_scores(how: Contrast) -> int:
+def num_scores(how: Contrast) -> int:
     """Scores that a loss reads of each sample."""
     if how.loss not in SCORED:
         return 0
@@ -75,9 +75,10 @@ def _loss(vectors: torch.Tensor, labels: Labels, how: Contrast, width: int | Non
 
 
 def _scores(given: torch.Tensor, how: Contrast) -> torch.Tensor:
-    by_sample = given.reshape(len(given), -1)
-    assert by_sample.shape[1] in (_num_scores(how), how.num_texts), f"{how.loss}: scores of shape {given.shape}"
-    return by_sample[:, -_num_scores(how) :]
+    """A row for each sample."""
+    by_sample, wanted = given.reshape(len(given), -1), num_scores(how)
+    assert by_sample.shape[1] in (wanted, wanted * how.num_texts), f"{how.loss}: scores of shape {given.shape}"
+    return by_sample[:, :wanted]
 
 
 def _apply(function: Any, *args: Any) -> torch.Tensor:

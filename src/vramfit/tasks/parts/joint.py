@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.embedding import SCORED
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
 from vramfit.tasks.parts.losses import Batch, HeadLoss
 from vramfit.tasks.parts.pooling import EmbeddingHead
@@ -49,7 +48,8 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
         raise WorkloadError([problem], hint="give every sample as many texts as the workload says (texts)")
     labels = {name: batch[name] for name in PER_TEXT if name in batch}
     width = width_of(head, model)
-    problems = check_contrast(how, num_scores=how.num_texts if "labels" in labels else 0, width=width)
+    num_given = labels["labels"].shape[1:].numel() if "labels" in labels else 0
+    problems = check_contrast(how, num_given=num_given, width=width)
     if problems:
         raise WorkloadError(problems, hint="give samples what the loss compares, or take another loss")
 
@@ -63,11 +63,6 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
         counts=lambda part: [int(part[PLACES].shape[0])],
         joint=JointLoss(num_texts, width, labels, of_vectors),
     )
-
-
-def is_scored(head: EmbeddingHead) -> bool:
-    """Whether the loss reads scores beside texts."""
-    return head.contrast.loss in SCORED
 
 
 def width_of(head: EmbeddingHead, model: Any) -> int:
