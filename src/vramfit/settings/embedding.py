@@ -7,16 +7,25 @@ from typing import Any, ClassVar
 from vramfit.settings.setting import Module, Setting, Workload
 from vramfit.settings.values import Choice, Count, Number, Value, is_count
 from vramfit.tasks import find_task
-from vramfit.units import plain, shown
+from vramfit.units import counted, plain, shown
 
 LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
 """In-batch negatives, one way and both; then by the names they are known by."""
+IN_BATCH = LOSSES[:2]
+OF_PAIRS = ("contrastive", "cosent", "angle")
+"""Losses of two texts and the score of the two."""
+OF_NEGATIVES = ("triplet", "margin-mse")
+"""Losses that compare an anchor's positive with its negatives, and know no others."""
+SCORED = (*OF_PAIRS, "margin-mse")
+"""Losses that read scores beside texts."""
 POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
 
 
 def texts_per_sample(w: Workload) -> int:
     """Texts of a sample that is learned from, each of which passes by itself; elsewhere a text is a sample."""
-    return (w.texts or find_task(w.task).texts_per_sample) if w.trains else 1
+    if not w.trains:
+        return 1
+    return w.texts or (3 if w.loss in OF_NEGATIVES else find_task(w.task).texts_per_sample)
 
 
 def sample_tokens(w: Workload) -> int:
@@ -39,23 +48,40 @@ def step_texts(w: Workload) -> int:
     return w.batch * texts_per_sample(w)
 
 
+def texts_problems(loss: str, num_texts: int) -> Iterator[str]:
+    """Why a loss cannot take samples of so many texts."""
+    if loss in OF_PAIRS and num_texts != 2:
+        yield f"loss {loss} compares the two texts of a pair, and a sample has {num_texts}: take texts 2"
+    if loss in IN_BATCH and num_texts < 2:
+        yield f"loss {loss} needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
+    if loss in OF_NEGATIVES and num_texts < 3:
+        has = counted(num_texts, "text")
+        yield f"loss {loss} needs an anchor, a positive and a negative, and a sample has {has}: take texts 3 or more"
+
+
 class OfEmbeddings(Setting):
     """A setting that only a task with vectors has."""
 
+    losses: ClassVar[tuple[str, ...]] = LOSSES
+    """Those that it does something to."""
     modes: ClassVar[tuple[str, ...]] = ("train",)
     in_run = True
     is_measured = on_page = False
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if getattr(w, self.keyword) is not None and not find_task(w.task).pools_itself:
+        if getattr(w, self.keyword) is None:
+            return
+        if not find_task(w.task).pools_itself:
             yield f"{self.keyword} is for tasks that learn vectors of texts, not {w.task}"
+        elif (w.loss or LOSSES[0]) not in self.losses:
+            yield f"{self.keyword} is for loss {', '.join(self.losses)}, not {w.loss or LOSSES[0]}: leave it out"
 
 
 class Texts(OfEmbeddings):
     keyword, order, group = "texts", 85, "job"
     value = Count(optional=True)
     label = "Texts a sample"
-    help = "Texts of a sample, where a vector is learned for each: 2 for pairs, 3 with a negative."
+    help = "Texts of a sample, each with a vector: 2 for pairs, 3 with a negative. Default: as few as the loss takes."
     asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts)
     is_said = False
 
@@ -100,21 +126,29 @@ class Loss(OfEmbeddings):
     value = Choice(names=LOSSES, optional=True)
     help = "What vectors learn: every other sample is a negative (in-batch), or as the loss of that name compares them."
 
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        yield from super().contradictions(w)
+        if is_joint(w):
+            yield from texts_problems(w.loss or LOSSES[0], texts_per_sample(w))
+
 
 class Temperature(OfEmbeddings):
     keyword, order = "temperature", 95
+    losses = (*IN_BATCH, "cosent", "angle")
     value = Number(optional=True)
     help = "What similarities are divided by, for in-batch, cosent and angle. Default: 0.05."
 
 
 class Margin(OfEmbeddings):
     keyword, order = "loss_margin", 96
+    losses = ("triplet", "contrastive")
     value = Number(optional=True)
     help = "How far apart texts are to be that do not belong together, for triplet (default 5) and contrastive (0.5)."
 
 
 class MaskAbove(OfEmbeddings):
     keyword, order = "mask_above", 97
+    losses = IN_BATCH
     value = Number(optional=True)
     help = "Leave out in-batch negatives whose cosine similarity is above this: positives that nobody marked."
 
@@ -144,4 +178,4 @@ class Dimensions(Value):
 class Matryoshka(OfEmbeddings):
     keyword, order = "matryoshka", 98
     value = Dimensions()
-    help = "Shorter vectors that are to be as good: the loss is the mean over vectors cut to these lengths."
+    help = "Shorter vectors that are to be as good: losses of vectors cut to these lengths are added up."

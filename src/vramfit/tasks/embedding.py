@@ -27,7 +27,14 @@ class Embedding(Task):
         pooling.attach(model, pooling.EmbeddingHead())
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
-        return {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+        import torch
+
+        from vramfit.tasks.parts import contrastive, pooling
+
+        head = pooling.head_of(model)
+        labels = {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+        num_scores = 0 if head is None else contrastive.num_scores(head.contrast)
+        return labels | ({"labels": torch.zeros(batch, num_scores, device=device)} if num_scores else {})
 
     def loss(self, model: Any, batch: Any) -> Any:
         from vramfit.tasks.parts import joint, pooling

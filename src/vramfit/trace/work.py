@@ -149,6 +149,9 @@ def work_in_place(name: str, args: tuple[Any, ...], written: list[Any], probe: i
         if any(t.device.type == "cpu" and t.dim() for t in taken):
             return WorkTemplate(name, "transfer", 1, num_bytes)
         num_bytes = _sum([() if name.startswith(FUSED) else num_bytes, *(_bytes(t, probe) for t in taken)])
+        if name.removesuffix("_") in PRODUCTS:
+            dims = _dims(args[PRODUCTS[name.removesuffix("_")]], written[0], probe)
+            return WorkTemplate(name, "gemm", 1, num_bytes, dtype=_dtype(taken), product=dims)
         return WorkTemplate(name, _kind(name), 1, num_bytes, dtype=_dtype(taken))
     return list_work(name, args, written)
 

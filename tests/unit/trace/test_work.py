@@ -12,6 +12,7 @@ from vramfit.estimator.timing import work_of
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Work, WorkItem
 from vramfit.trace.run import trace
+from vramfit.trace.work import work_in_place
 from vramfit.workload import Workload
 
 TINY = BertConfig(
@@ -151,3 +152,10 @@ def test_products_keep_their_type() -> None:
     types = {i.dtype for i, _ in step_of(TINY, precision="amp-bf16").items() if i.kind == "gemm"}
     assert types == {"bfloat16"}
     assert step_of(TINY, precision="tf32").tf32
+
+
+def test_a_product_that_is_added_in_place_is_a_product() -> None:
+    total, left, right = (torch.empty(*shape, device="meta") for shape in ((6, 8), (6, 4), (4, 8)))
+    work = work_in_place("addmm_", (total, left, right), [total], None).at(1, "backward", 1)
+    assert (work.kind, work.product, work.flops) == ("gemm", (1, 6, 8, 4), 2 * 6 * 8 * 4)
+    assert work.num_bytes == 4 * (2 * 6 * 8 + 6 * 4 + 4 * 8)

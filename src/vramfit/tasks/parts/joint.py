@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.tasks.parts.contrastive import contrast_loss
+from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
 from vramfit.tasks.parts.losses import Batch, HeadLoss
 from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.units import counted
@@ -40,13 +40,18 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
     """The loss of a batch of texts.
 
     Raises:
-        WorkloadError: texts that make no whole samples.
+        WorkloadError: texts that make no whole samples, or samples without what the loss needs.
     """
     how, num_texts = head.contrast, int(batch[PLACES].shape[0])
     if num_texts % how.num_texts:
         problem = f"a batch of {counted(num_texts, 'text')} has no whole samples of {how.num_texts}"
         raise WorkloadError([problem], hint="give every sample as many texts as the workload says (texts)")
     labels = {name: batch[name] for name in PER_TEXT if name in batch}
+    width = width_of(head, model)
+    num_given = labels["labels"].shape[1:].numel() if "labels" in labels else 0
+    problems = check_contrast(how, num_given=num_given, width=width)
+    if problems:
+        raise WorkloadError(problems, hint="give samples what the loss compares, or take another loss")
 
     def of_vectors(vectors: torch.Tensor, here: Batch) -> torch.Tensor:
         shape = (len(vectors) // how.num_texts, how.num_texts)
@@ -56,7 +61,7 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
     return HeadLoss(
         sums=lambda output, part: [output.embedding.sum()],
         counts=lambda part: [int(part[PLACES].shape[0])],
-        joint=JointLoss(num_texts, width_of(head, model), labels, of_vectors),
+        joint=JointLoss(num_texts, width, labels, of_vectors),
     )
 
 

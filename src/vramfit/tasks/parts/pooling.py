@@ -37,7 +37,7 @@ class Contrast:
     mask_above: float | None = None
     """Candidates more similar than this are taken for positives that nobody marked, and left out."""
     dims: tuple[int, ...] = ()
-    """Shorter vectors that are to be as good: the loss is the mean over all of these lengths."""
+    """Shorter vectors that are to be as good: losses of vectors cut to each of these lengths are added up."""
 
 
 class EmbeddingHead(torch.nn.Module):
