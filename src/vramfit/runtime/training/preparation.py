@@ -12,7 +12,7 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
@@ -25,7 +25,7 @@ from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
-from vramfit.stages import tell
+from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
@@ -145,26 +145,32 @@ class Data:
 
 
 def read_data(request: TrainRequest, plan: Plan | None) -> Data:
-    """The model's configuration and tokenizer, and both data sets, tokenized.
+    """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
 
     Raises:
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
-    resolved = resolve(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = load_tokenizer(request.model)
-    limits = [max_positions(resolved.config) or LONGEST, request.seq]
+    found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
+    limits = [max_positions(found.config) or LONGEST, request.seq]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
+    with beside(lambda: _read(request, how)) as read:
+        resolved = found.resolve()
+        train, evaluation = read()
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+
+
+def _read(request: TrainRequest, how: Tokenizing) -> tuple[Samples, Samples | None]:
     tell(f"reading {request.data}")
     source = request.source(request.data)
     train = read_samples(source, how, seed=request.seed)
     check_classes(source, train.label_names)
-    evaluation = None
-    if request.eval_data is not None:
-        how = replace(how, label_names=train.label_names)
-        evaluation = read_samples(request.source(request.eval_data), how, seed=request.seed)
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+    if request.eval_data is None:
+        return train, None
+    how = replace(how, label_names=train.label_names)
+    return train, read_samples(request.source(request.eval_data), how, seed=request.seed)
 
 
 def make_plan(
