@@ -39,8 +39,8 @@ def beside(call: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Inside, `call` runs in a thread; what is given waits for its end, returns its result or raises its error.
 
     What it tells goes to the listener of this thread. If the block is left before, by Ctrl-C or an error, the call
-    ends where it tells something next. It should import nothing that the block imports: of modules that import each
-    other, two threads may see halves.
+    ends where it tells something next: it should never wait long in between, for a pipe for example. Nor should it
+    import what the block imports: of modules that import each other, two threads may see halves.
 
     >>> with beside(lambda: sum(range(10))) as total:
     ...     total()

@@ -2,7 +2,6 @@
 
 import json as json_format
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,15 +72,16 @@ class PlanOptions:
         task = {"task": keywords["task"]} if "task" in keywords else {}
         found = find_model(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
         limits = [max_positions(found.config) or LONGEST, keywords.get("seq")]
-        read = partial(
-            lengths_of_data,
-            str(self.data),
-            task=found.task,
-            counter=found.checked_first(lambda: load_counter(self.tokenizer or model)),
-            max_length=min(n for n in limits if n),
-            text_columns=parse_names(self.text_column),
+        count = found.checked_first(
+            lambda: lengths_of_data(
+                str(self.data),
+                task=found.task,
+                counter=load_counter(self.tokenizer or model),
+                max_length=min(n for n in limits if n),
+                text_columns=parse_names(self.text_column),
+            )
         )
-        with beside(read) as lengths:
+        with beside(count) as lengths:
             found.resolve()
             return lengths()
 

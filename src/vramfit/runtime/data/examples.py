@@ -61,7 +61,7 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         for row in islice(table.rows, source.max_rows):
             index, num_rows = num_rows, num_rows + 1
             if num_rows % TOLD_ROWS == 0:
-                tell(f"reading {source.name}: {num_rows:,} rows")
+                tell(f"reading {source.name}, {num_rows:,} rows so far")
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))

@@ -18,7 +18,7 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.examples import check_classes
-from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
@@ -156,21 +156,23 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
-    with beside(lambda: _read(request, how)) as read:
+    rows = found.checked_first(lambda: _read(request, how))
+    with beside(lambda: [each.tokenized() for each in rows]) as samples:
         resolved = found.resolve()
-        train, evaluation = read()
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+        train, *others = samples()
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=others[0] if others else None)
 
 
-def _read(request: TrainRequest, how: Tokenizing) -> tuple[Samples, Samples | None]:
+def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
+    """The rows of the training data, and of the evaluation data where that is given."""
     tell(f"reading {request.data}")
     source = request.source(request.data)
-    train = read_samples(source, how, seed=request.seed)
-    check_classes(source, train.label_names)
+    train = read_rows(source, how, seed=request.seed)
+    check_classes(source, train.how.label_names)
     if request.eval_data is None:
-        return train, None
-    how = replace(how, label_names=train.label_names)
-    return train, read_samples(request.source(request.eval_data), how, seed=request.seed)
+        return [train]
+    how = replace(how, label_names=train.how.label_names)
+    return [train, read_rows(request.source(request.eval_data), how, seed=request.seed)]
 
 
 def make_plan(

@@ -18,7 +18,7 @@ WORDS = ("a", "few", "words", "of", "text", "to", "count")
 
 def count(path: Path, **keywords: Any) -> Lengths:
     counter = load_counter(keywords.pop("tokenizer"))
-    return lengths_of_data(str(path), counter=counter, **(JOB | keywords))
+    return lengths_of_data(str(path), counter=counter, **(JOB | keywords))()
 
 
 @pytest.fixture
