@@ -18,8 +18,10 @@ from vramfit.models.hub import (
     plain_file,
     remote_class,
 )
+from vramfit.models.sentence_folder import read_parts, transformer_folder
 from vramfit.models.tasks import class_for_task, task_of_class
 from vramfit.tasks import DEFAULT, find_task
+from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,6 +48,8 @@ class ResolvedModel:
     """The transformers version the configuration was written with."""
     folder: Path | None = None
     """The folder the configuration lies in, for `origin` folder."""
+    parts: HeadParts | None = None
+    """What the folder says of a head that pools, for a task with one."""
     module: "nn.Module | None" = field(default=None, repr=False)
     """The module that was given, untouched."""
 
@@ -53,6 +57,11 @@ class ResolvedModel:
     def is_local(self) -> bool:
         """Whether everything that is known of the model was on this machine."""
         return self.origin != "hub"
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which the folder says that texts are cut, for a task that pools."""
+        return None if self.parts is None else self.parts.max_length
 
 
 def resolve(
@@ -125,6 +134,7 @@ def _config_file(name: str) -> Path | None:
         path = Path(name).expanduser()
         if path.is_dir():
             (path / "config.json").exists()  # refuses now what cannot be entered
+            path = transformer_folder(path)
             return plain_file(path, "config.json") or path / "config.json"
         return path if path.exists() else None
     except PermissionError:
@@ -135,11 +145,22 @@ def _config_file(name: str) -> Path | None:
 
 def _from_file(file: Path, name: str, task: str, trust: bool) -> ResolvedModel:
     data = read_config_file(file)
+    given = Path(name).expanduser()
+    source: dict[str, Any] = {"folder": file.parent, "parts": parts_for(task, given if given.is_dir() else file.parent)}
     if trust and has_own_code(data):
         config = load_remote_config(str(file.parent))
         model_class = remote_class(config, task, str(file.parent))
-        return _resolved(config, task, name, "folder", model_class=model_class, folder=file.parent)
-    return _resolved(make_config(data, where=str(file)), task, name, "folder", folder=file.parent)
+        return _resolved(config, task, name, "folder", model_class=model_class, **source)
+    return _resolved(make_config(data, where=str(file)), task, name, "folder", **source)
+
+
+def parts_for(task: str, folder: Path) -> HeadParts | None:
+    """What a folder says of the head, for a task that pools.
+
+    Raises:
+        CheckpointError: parts that are damaged, or that vramfit does not have.
+    """
+    return read_parts(folder) if find_task(task).pools_itself else None
 
 
 def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> ResolvedModel:
@@ -175,7 +196,7 @@ def _from_object(model: Any, task: str) -> ResolvedModel:
 def _resolved(
     config: Any, task: str, name: str, origin: Origin, model_class: type | None = None, **source: Any
 ) -> ResolvedModel:
-    """What was found; `source` is the folder or the module that the model came from."""
+    """What was found; `source` is the folder, with its parts, or the module that the model came from."""
     return ResolvedModel(
         name=name,
         origin=origin,

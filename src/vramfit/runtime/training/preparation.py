@@ -137,6 +137,8 @@ class Data:
     tokenizer: Any
     train: Samples
     evaluation: Samples | None
+    max_length: int | None = None
+    """Tokens at which texts are cut."""
 
     @property
     def longest(self) -> int:
@@ -152,7 +154,7 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     """
     resolved = resolve(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = load_tokenizer(request.model)
-    limits = [max_positions(resolved.config) or LONGEST, request.seq]
+    limits = [max_positions(resolved.config) or LONGEST, request.seq or resolved.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
@@ -164,7 +166,7 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     if request.eval_data is not None:
         how = replace(how, label_names=train.label_names)
         evaluation = read_samples(request.source(request.eval_data), how, seed=request.seed)
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
 
 
 def make_plan(
@@ -319,7 +321,7 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
 
 def load_source(run: Run) -> Any:
     """The model as it was before training, on the host, for a trained one that cannot be saved as it is."""
-    return _load(run, None, num_labels=run.workload.num_labels, device="cpu")[0]
+    return _load(run, None, num_labels=run.workload.num_labels, device="cpu", pooling=run.workload.pooling)[0]
 
 
 def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any) -> tuple[Any, LoadReport]:
