@@ -63,7 +63,8 @@ def test_every_pooling_gives_the_vectors_of_sentence_transformers(
 ) -> None:
     folder = write_folder(tmp_path, *kinds, **pooling)
     parts = read_parts(folder)
-    assert parts is not None and parts.pooling == name
+    assert parts is not None
+    assert parts.pooling == name
     torch.testing.assert_close(vectors(folder), their_vectors(folder), atol=1e-6, rtol=0)
 
 
@@ -73,7 +74,7 @@ def test_a_dense_layer_comes_from_its_own_file(tmp_path: Path, pickled: bool) ->
     if pickled:
         (folder / "2_Dense" / "model.safetensors").unlink()
         write_dense(folder, pickled=True)
-    model, report = vramfit.load(str(folder), task="embedding", device="cpu")
+    _model, report = vramfit.load(str(folder), task="embedding", device="cpu")
     assert report.fresh == ()
     assert report.files == ("model.safetensors", f"2_Dense/{'pytorch_model.bin' if pickled else 'model.safetensors'}")
     made = vectors(folder)
@@ -88,7 +89,8 @@ def test_layers_come_in_the_order_of_the_list(tmp_path: Path) -> None:
     scales = {f"norm.{name}": torch.rand(WIDTH, generator=generator) for name in ("weight", "bias")}
     save_file(scales, folder / "2_LayerNorm" / "model.safetensors")
     head = head_of(vramfit.load(str(folder), task="embedding", device="cpu")[0])
-    assert head is not None and not head.normalizes
+    assert head is not None
+    assert not head.normalizes
     assert [type(layer).__name__ for layer in head.layers] == ["Norm", "UnitLength", "Dense"]
     torch.testing.assert_close(vectors(folder), their_vectors(folder), atol=1e-6, rtol=0)
 
@@ -260,7 +262,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         for path, content in files_of(parts, WIDTH, 20).items():
             write_json(folder / path, content)
         again = read_parts(folder)
-        assert again is not None and again.max_length == 20
+        assert again is not None
+        assert again.max_length == 20
         assert (again.pooling, again.layers, again.includes_prompt) == (
             parts.pooling,
             parts.layers,
