@@ -23,10 +23,11 @@ from vramfit.techniques import offloading, precision
 CONFIGURATION = (
     *("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
-    *("?_*/config.json", "?_Dense/pytorch_model.bin"),
+    "?_*/config.json",
 )
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLES = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+DENSE_PICKLES = ("?_Dense/pytorch_model.bin",)
 SAMPLED_FROM_BYTES = 2**20
 """Tensors after which the host's memory is looked at."""
 STATUS = Path("/proc/self/status")
@@ -93,6 +94,8 @@ def _snapshot(resolved: ResolvedModel) -> Path:
         folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *SAFETENSORS]))
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *PICKLES]))
+        if any(not (part / "model.safetensors").exists() for part in folder.glob("?_Dense")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *DENSE_PICKLES]))
     except Exception as error:  # the HTTP library behind huggingface_hub differs between its versions
         raise CheckpointError(
             f"{resolved.name} is a name, and its weights could not be fetched from the hub: {type(error).__name__}",
