@@ -34,6 +34,8 @@ ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "Le
 """Of `torch.nn`, made without arguments, as sentence-transformers makes them."""
 DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 MAX_WIDTH = 2**20
+MAX_MODULES = 100
+MAX_PATH = 255
 SAVE_AGAIN = "save the model again with SentenceTransformer.save_pretrained(folder), or download it again"
 NOT_HERE = "vramfit reads Transformer, Pooling, Dense, LayerNorm and Normalize; use sentence-transformers for others"
 
@@ -118,12 +120,15 @@ def _modules(folder: Path) -> list[_Module]:
     where, found = str(file), _read(file)
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
         raise _damaged(where, "holds no list of modules")
+    if len(found) > MAX_MODULES:
+        raise _damaged(where, f"lists {len(found):,} modules; at most {MAX_MODULES} are read")
     made = []
     for one in found:
         kind, path = one.get("type"), one.get("path", "")
         if not isinstance(kind, str) or not isinstance(path, str):
             raise _damaged(where, f"has a module without type or path: {json.dumps(one)[:100]}")
-        if Path(path).is_absolute() or ".." in Path(path).parts or not path.isprintable():
+        is_inside = not Path(path).is_absolute() and ".." not in Path(path).parts
+        if not is_inside or not path.isprintable() or len(path) > MAX_PATH:
             raise _damaged(where, f"names the folder {path[:100]!r}, which is not inside this one")
         inside = folder / path
         if inside.is_symlink() and not inside.resolve().is_relative_to(folder.resolve()):
@@ -142,7 +147,7 @@ def _pooling(folder: Path) -> tuple[str, bool]:
     if not isinstance(modes, list) or not modes:
         raise _damaged(file, f"has pooling_mode {json.dumps(modes)[:100]}, which is no name and no list of names")
     for mode in modes:
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise _refused(file, f"pools by {json.dumps(mode)[:60]}; vramfit has {', '.join(MODES)}")
     return JOINED.join(MODES[mode] for mode in modes), data.get("include_prompt") is not False
 

@@ -54,6 +54,8 @@ def _lower(backend: Any) -> None:
     from tokenizers.normalizers import Lowercase, Sequence
 
     rest = backend.normalizer
+    if rest is not None and rest.normalize_str("A") == "a":
+        return
     backend.normalizer = Lowercase() if rest is None else Sequence([Lowercase(), rest])
 
 

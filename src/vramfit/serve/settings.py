@@ -64,7 +64,8 @@ class ServeSettings:
     model: str
     """A folder, a hub id or a catalogue name."""
     task: str | None = None
-    """None takes the model's own head; an encoder without one gives vectors (features)."""
+    """None takes the model's own head; a folder of sentence-transformers gives vectors as it says (embedding), and an
+    encoder without a head those of its tokens, pooled (features)."""
     precision: str = "fp32"
     quantize: str | None = None
     offload: str | None = None

@@ -246,6 +246,48 @@ def test_faults_are_named_with_their_file(tmp_path: Path, name: str) -> None:
     assert failure.value.hint
 
 
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "\x00",
+    "../x",
+    "x" * 5000,
+    [],
+    {},
+    ["mean", ["x"]],
+    {"text": 1},
+)
+
+
+def test_no_value_of_any_field_is_more_than_an_error(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "Dense", "Normalize", pooling_mode="mean", include_prompt=True)
+    text = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 9, "modality_config": text})
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "SentenceTransformer", "prompts": {}})
+    num_refused = 0
+    for file in [
+        path for path in folder.rglob("*.json") if "token" not in path.name and path != folder / "config.json"
+    ]:
+        whole = file.read_text()
+        rows = json.loads(whole)
+        for place in range(len(rows)) if isinstance(rows, list) else (None,):
+            for key in rows[0] if place is not None else rows:
+                for value in ODD:
+                    changed = json.loads(whole)
+                    (changed if place is None else changed[place])[key] = value
+                    write_json(file, changed)
+                    try:
+                        read_parts(folder)
+                    except CheckpointError as error:
+                        num_refused += bool(error.hint)
+        file.write_text(whole)
+    assert num_refused > 100
+
+
 def test_other_tasks_do_not_mind_a_folder_that_cannot_be_pooled(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "CNN")
     assert resolve(folder, task="features").parts is None
