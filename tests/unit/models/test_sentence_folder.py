@@ -25,6 +25,8 @@ from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.resolve import resolve
 from vramfit.models.sentence_folder import files_of, is_sentence_folder, read_parts
 from vramfit.models.tokenizers import load_tokenizer
+from vramfit.planner.job import Job
+from vramfit.planner.request import Request
 from vramfit.tasks.parts.pooling import head_of
 
 
@@ -131,6 +133,15 @@ def test_the_dense_layer_is_in_the_prediction_and_in_random_weights(tmp_path: Pa
     model, report = vramfit.load(str(folder), task="embedding", device="cpu", random_weights=True)
     assert "embedding_head.layers.0.linear.weight" in report.fresh
     assert model.embedding_head.layers[0].linear.weight.std() > 0  # type: ignore[union-attr, index]
+
+
+def test_a_plan_is_not_remembered_for_another_head(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "Dense")
+    request = Request.of({"task": "embedding", "batch": 4, "seq": 16, "gpu": "t4"})
+    before = Job.of(str(folder), request).question()
+    assert before == Job.of(str(folder), request).question()
+    list_modules(folder, "Pooling")
+    assert before != Job.of(str(folder), request).question()
 
 
 def padding(num_bytes: int) -> int:
