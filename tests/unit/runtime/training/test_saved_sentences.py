@@ -144,6 +144,26 @@ def test_saving_over_an_older_folder_leaves_a_whole_one(tmp_path: Path) -> None:
     assert json.loads((saved / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "packed"])
+def test_a_folder_that_was_trained_further_gives_the_same_vectors_there(tmp_path: Path, attention: str) -> None:
+    source = write_folder(tmp_path / "source", "Dense", "Normalize")
+    made = model, tokenizer = open_model(source)
+    keywords: dict[str, Any] = {"batch": 4, "micro_batch": 2, "attention": attention, "loss": "in-batch"}
+    workload = Workload(model="m", task="embedding", seq=16, loop="stepper", **keywords)
+    prepare(model, workload)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stepper = vramfit.Stepper(model, vramfit.make_optimizer(model, workload, lr=1e-3), workload)
+    texts = ["the film", "great music", "anna lives in paris", "tom", "berlin", "the awful film", "dull", "warm music"]
+    batch = {**tokenizer(texts, padding=True, return_tensors="pt")}
+    rows = torch.arange(len(texts))
+    for _ in range(2):
+        stepper.step(batch | {"text_rows": rows, "text_ids": rows})
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {"embedding_head.layers.0.linear.weight", "encoder.layer.0.attention.self.query.weight"} < moved
+    saved = save(made, tmp_path / "saved")
+    torch.testing.assert_close(vectors(open_model(saved)), their_vectors(saved), atol=1e-6, rtol=0)
+
+
 def test_a_published_model_goes_there_and_back(tmp_path: Path) -> None:
     source = minilm()
     made = open_model(source)
