@@ -20,8 +20,10 @@ from vramfit.models.hub import (
     plain_file,
     remote_class,
 )
+from vramfit.models.sentence_folder import read_parts, transformer_folder
 from vramfit.models.tasks import class_for_task, task_of_class
 from vramfit.tasks import DEFAULT, find_task
+from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +51,8 @@ class ResolvedModel:
     """The transformers version the configuration was written with."""
     folder: Path | None = None
     """The folder the configuration lies in, for `origin` folder."""
+    parts: HeadParts | None = None
+    """What the folder says of a head that pools, for a task with one."""
     module: "nn.Module | None" = field(default=None, repr=False)
     """The module that was given, untouched."""
 
@@ -56,6 +60,11 @@ class ResolvedModel:
     def is_local(self) -> bool:
         """Whether everything that is known of the model was on this machine."""
         return self.origin != "hub"
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which the folder says that texts are cut, for a task that pools."""
+        return None if self.parts is None else self.parts.max_length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,7 +78,13 @@ class FoundModel:
     own_class: Callable[[], type] | None = None
     """Gives the class where it is not transformers' own for the task."""
     folder: Path | None = None
+    parts: HeadParts | None = None
     module: "nn.Module | None" = field(default=None, repr=False)
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which the folder says that texts are cut, for a task that pools."""
+        return None if self.parts is None else self.parts.max_length
 
     def resolve(self, num_labels: int | None = None) -> ResolvedModel:
         """The model with its class, and with its labels set in the configuration.
@@ -85,6 +100,7 @@ class FoundModel:
             task=self.task,
             saved_with=getattr(self.config, "transformers_version", None),
             folder=self.folder,
+            parts=self.parts,
             module=self.module,
         )
         if num_labels is None and self.module is None:
@@ -178,6 +194,7 @@ def _config_file(name: str) -> Path | None:
         path = Path(name).expanduser()
         if path.is_dir():
             (path / "config.json").exists()  # refuses now what cannot be entered
+            path = transformer_folder(path)
             return plain_file(path, "config.json") or path / "config.json"
         return path if path.exists() else None
     except PermissionError:
@@ -188,13 +205,25 @@ def _config_file(name: str) -> Path | None:
 
 def _from_file(file: Path, name: str, task: str, trust: bool) -> FoundModel:
     data = read_config_file(file)
+    given = Path(name).expanduser()
+    parts = parts_for(task, given if given.is_dir() else file.parent)
     own_class = None
     if trust and has_own_code(data):
         config = load_remote_config(str(file.parent))
         own_class = partial(remote_class, config, task, str(file.parent))
     else:
         config = make_config(data, where=str(file))
-    return FoundModel(name=name, origin="folder", config=config, task=task, own_class=own_class, folder=file.parent)
+    found = {"config": config, "task": task, "own_class": own_class, "folder": file.parent, "parts": parts}
+    return FoundModel(name=name, origin="folder", **found)
+
+
+def parts_for(task: str, folder: Path) -> HeadParts | None:
+    """What a folder says of the head, for a task that pools.
+
+    Raises:
+        CheckpointError: parts that are damaged, or that vramfit does not have.
+    """
+    return read_parts(folder) if find_task(task).pools_itself else None
 
 
 def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> FoundModel:

@@ -137,6 +137,8 @@ class Data:
     tokenizer: Any
     train: Samples
     evaluation: Samples | None
+    max_length: int | None = None
+    """Tokens at which texts are cut."""
 
     @property
     def longest(self) -> int:
@@ -152,7 +154,7 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
-    limits = [max_positions(found.config) or LONGEST, request.seq]
+    limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
@@ -160,7 +162,8 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     with beside(lambda: [each.tokenized() for each in rows]) as samples:
         resolved = found.resolve()
         train, *others = samples()
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=others[0] if others else None)
+    evaluation = others[0] if others else None
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
 
 
 def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
@@ -327,7 +330,7 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
 
 def load_source(run: Run) -> Any:
     """The model as it was before training, on the host, for a trained one that cannot be saved as it is."""
-    return _load(run, None, num_labels=run.workload.num_labels, device="cpu")[0]
+    return _load(run, None, num_labels=run.workload.num_labels, device="cpu", pooling=run.workload.pooling)[0]
 
 
 def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any) -> tuple[Any, LoadReport]:
