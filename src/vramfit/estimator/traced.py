@@ -15,6 +15,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
+from vramfit.settings import seen_in_trace
 from vramfit.trace.run import Conditions, passes_are_alike, trace
 from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
@@ -112,8 +113,9 @@ class TracedWorkload:
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
             return self.trace(batch)
-        traced = (*self._dialect(), batch, self._traced_alike(), self.num_resident, self.rooms)
-        key = (self.resolved.config.to_json_string(), *traced)
+        alike = (num_traced(self.workload), *seen_in_trace(self.workload, "layers", "step"))
+        traced_for = (*self._dialect(), batch, alike, self.num_resident, self.rooms)
+        key = (self.resolved.config.to_json_string(), *traced_for)
         packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
@@ -127,22 +129,6 @@ class TracedWorkload:
         """What of a GPU and a torch release decides which operators run; how many multiprocessors there are only
         decides what single kernels ask for, which is filled in with the batch."""
         return self.profile.compute_capability, self.profile.torch_version
-
-    def _traced_alike(self) -> Workload:
-        """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
-        num_micro = num_traced(self.workload)
-        return replace(
-            self.workload,
-            batch=num_micro * self.workload.num_gpus,
-            accumulate=num_micro,
-            micro_batch=None,
-            precision="fp32" if self.workload.has_tf32 else self.workload.precision,
-            allocator="default",
-            gpu=None,
-            memory=None,
-            host_memory=None,
-            num_nodes=1,
-        )
 
     def work_by_length(self, seq: int, micro_batch: int) -> StreamTemplate:
         """A template with the work of a step whose passes have another length; what it asks of memory is left out where

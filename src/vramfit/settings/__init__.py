@@ -67,6 +67,15 @@ def used_by(workload: "Workload") -> tuple[Technique, ...]:
     return tuple(sorted((t for t in found if t is not None), key=TECHNIQUES.index))
 
 
+def seen_in_trace(workload: "Workload", *parts: str) -> tuple[Any, ...]:
+    """What a trace sees of a workload: workloads that are equal in it have the same trace, sizes aside.
+
+    Args:
+        parts: `layers`, or `layers` and `step`: of what the traces are the same.
+    """
+    return tuple(s.seen_in_trace(workload) for s in SETTINGS.values() if s.in_trace in parts)
+
+
 def conflicts(workload: "Workload", capability: tuple[int, int], gpu: str) -> list[str]:
     """Why a workload cannot run on a GPU, one sentence a problem; empty where it can.
 
@@ -140,6 +149,7 @@ __all__ = [
     "having",
     "in_words",
     "record_of",
+    "seen_in_trace",
     "used_by",
     "usual_precision",
 ]

@@ -138,10 +138,6 @@ class Fields:
         """Whether parameters do not learn that could."""
 
     @property
-    def num_frozen(self) -> int | None:
-        """How many of the lowest layers do not learn, where it is a number."""
-
-    @property
     def has_same_layers(self) -> bool:
         """Whether all layers do the same: each learns, and all or none are computed again."""
 

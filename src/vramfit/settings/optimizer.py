@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
+from vramfit.settings.setting import TRITON_CAPABILITY, Estimate, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
 IN_PLACE = ("adamw-fused", "adamw-8bit")
@@ -28,6 +28,7 @@ class Optimizer(Setting):
     help = "Optimizer; `adamw` is torch's default implementation (foreach)."
     is_observed = True
     is_planned = True
+    in_trace = "step"
     asked = (steps_in_place, has_8_bit_state)
     allows = (
         ("adafactor", "another optimizer, which keeps its second moment in factors"),
@@ -62,6 +63,10 @@ class Optimizer(Setting):
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if capability < TRITON_CAPABILITY and w.has_8_bit_state and w.trains:
             yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        if now.workload.trains and now.workload.optimizer == "adamw":
+            yield {self.keyword: "adamw-fused"}
 
     def words(self, w: Workload) -> str | None:
         return w.optimizer if w.trains else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
+from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ class Precision(Setting):
             yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
         if w.has_tf32 and capability < BF16_CAPABILITY:
             yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        if now.workload.is_32_bit:
+            yield {self.keyword: usual_precision(now.compute_capability, infers=now.workload.mode == "infer")}
+
+    def seen_in_trace(self, w: Workload) -> str:
+        return "fp32" if w.has_tf32 else w.precision
 
     def is_applied_for(self, w: Workload) -> bool:
         return True  # fp32 weights may have come in another type

@@ -28,6 +28,7 @@ class Allocator(Setting):
     help = "Segments of PyTorch's allocator; `expandable` means expandable_segments:True."
     is_observed = True
     is_planned = in_inference = True
+    in_trace = ""
     asked = (has_expandable_segments,)
     techniques = (
         Technique(
@@ -82,6 +83,7 @@ class NumNodes(Setting):
     default = 1
     help = "Number of machines with these GPUs, the same number in each."
     is_measured = on_page = False
+    in_trace = ""
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus % w.num_nodes != 0:

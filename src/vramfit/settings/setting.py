@@ -14,9 +14,10 @@ from vramfit.settings.values import Value
 if TYPE_CHECKING:
     from torch.nn import Module as Module
 
+    from vramfit.records.estimate import Estimate as Estimate
     from vramfit.workload import Workload as Workload
 else:
-    Module = Workload = Any
+    Estimate = Module = Workload = Any
 
 Kind = Literal["free", "numeric", "different training"]
 """`free` changes no result beyond the order of sums, `numeric` computes the same training in fewer bits, `different
@@ -107,6 +108,9 @@ class Setting:
     """Whether a resumed run has it as it was, whatever it is planned for."""
     must_match_on_resume: ClassVar[bool] = True
     """Whether another value makes it another training, which a checkpoint is not for."""
+    in_trace: ClassVar[Literal["layers", "step", ""]] = "layers"
+    """What of a trace goes by it: what each layer does, only the step around them, or nothing, since it is filled in
+    afterwards."""
     is_measured: ClassVar[bool] = True
     """Whether `vramfit measure` can run it."""
     on_page: ClassVar[bool] = True
@@ -146,6 +150,22 @@ class Setting:
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         """Why a GPU cannot run it."""
         yield from ()
+
+    def advised(self, now: Estimate) -> Iterator[Mapping[str, Any]]:
+        """Changes of it that may take less memory than a job takes now, each with the other keywords it needs."""
+        yield from ()
+
+    def seen_in_trace(self, w: Workload) -> Any:
+        """What a trace sees of its value."""
+        return getattr(w, self.keyword)
+
+    def in_few_layers(self, w: Workload) -> Any:
+        """The value with which two layers of the model take no more than all of them.
+
+        Raises:
+            LookupError: there is none; only a trace of all layers says what they take.
+        """
+        return getattr(w, self.keyword)
 
     @property
     def usual(self) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vramfit import tasks
-from vramfit.settings.setting import Setting, Technique, Workload
+from vramfit.settings.setting import Estimate, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
 
@@ -63,6 +63,7 @@ class Batch(Setting):
     in_run = True
     help = "Effective batch: samples per optimizer step."
     in_answers = True
+    in_trace = ""
 
 
 def num_passes(w: Workload) -> int:
@@ -78,6 +79,7 @@ class Accumulate(Setting):
     help = "Micro-batches per optimizer step; give this or micro_batch, and the other follows."
     in_answers = True
     is_planned = is_worked_out = True
+    in_trace = ""
     asked = (num_passes,)
     techniques = (
         Technique(
@@ -97,6 +99,11 @@ class Accumulate(Setting):
 
     is_said = False
 
+    def advised(self, now: Estimate) -> Iterator[dict[str, Any]]:
+        w = now.workload
+        if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
+            yield {self.keyword: 2 * w.num_passes, "micro_batch": None}
+
 
 class MicroBatch(Setting):
     keyword, order, group = "micro_batch", 60, "job"
@@ -106,6 +113,7 @@ class MicroBatch(Setting):
     help = "Samples per forward pass; of the largest pass, where the batch does not divide evenly."
     in_answers = True
     is_planned = is_worked_out = True
+    in_trace = ""
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False
@@ -119,6 +127,7 @@ class Seq(Setting):
     help = "Tokens per sequence, padding included; longer texts are truncated."
     in_answers = True
     in_inference = True
+    in_trace = "step"
 
 
 class RealLengths(Setting):
@@ -126,6 +135,7 @@ class RealLengths(Setting):
     value = Lengths()
     help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
+    in_trace = "step"
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.lengths is None:
@@ -154,6 +164,7 @@ class MaxGradNorm(Setting):
     keyword, order = "max_grad_norm", 170
     value = Number(optional=True)
     in_run = True
+    in_trace = "step"
     label, modes = "Gradient clipping", ("train",)
     help = "Clip gradients to this norm before the optimizer step."
 
