@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vramfit.records.finding import Displayed
+from vramfit.settings.sizes import passes_of
 
 RECORD = "run.json"
 """The file of the record, in the folder of the saved model."""
@@ -128,11 +129,10 @@ class StepCourse:
         """The fields of a workload that has this step's size: to the token, or to less than a sequence of `seq`."""
         num_tokens, seq = sum(self.lengths), self.seq
         if not self.lengths:
-            return {"batch": self.batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
+            return {**passes_of(self.micro_batch, self.batch), "seq": seq}
         if num_tokens <= self.micro_batch * seq:
-            return {"batch": self.batch, "micro_batch": None, "seq": seq, "accumulate": 1, "lengths": self.lengths}
-        batch = -(-num_tokens // seq)
-        return {"batch": batch, "micro_batch": self.micro_batch, "seq": seq, "accumulate": None}
+            return {**passes_of(None, self.batch), "seq": seq, "lengths": self.lengths}
+        return {**passes_of(self.micro_batch, -(-num_tokens // seq)), "seq": seq}
 
 
 def sample(course: Sequence[int], num_points: int = MAX_POINTS) -> tuple[int, ...]:

@@ -57,6 +57,9 @@ class Attention(Setting):
         if w.attention == "eager":
             yield {self.keyword: "sdpa"}
 
+    def inferred(self, value: str | None, *, packs: bool) -> str | None:
+        return "sdpa" if value == "packed" and not packs else value
+
     is_of_steps = True
 
     def is_applied_for(self, w: Workload) -> bool:

@@ -102,6 +102,10 @@ class Fields:
         """Whether weights, gradients and optimizer state are in bfloat16."""
 
     @property
+    def arithmetic(self) -> str:
+        """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
+
+    @property
     def weight_dtype(self) -> torch.dtype:
         """The type of the weights."""
 
@@ -148,6 +152,14 @@ class Fields:
     @property
     def has_8_bit_state(self) -> bool:
         """Whether the optimizer keeps its state in 8 bits."""
+
+    @property
+    def state_copies(self) -> int:
+        """Moments of the size and type of what learns, at the least."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of moments for each weight that learns, beside `state_copies`, at the least."""
 
     @property
     def has_adapters(self) -> bool:

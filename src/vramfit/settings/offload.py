@@ -90,6 +90,9 @@ class Offload(Setting):
         if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
 
+    def inferred(self, value: str | None, *, packs: bool) -> str | None:
+        return value if value == "weights" else None
+
     def is_applied_for(self, w: Workload) -> bool:
         return bool(w.offload == "activations")
 

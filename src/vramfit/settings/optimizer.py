@@ -6,6 +6,10 @@ from vramfit.settings.setting import TRITON_CAPABILITY, Estimate, Setting, Techn
 from vramfit.settings.values import Choice
 
 IN_PLACE = ("adamw-fused", "adamw-8bit")
+STATE_COPIES = {"adamw": 2, "adamw-fused": 2, "adamw-single": 2}
+"""Optimizer → moments of the size and type of what learns; others may keep next to nothing."""
+STATE_BYTES = {"adamw-8bit": 2}
+"""Optimizer → bytes of its moments for each weight, at the least."""
 
 
 def steps_in_place(w: Workload) -> bool:
@@ -16,6 +20,16 @@ def steps_in_place(w: Workload) -> bool:
 def has_8_bit_state(w: Workload) -> bool:
     """Whether the optimizer keeps its state in 8 bits."""
     return w.optimizer == "adamw-8bit"
+
+
+def state_copies(w: Workload) -> int:
+    """Moments of the size and type of what learns, at the least."""
+    return STATE_COPIES.get(w.optimizer, 0)
+
+
+def state_bytes(w: Workload) -> int:
+    """Bytes of moments for each weight that learns, beside `state_copies`, at the least."""
+    return STATE_BYTES.get(w.optimizer, 0)
 
 
 class Optimizer(Setting):
@@ -29,7 +43,7 @@ class Optimizer(Setting):
     is_observed = True
     is_planned = True
     in_trace = "step"
-    asked = (steps_in_place, has_8_bit_state)
+    asked = (steps_in_place, has_8_bit_state, state_copies, state_bytes)
     allows = (
         ("adafactor", "another optimizer, which keeps its second moment in factors"),
         ("sgd", "another optimizer, which keeps no moments"),

@@ -45,6 +45,11 @@ def has_bf16_weights(w: Workload) -> bool:
     return w.precision == "bf16"
 
 
+def arithmetic(w: Workload) -> str:
+    """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
+    return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(w.precision, w.precision)
+
+
 def weight_dtype(w: Workload) -> "torch.dtype":
     """The type of the weights."""
     from vramfit.techniques import precision
@@ -72,7 +77,7 @@ class Precision(Setting):
     help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 products."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
-    asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, weight_dtype, autocast_dtype, scales_loss)
+    asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, arithmetic, weight_dtype, autocast_dtype, scales_loss)
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
     techniques = (
         Technique(

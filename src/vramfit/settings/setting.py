@@ -184,6 +184,10 @@ class Setting:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
 
+    def inferred(self, value: Any, *, packs: bool) -> Any:
+        """What evaluation keeps of a value, where it keeps the setting; `packs`: whether its passes may be packed."""
+        return value
+
     def apply(self, model: Module, w: Workload) -> None:
         """Change a model, on the meta device or on a real one, as the workload asks for.
 

@@ -71,6 +71,11 @@ def num_passes(w: Workload) -> int:
     return w.accumulate or 1
 
 
+def passes_of(micro_batch: int | None, batch: int) -> dict[str, Any]:
+    """Keywords of a job that splits a batch into passes of so many samples; None does not split it."""
+    return {"batch": batch, "micro_batch": micro_batch, "accumulate": None}
+
+
 class Accumulate(Setting):
     keyword, order, group = "accumulate", 50, "job"
     value = Count(optional=True)
