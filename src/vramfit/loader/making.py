@@ -1,7 +1,7 @@
 """`find_origin` and `make_model`: from a request to a checkpoint that is inspected, to a model that has its weights."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from vramfit.loader.budget import check_host, resident_layers
 from vramfit.loader.filling import CheckpointTensors, Filling, empty, initialise
 from vramfit.loader.load import LoadRequest, Progress
 from vramfit.models.anatomy import encoder_layers
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.finding import LoadReport
-from vramfit.techniques import offloading, precision
+from vramfit.settings import having
+from vramfit.techniques import offloading
 
 CONFIGURATION = ("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
@@ -109,7 +110,7 @@ def make_model(
         CheckpointError: a file changed while it was read.
     """
     gauge, w, inspection = Gauge(device), request.workload, origin.inspection
-    model: Any = build_meta(origin.resolved, attention=w.attention)
+    model: Any = build_for(origin.resolved, w)
     num_resident = resident_layers(request, model, device)
     check_host(model, w, inspection, device, num_resident)
     fresh = tuple(model.state_dict()) if inspection is None else tuple(inspection.fresh)
@@ -128,7 +129,7 @@ def make_model(
         raise
     model.eval()
     model.config.name_or_path = str(origin.resolved.folder or origin.resolved.name)  # as `from_pretrained` leaves it
-    model.config.dtype = precision.weight_dtype(w.precision)
+    model.config.dtype = w.weight_dtype
     gauge.sample()
     final_bytes, peak_bytes = gauge.device_bytes
     return model, LoadReport(
@@ -136,8 +137,7 @@ def make_model(
         model_class=type(model).__name__,
         task=origin.resolved.task,
         device=str(device),
-        precision=w.precision,
-        quantize=w.quantize,
+        **{f.name: getattr(w, f.name) for f in fields(LoadReport) if f.name in having(of_weights=True)},
         num_quantized=len(filling.quantized),
         files=() if inspection is None else tuple(path.name for path in inspection.files.paths),
         num_tensors=num_tensors,

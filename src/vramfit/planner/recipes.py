@@ -159,10 +159,13 @@ class Proposal:
         """Whether passes are captured as CUDA graphs."""
         return bool(self.adds.get("graphs"))
 
-    def compiled_or_packed(self, base: Workload) -> Workload:
-        """A job with what it says of the kernels."""
-        attention = "packed" if self.packs else base.attention
-        return replace(base, attention=attention, compile=self.adds.get("compile", base.is_compiled))
+    def attention(self, base: Workload) -> str | None:
+        """The kernel that it takes for a job."""
+        return "packed" if self.packs else base.attention
+
+    def captured(self) -> "Proposal":
+        """The same in packed passes that are captured as CUDA graphs."""
+        return replace(self, packs=True, adds={**self.adds, "graphs": True})
 
 
 def ladder(job: Job) -> Iterator[list[Proposal]]:
@@ -196,7 +199,7 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(job.request, offload)
     kept = usual(job) | {name: given[name] for name in IN_RECIPE if name in given} | dict(proposal.adds)
-    kept |= {"offload": offload, "attention": "packed" if proposal.packs else job.base.attention}
+    kept |= {"offload": offload, "attention": proposal.attention(job.base)}
     if not proposal.own_kernels:
         kept |= dict.fromkeys(OWN_KERNELS, False)
     if offload == "weights" and "checkpointing" not in given:
@@ -214,6 +217,11 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
     if like is None or like.is_checkpointed or like.has_8_bit_state:
         return made
     return [recipe for recipe in made if recipe == replace(like, **proposal.adds)] or made
+
+
+def asked_to_capture(request: Request) -> bool | None:
+    """Whether passes are to be captured as CUDA graphs; None where the planner decides."""
+    return request.wishes.get("graphs")
 
 
 @once

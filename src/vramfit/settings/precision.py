@@ -77,6 +77,7 @@ class Precision(Setting):
     help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 products."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
+    less_weight = "bf16"
     asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, arithmetic, weight_dtype, autocast_dtype, scales_loss)
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
     techniques = (

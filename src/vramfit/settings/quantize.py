@@ -31,6 +31,7 @@ class Quantize(Setting):
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
     help = "Quantize linear weights that are not trained."
     is_planned = in_inference = at_load = of_weights = True
+    less_weight = "int8"
     asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (

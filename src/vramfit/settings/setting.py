@@ -104,6 +104,8 @@ class Setting:
     """Whether it decides how weights lie: `vramfit load` takes it."""
     of_weights: ClassVar[bool] = False
     """Whether it is the type of the weights, or where they wait."""
+    less_weight: ClassVar[Any] = None
+    """A value with which the weights of any model take less on a device, and are all there."""
     is_kept_on_resume: ClassVar[bool] = True
     """Whether a resumed run has it as it was, whatever it is planned for."""
     must_match_on_resume: ClassVar[bool] = True
