@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from vramfit.errors import VramfitError
 from vramfit.settings.precision import usual_precision
 from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Switch
@@ -56,6 +57,14 @@ class Attention(Setting):
             yield {self.keyword: "packed", **needed, **({"loop": "stepper"} if w.trains else {})}
         if w.attention == "eager":
             yield {self.keyword: "sdpa"}
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        if w.is_packed:
+            raise VramfitError(
+                "the Trainer has nothing like attention packed: it would pad, and need more memory",
+                hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
+            )
+        return {}
 
     def inferred(self, value: str | None, *, packs: bool) -> str | None:
         return "sdpa" if value == "packed" and not packs else value

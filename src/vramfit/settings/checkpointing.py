@@ -72,6 +72,10 @@ class Checkpointing(Setting):
         if now.workload.mode != "infer" and not now.workload.is_fully_checkpointed:
             yield {self.keyword: "full"}
 
+    def trainer_arguments(self, w: Workload) -> dict[str, Any]:
+        on = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        return on if w.is_fully_checkpointed else {}
+
     def in_few_layers(self, w: Workload) -> Any:
         if w.num_checkpointed is not None:
             raise LookupError("so many layers are not among two")

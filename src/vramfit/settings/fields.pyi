@@ -106,6 +106,10 @@ class Fields:
         """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
 
     @property
+    def mixed_precision(self) -> str:
+        """The type that autocast casts to, as transformers and accelerate call it: bf16, fp16 or no."""
+
+    @property
     def weight_dtype(self) -> torch.dtype:
         """The type of the weights."""
 
@@ -154,8 +158,16 @@ class Fields:
         """Whether the optimizer keeps its state in 8 bits."""
 
     @property
+    def is_adamw(self) -> bool:
+        """Whether it is torch's AdamW."""
+
+    @property
+    def name_in_trainer(self) -> str:
+        """What transformers' `TrainingArguments.optim` calls it."""
+
+    @property
     def state_copies(self) -> int:
-        """Moments of the size and type of what learns, at the least."""
+        """Moments of the size and type of what learns; other optimizers than AdamW may keep next to nothing."""
 
     @property
     def state_bytes(self) -> int:

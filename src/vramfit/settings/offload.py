@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vramfit.errors import VramfitError
 from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
@@ -42,6 +43,7 @@ class Offload(Setting):
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
     asked = (offloads, offloads_layers, steps_on_host)
     is_measured = False
+    not_fitted = "and a Trainer's optimizer steps what is on the device"
     techniques = (
         Technique(
             values=("weights", "optimizer", "activations"),
@@ -89,6 +91,14 @@ class Offload(Setting):
             yield "offload weights and lora do not go together: take offload optimizer"
         if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        if w.offloads:
+            raise VramfitError(
+                f"the Trainer has nothing like offload {w.offload}",
+                hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
+            )
+        return {}
 
     def inferred(self, value: str | None, *, packs: bool) -> str | None:
         return value if value == "weights" else None

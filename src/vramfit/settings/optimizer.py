@@ -6,10 +6,14 @@ from vramfit.settings.setting import TRITON_CAPABILITY, Estimate, Setting, Techn
 from vramfit.settings.values import Choice
 
 IN_PLACE = ("adamw-fused", "adamw-8bit")
-STATE_COPIES = {"adamw": 2, "adamw-fused": 2, "adamw-single": 2}
-"""Optimizer → moments of the size and type of what learns; others may keep next to nothing."""
-STATE_BYTES = {"adamw-8bit": 2}
-"""Optimizer → bytes of its moments for each weight, at the least."""
+IN_TRAINER = {
+    "adamw": "adamw_torch",
+    "adamw-fused": "adamw_torch_fused",
+    "adamw-single": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+}
 
 
 def steps_in_place(w: Workload) -> bool:
@@ -22,14 +26,24 @@ def has_8_bit_state(w: Workload) -> bool:
     return w.optimizer == "adamw-8bit"
 
 
+def name_in_trainer(w: Workload) -> str:
+    """What transformers' `TrainingArguments.optim` calls it."""
+    return IN_TRAINER[w.optimizer]
+
+
+def is_adamw(w: Workload) -> bool:
+    """Whether it is torch's AdamW."""
+    return w.optimizer in ("adamw", "adamw-fused", "adamw-single")
+
+
 def state_copies(w: Workload) -> int:
-    """Moments of the size and type of what learns, at the least."""
-    return STATE_COPIES.get(w.optimizer, 0)
+    """Moments of the size and type of what learns; other optimizers than AdamW may keep next to nothing."""
+    return 2 if w.is_adamw else 0
 
 
 def state_bytes(w: Workload) -> int:
     """Bytes of moments for each weight that learns, beside `state_copies`, at the least."""
-    return STATE_BYTES.get(w.optimizer, 0)
+    return 2 if w.has_8_bit_state else 0
 
 
 class Optimizer(Setting):
@@ -43,7 +57,7 @@ class Optimizer(Setting):
     is_observed = True
     is_planned = True
     in_trace = "step"
-    asked = (steps_in_place, has_8_bit_state, state_copies, state_bytes)
+    asked = (steps_in_place, has_8_bit_state, is_adamw, name_in_trainer, state_copies, state_bytes)
     allows = (
         ("adafactor", "another optimizer, which keeps its second moment in factors"),
         ("sgd", "another optimizer, which keeps no moments"),
@@ -81,6 +95,9 @@ class Optimizer(Setting):
     def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
         if now.workload.trains and now.workload.optimizer == "adamw":
             yield {self.keyword: "adamw-fused"}
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        return {"optim": w.name_in_trainer}
 
     def words(self, w: Workload) -> str | None:
         return w.optimizer if w.trains else None

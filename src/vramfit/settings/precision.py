@@ -50,6 +50,11 @@ def arithmetic(w: Workload) -> str:
     return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(w.precision, w.precision)
 
 
+def mixed_precision(w: Workload) -> str:
+    """The type that autocast casts to, as transformers and accelerate call it: bf16, fp16 or no."""
+    return w.precision.removeprefix("amp-") if w.autocasts else "no"
+
+
 def weight_dtype(w: Workload) -> "torch.dtype":
     """The type of the weights."""
     from vramfit.techniques import precision
@@ -78,7 +83,17 @@ class Precision(Setting):
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "bf16"
-    asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, arithmetic, weight_dtype, autocast_dtype, scales_loss)
+    asked = (
+        autocasts,
+        is_32_bit,
+        has_tf32,
+        has_bf16_weights,
+        arithmetic,
+        mixed_precision,
+        weight_dtype,
+        autocast_dtype,
+        scales_loss,
+    )
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
     techniques = (
         Technique(
@@ -121,6 +136,10 @@ class Precision(Setting):
 
     def seen_in_trace(self, w: Workload) -> str:
         return "fp32" if w.has_tf32 else w.precision
+
+    def trainer_arguments(self, w: Workload) -> dict[str, bool | None]:
+        in_bf16 = w.mixed_precision == "bf16"
+        return {"bf16": in_bf16, "fp16": w.mixed_precision == "fp16", "tf32": w.has_tf32 or in_bf16 or None}
 
     def is_applied_for(self, w: Workload) -> bool:
         return True  # fp32 weights may have come in another type

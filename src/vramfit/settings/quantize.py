@@ -32,6 +32,7 @@ class Quantize(Setting):
     help = "Quantize linear weights that are not trained."
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "int8"
+    not_fitted = "which a Trainer cannot save"
     asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (

@@ -113,6 +113,8 @@ class Setting:
     in_trace: ClassVar[Literal["layers", "step", ""]] = "layers"
     """What of a trace goes by it: what each layer does, only the step around them, or nothing, since it is filled in
     afterwards."""
+    not_fitted: ClassVar[str] = ""
+    """Why a plan that `fit_trainer` puts on a Trainer cannot have it."""
     is_measured: ClassVar[bool] = True
     """Whether `vramfit measure` can run it."""
     on_page: ClassVar[bool] = True
@@ -185,6 +187,14 @@ class Setting:
     def is_applied_for(self, w: Workload) -> bool:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
+
+    def trainer_arguments(self, w: Workload) -> Mapping[str, Any]:
+        """As keywords of transformers' `TrainingArguments`.
+
+        Raises:
+            VramfitError: they have nothing like it.
+        """
+        return {}
 
     def inferred(self, value: Any, *, packs: bool) -> Any:
         """What evaluation keeps of a value, where it keeps the setting; `packs`: whether its passes may be packed."""

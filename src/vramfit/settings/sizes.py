@@ -104,6 +104,9 @@ class Accumulate(Setting):
 
     is_said = False
 
+    def trainer_arguments(self, w: Workload) -> dict[str, int]:
+        return {"gradient_accumulation_steps": w.num_passes}
+
     def advised(self, now: Estimate) -> Iterator[dict[str, Any]]:
         w = now.workload
         if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
@@ -122,6 +125,9 @@ class MicroBatch(Setting):
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False
+
+    def trainer_arguments(self, w: Workload) -> dict[str, int]:
+        return {"per_device_train_batch_size": w.micro_batch}
 
 
 class Seq(Setting):
@@ -176,6 +182,9 @@ class MaxGradNorm(Setting):
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.max_grad_norm is not None and not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
+
+    def trainer_arguments(self, w: Workload) -> dict[str, float]:
+        return {"max_grad_norm": w.max_grad_norm or 0.0}
 
     def words(self, w: Workload) -> str | None:
         return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"
