@@ -158,7 +158,7 @@ def margins(job: Job, proposal: Proposal) -> list[Margin]:
     if request.margin is not None:
         return [given_margin(job.budget_bytes, request.margin)]
     records, compiles = proposal.captures_graphs, proposal.adds.get("compile", base.is_compiled)
-    workload = replace(base, attention=proposal.attention(base), compile=compiles)
+    workload = replace(proposal.on(base), compile=compiles)
     basis = target_of(workload).basis
     workload = replace(workload, allocator=request.fixed.get("allocator", "expandable"))
     varied = base.mask == "padded" and (job.lengths is None or job.lengths.varies)

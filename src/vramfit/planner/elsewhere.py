@@ -17,6 +17,7 @@ from vramfit.planner.reasons import words_of
 from vramfit.planner.recipes import Proposal, Recipe, Training, levels, micro_batches, recipes, trainings
 from vramfit.planner.request import Request
 from vramfit.records.plan import InstanceFit
+from vramfit.settings.sizes import split_of
 from vramfit.units import format_bytes
 
 OnGPU = Callable[[str, int, int], None]
@@ -265,8 +266,7 @@ def _fit_on(model: Any, gpu: GPU, keywords: Mapping[str, Any]) -> InstanceFit:
         missing,
         fits=True,
         settings=words_of(job, choice),
-        micro_batch=choice.micro_batch,
-        accumulate=job.passes(choice.micro_batch),
+        **split_of(choice.micro_batch, job.passes(choice.micro_batch)),
         step_time_s=choice.step_time_s,
         safe_reserved_bytes=found.estimate.safe_reserved_bytes,
     )

@@ -23,6 +23,7 @@ from vramfit.planner.varied import padding_share, time_on_lengths
 from vramfit.records.estimate import COPIES, HOST_STEP
 from vramfit.records.plan import Alternative, Reason
 from vramfit.settings import SETTINGS, Technique, chosen_in_words, find
+from vramfit.settings.sizes import split_of
 from vramfit.tasks import find_task
 from vramfit.units import format_bytes
 
@@ -280,8 +281,7 @@ def _alternative(job: Job, choice: Choice, limit_bytes: int) -> Alternative:
     return Alternative(
         settings=words_of(job, choice),
         kind=strongest(workload_of(job, choice.recipe, choice.micro_batch)),
-        micro_batch=choice.micro_batch,
-        accumulate=job.passes(choice.micro_batch),
+        **split_of(choice.micro_batch, job.passes(choice.micro_batch)),
         step_time_s=full_time(job, choice),
         safe_reserved_bytes=choice.safe_reserved_bytes,
         fits=choice.safe_reserved_bytes <= limit_bytes,

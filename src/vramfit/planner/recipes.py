@@ -159,9 +159,9 @@ class Proposal:
         """Whether passes are captured as CUDA graphs."""
         return bool(self.adds.get("graphs"))
 
-    def attention(self, base: Workload) -> str | None:
-        """The kernel that it takes for a job."""
-        return "packed" if self.packs else base.attention
+    def on(self, base: Workload) -> Workload:
+        """A job with the attention that it takes."""
+        return replace(base, attention="packed") if self.packs else base
 
     def captured(self) -> "Proposal":
         """The same in packed passes that are captured as CUDA graphs."""
@@ -199,7 +199,7 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(job.request, offload)
     kept = usual(job) | {name: given[name] for name in IN_RECIPE if name in given} | dict(proposal.adds)
-    kept |= {"offload": offload, "attention": proposal.attention(job.base)}
+    kept |= {"offload": offload, "attention": proposal.on(job.base).attention}
     if not proposal.own_kernels:
         kept |= dict.fromkeys(OWN_KERNELS, False)
     if offload == "weights" and "checkpointing" not in given:

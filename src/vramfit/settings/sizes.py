@@ -1,6 +1,6 @@
 """What runs, and how much of it: the model, its head, the batch and the lengths."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,6 +69,17 @@ class Batch(Setting):
 def num_passes(w: Workload) -> int:
     """Passes of a step: micro-batches whose gradients are summed."""
     return w.accumulate or 1
+
+
+def fewest_samples(keywords: Mapping[str, Any]) -> int:
+    """The smallest batch of a job with these keywords: a sample a pass."""
+    passes = keywords.get("accumulate")
+    return passes if isinstance(passes, int) and passes > 0 else 1
+
+
+def split_of(micro_batch: int, num_passes: int) -> dict[str, Any]:
+    """How a batch was split, as records say it."""
+    return {"micro_batch": micro_batch, "accumulate": num_passes}
 
 
 def passes_of(micro_batch: int | None, batch: int) -> dict[str, Any]:
