@@ -65,7 +65,7 @@ class Checkpointing(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.is_checkpointed and w.mode == "infer":
+        if w.mode == "infer":
             yield "checkpointing keeps nothing: mode is infer"
 
     def advised(self, now: Estimate) -> Iterator[dict[str, str]]:

@@ -33,8 +33,6 @@ class Compile(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.compile:
-            return
         if w.offloads_layers:
             yield "offload weights and compile do not go together: layers come and go"
         elif w.offloads:
@@ -45,5 +43,5 @@ class Compile(Setting):
             yield "compile is for one GPU yet"
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if w.compile and capability < TRITON_CAPABILITY:
+        if capability < TRITON_CAPABILITY:
             yield f"compile: Triton does not compile for {gpu}"

@@ -41,8 +41,6 @@ class Graphs(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.graphs:
-            return
         if not w.trains or not w.is_packed:
             yield "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed"
         if w.num_gpus > 1:

@@ -36,8 +36,6 @@ class Lora(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.lora is None:
-            return
         if w.mode != "train":
             yield f"lora is for mode train, not {w.mode}"
         frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)

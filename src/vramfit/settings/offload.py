@@ -54,8 +54,6 @@ class Offload(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.offloads:
-            return
         if w.offload == "optimizer" and not w.trains:
             yield f"offload optimizer is for mode train, not {w.mode}"
         if w.offloads_layers and w.mode == "forward":

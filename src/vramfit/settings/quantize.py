@@ -45,8 +45,6 @@ class Quantize(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.is_quantized:
-            return
         if w.trains and not w.has_adapters and not w.freezes_layers:
             yield f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora"
         if w.quantize != "int8" and w.trains:

@@ -52,8 +52,6 @@ class NumGpus(Setting):
     is_measured = on_page = False
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.num_gpus == 1:
-            return
         if not w.trains:
             yield f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"
         elif w.loop != "stepper":

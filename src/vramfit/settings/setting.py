@@ -148,11 +148,11 @@ class Setting:
     """Whether a workload that does not ask for the change takes it back."""
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        """What does not go together with it, whatever the model and the GPU."""
+        """What does not go together with it, whatever the model and the GPU; the default goes with everything."""
         yield from ()
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """Why a GPU cannot run it."""
+        """Why a GPU cannot run it; every GPU runs the default."""
         yield from ()
 
     def advised(self, now: Estimate) -> Iterator[Mapping[str, Any]]:

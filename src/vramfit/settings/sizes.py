@@ -160,12 +160,10 @@ class RealLengths(Setting):
     in_trace = "step"
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.lengths is None:
-            return
         if not w.is_packed:
             yield "lengths need attention 'packed'"
-        if len(w.lengths) != w.batch:
-            yield f"lengths names {len(w.lengths)} sequences but batch is {w.batch}"
+        if len(w.lengths or ()) != w.batch:
+            yield f"lengths names {len(w.lengths or ())} sequences but batch is {w.batch}"
         if w.num_passes > 1:
             yield "lengths are of one micro-batch: accumulate must be 1"
 
@@ -191,7 +189,7 @@ class MaxGradNorm(Setting):
     help = "Clip gradients to this norm before the optimizer step."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.max_grad_norm is not None and not w.trains:
+        if not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
 
     def trainer_arguments(self, w: Workload) -> dict[str, float]:
