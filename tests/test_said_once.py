@@ -15,12 +15,15 @@ Many words have another meaning too: `re.compile`, the optimizer that a `Stepper
 """
 
 import ast
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripts.files_entered import entered_by
 
+from tests.waiting import LIMIT_S
 from vramfit.settings import SETTINGS
 
 SOURCE = Path(__file__).parents[1] / "src" / "vramfit"
@@ -198,3 +201,11 @@ def num_parameters(function: ast.FunctionDef) -> int:
     given = function.args
     names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     return len([name for name in names if name not in ("self", "cls")])
+
+
+@pytest.mark.parametrize(("job", "most_files", "most_frames"), [("estimate", 80, 15), ("train", 91, 0)])
+def test_few_files_are_passed_through(job: str, most_files: int, most_frames: int) -> None:
+    """As `scripts/files_entered.py` counts them; a run on a CPU without a budget traces nothing."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        entered, frames = pool.apply_async(entered_by, (job,)).get(LIMIT_S)
+    assert (len(entered) <= most_files, len(frames) <= most_frames) == (True, True), [*entered, *frames]
