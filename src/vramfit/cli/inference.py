@@ -3,7 +3,7 @@
 import json as json_format
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from vramfit.cli.terminal import say, show, working, write_out
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import replace_file
 from vramfit.report.run import render_metrics
+from vramfit.settings import having
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.units import counted
@@ -64,20 +65,20 @@ class InferenceOptions:
         columns = parse_names(self.text_column)
         return DataSource(path=self.data, task=task, text_columns=columns, max_rows=self.max_rows, **more)
 
-    def open(self) -> tuple[Any, Any, str | None]:
-        """The model, the device it is to run on, and the attention to take there."""
+    def open(self) -> tuple[Any, Any, dict[str, Any]]:
+        """The model, the device it is to run on, and the settings to take there."""
         from vramfit.runtime.device import RunDevice
         from vramfit.runtime.trained import open_model
 
         trained = open_model(self.model, task=self.task, seq=self.seq, trust_remote_code=self.trust_remote_code)
         trained.check_head()
         run_device = RunDevice(self.device, memory=self.memory)
-        return trained, run_device, trained.attention(run_device, self.precision, self.attention, self.gpu)
+        names = {f.name for f in fields(self)} & set(having(in_inference=True)) - {"model", "task", "seq"}
+        return trained, run_device, trained.suited(run_device, **{name: getattr(self, name) for name in names})
 
-    def load(self, trained: Any, run_device: Any, samples: Any, attention: str | None) -> Any:
+    def load(self, trained: Any, run_device: Any, samples: Any, settings: dict[str, Any]) -> Any:
         """The model on its device, with a batch that fits beside it."""
-        same = {name: getattr(self, name) for name in ("memory", "gpu", "batch", "precision")}
-        return trained.load(run_device, samples, attention=attention, **same)
+        return trained.load(run_device, samples, batch=self.batch, **settings)
 
 
 @verb("vramfit evaluate my-model dev.csv --memory 2GiB")
@@ -101,12 +102,12 @@ def evaluate(
     with working("Reading"):
         from vramfit.runtime.data.samples import make_metrics
 
-        trained, run_device, attention = options.open()
+        trained, run_device, settings = options.open()
         samples = trained.read(source(trained.task))
         metrics = make_metrics(samples)
     say_what_was_cut(samples)
     with working("Evaluating"):
-        inference = options.load(trained, run_device, samples, attention)
+        inference = options.load(trained, run_device, samples, settings)
         inference.run(
             samples,
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
@@ -195,10 +196,11 @@ def predict(options: InferenceOptions, own: PredictOptions) -> None:
 
     look_at_data_for(options.model, source, options.task)
     with _unwritten(own.output), working("Reading"):
-        trained, run_device, attention = options.open()
+        trained, run_device, settings = options.open()
+        packs = trained.workload(**settings).is_packed
         wanted = own.num_scores(trained)
         rows = source(trained.task)
-        parts = trained.read_ahead(rows) if attention == "packed" else iter([trained.read(rows)])
+        parts = trained.read_ahead(rows) if packs else iter([trained.read(rows)])
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []
@@ -213,7 +215,7 @@ def predict(options: InferenceOptions, own: PredictOptions) -> None:
                 read.append(samples)
                 yield samples
 
-        inference = options.load(trained, run_device, None if attention == "packed" else first, attention)
+        inference = options.load(trained, run_device, None if packs else first, settings)
         inference.run_parts(pass_on(), take, lambda done: tell(f"{done:,} done"))
     for note in trained.notes_on(first):
         say(f"Note: {note}")

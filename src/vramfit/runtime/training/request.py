@@ -250,7 +250,7 @@ def _contradictions(r: TrainRequest) -> list[str]:
             smooths and r.task not in smoothed,
             f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
         ),
-        (bool(r.graphs) and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),
+        (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
+        (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

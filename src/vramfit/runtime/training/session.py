@@ -59,7 +59,7 @@ class Session:
             model,
             run.run_device,
             max_tokens=evaluation_batch * seq,
-            precision=workload.precision,
+            workload=workload,
             votes=self._processes.votes if self._processes.shards else None,
         )
         self.identity = {
@@ -72,7 +72,8 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.captures_graphs) and not (workload.captures_graphs and self.stepper.uses_graphs):
+        is_captured = workload.captures_graphs and self.stepper.uses_graphs
+        if (request.captures_graphs or workload.captures_graphs) and not is_captured:
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
@@ -177,9 +178,7 @@ class Session:
             else:
                 restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
         if self.run.workload.is_quantized:
-            self.notes.append(
-                f"weights that were {self.run.workload.quantize} did not learn: saved as the source has them"
-            )
+            self.notes.append("weights that were quantized did not learn: saved as the source has them")
         whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._processes.shards else {}
         source = partial(load_source, self.run)
         self._processes.first(
