@@ -83,7 +83,7 @@ class TrainedModel:
         Raises:
             CheckpointError: it is not in the checkpoint.
         """
-        if self.names_head:
+        if self.names_head or not self.kind.has_head:
             return
         request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
         inspection = find_origin(request, request.resolve()).inspection

@@ -16,6 +16,7 @@ from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import Examples, read_examples
+from vramfit.runtime.data.groups import TextGroups, keep_apart
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.stages import tell
 from vramfit.step.plain import Batch
@@ -83,6 +84,9 @@ class Samples:
         """Tokens of each sample, as cut."""
         self.widths = self._widths()
         """Columns of a batch in which it is the longest."""
+        self._groups: TextGroups | None = None
+        if self._kind.pools_itself and self.references and "place" in self.references[0]:
+            self._groups = TextGroups(self._kind, self.references, self.lengths)
         self.fingerprint = self._hash()
         """Changes with anything that a model would see: a resumed run checks it."""
 
@@ -108,10 +112,45 @@ class Samples:
         digest = hashlib.blake2b(repr((self.task, self.label_names, self._hiding)).encode(), digest_size=16)
         for store in (self._ids, self._types, self._labels):
             store.feed(digest)
+        if self._groups is not None:
+            self._groups.feed(digest)
         return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def num_samples(self) -> int:
+        """What an effective batch is counted in: rows, or groups of rows where samples are of several texts."""
+        return len(self) if self._groups is None else len(self._groups)
+
+    @property
+    def texts_per_sample(self) -> int:
+        """Rows of a sample."""
+        return 1 if self._groups is None else self._groups.texts_per_sample
+
+    @property
+    def sample_lengths(self) -> Sequence[int]:
+        """Tokens of each sample."""
+        return self.lengths if self._groups is None else self._groups.lengths
+
+    @property
+    def sample_ids(self) -> Sequence[tuple[int, ...]] | None:
+        """Numbers of each sample's texts, by which a batch sees those that come twice; None where none is to."""
+        return None if self._groups is None else self._groups.sample_ids
+
+    def collate_samples(self, samples: Sequence[int], *, epoch: int = 0, seed: int = 0) -> Batch:
+        """A batch of whole samples to learn from: rows as `collate` has them.
+
+        Of samples of several texts each is a row, sample by sample, with what their loss needs to know.
+
+        Args:
+            epoch, seed: which partners are drawn, where samples are made of texts of one class.
+        """
+        if self._groups is None:
+            return self.collate(samples, epoch=epoch)
+        rows = self._groups.rows(samples, epoch=epoch, seed=seed)
+        return self.collate(rows, epoch=epoch) | self._groups.inputs(rows, self._labels)
 
     def collate(self, indices: Sequence[int], *, epoch: int = 0) -> Batch:
         """A batch on the host, padded on the right to its longest sample, or a little further for a common width.
@@ -157,6 +196,10 @@ class TokenStore:
         """Of every row."""
         return [end - begin for begin, end in zip(self._ends, self._ends[1:], strict=False)]
 
+    def num_in(self, index: int) -> int:
+        """Numbers of one row."""
+        return int(self._ends[index + 1] - self._ends[index])
+
     def column(self, indices: Sequence[int], place: int) -> torch.Tensor:
         """One number of each of some rows: as torch likes its indices, or in fp32."""
         values = np.array([self._values[self._ends[index] + place] for index in indices])
@@ -190,7 +233,7 @@ def make_metrics(samples: Samples) -> RunningMetrics:
     kind = find_task(samples.task)
     if kind.truth is not None and samples.references[0].get(kind.truth) is None:
         raise WorkloadError(["the data has no labels, so there is nothing to measure against"])
-    return kind.metrics(samples.label_names)
+    return kind.metrics_for(samples.label_names, samples.references)
 
 
 def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> Samples:
@@ -334,13 +377,21 @@ class BatchOrder:
         shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
             known at once, else as the samples come.
         bucket: let samples of like length meet, which saves padding.
+        ids: numbers of each sample's texts: two samples that share one do not meet in a batch, where that can be.
 
     >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
     [[2, 0], [1]]
     """
 
     def __init__(
-        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
+        self,
+        lengths: Sequence[int],
+        batch: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        bucket: bool = True,
+        ids: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         if batch < 1:
             raise ValueError(f"a batch of {batch} samples")
@@ -349,6 +400,7 @@ class BatchOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._bucket = bucket
+        self._ids = ids
 
     @property
     def num_batches(self) -> int:
@@ -362,8 +414,12 @@ class BatchOrder:
             return self._cut(self._longest_first(order) if self._bucket else order)
         draw = random.Random(f"{self._seed}/{epoch}")
         draw.shuffle(order)
-        if not self._bucket:
-            return self._cut(order)
+        made = self._buckets(order, draw) if self._bucket else self._cut(order)
+        if self._ids is not None:
+            keep_apart(made, self._ids, draw)
+        return made
+
+    def _buckets(self, order: list[int], draw: random.Random) -> list[list[int]]:
         whole = len(order) - len(order) % self._batch
         window = WINDOW_BATCHES * self._batch
         batches = []
