@@ -218,7 +218,7 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
     if table.is_plain_text and source.needs_labels and source.kind.reads_labels:
         hint = source.kind.files or PLAIN_TEXT
     return DataError(
-        f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
+        f"{source.name} has no column {name!r}; it has {shown_columns(table.columns)}",
         file=source.name,
         hint=hint if table.columns else "a header line, then one sample a row",
     )
@@ -239,7 +239,9 @@ def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: s
     elif other is not None:
         hint = f"these are the columns of another task: --task {other}" + (f"; {files}" if files else "")
     return DataError(
-        f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
+        f"{source.name}: none of its columns looks like {what}: {shown_columns(table.columns)}",
+        file=source.name,
+        hint=hint,
     )
 
 
@@ -255,7 +257,8 @@ def _other_task(source: DataSource, table: Table, first: Mapping[str, Any]) -> s
     return None
 
 
-def _shown(columns: tuple[str, ...], most: int = 12) -> str:
+def shown_columns(columns: tuple[str, ...], most: int = 12) -> str:
+    """Their names, for a message."""
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in columns[:most]]
     more = len(columns) - most
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -156,7 +156,7 @@ def _note(asked: Asked, texts: Sequence[str], form: str, label: str | None) -> s
     beside = "" if label is None else f", {label}"
     unread = _label(asked, texts, NUM_OF_PAIR) if form == PAIRS else None
     left = "" if unread is None else f"; {unread} is not read: every pair is taken as two texts that belong together"
-    return f"read as {form} ({', '.join(texts)}{beside}), for loss {loss}{left}; {OVERRIDES}"
+    return f"read as {form} ({', '.join(texts)}{beside}), which loss {loss} learns from{left}; {OVERRIDES}"
 
 
 def read_texts(row: Row, columns: Columns, labels: LabelNames) -> Reference:
