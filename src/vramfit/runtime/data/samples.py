@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -377,21 +377,13 @@ class BatchOrder:
         shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
             known at once, else as the samples come.
         bucket: let samples of like length meet, which saves padding.
-        ids: numbers of each sample's texts: two samples that share one do not meet in a batch, where that can be.
 
     >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
     [[2, 0], [1]]
     """
 
     def __init__(
-        self,
-        lengths: Sequence[int],
-        batch: int,
-        *,
-        seed: int,
-        shuffle: bool = True,
-        bucket: bool = True,
-        ids: Sequence[tuple[int, ...]] | None = None,
+        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
     ) -> None:
         if batch < 1:
             raise ValueError(f"a batch of {batch} samples")
@@ -400,7 +392,15 @@ class BatchOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._bucket = bucket
-        self._ids = ids
+        self.ids: Sequence[tuple[int, ...]] | None = None
+        """Numbers of each sample's texts: two samples that share one do not meet in a batch, where that can be."""
+
+    @classmethod
+    def of(cls, samples: Samples, batch: int, *, seed: int, bucket: bool) -> Self:
+        """The batches to learn from a data set in."""
+        order = cls(samples.sample_lengths, batch, seed=seed, bucket=bucket)
+        order.ids = samples.sample_ids
+        return order
 
     @property
     def num_batches(self) -> int:
@@ -415,8 +415,8 @@ class BatchOrder:
         draw = random.Random(f"{self._seed}/{epoch}")
         draw.shuffle(order)
         made = self._buckets(order, draw) if self._bucket else self._cut(order)
-        if self._ids is not None:
-            keep_apart(made, self._ids, draw)
+        if self.ids is not None:
+            keep_apart(made, self.ids, draw)
         return made
 
     def _buckets(self, order: list[int], draw: random.Random) -> list[list[int]]:

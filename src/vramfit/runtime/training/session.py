@@ -46,10 +46,7 @@ class Session:
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
         ranks = self._processes.share(model, workload.parallel)
         bucket = not workload.is_packed  # where there is no padding, like lengths need not meet
-        samples = data.train
-        order = BatchOrder(
-            samples.sample_lengths, workload.batch, seed=request.seed, bucket=bucket, ids=samples.sample_ids
-        )
+        order = BatchOrder.of(data.train, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
