@@ -129,6 +129,16 @@ def test_a_score_that_is_none_is_named(tmp_path: Path, value: Any, loss: str | N
     assert info.value.rows == (2,)
 
 
+def test_classes_of_pairs_are_no_scores_and_what_to_do_is_said(tmp_path: Path) -> None:
+    rows = [{"premise": "a", "hypothesis": "b", "label": label} for label in ("entailment", "neutral")]
+    with pytest.raises(DataError, match="label is 'entailment', not a finite number") as info:
+        examples(tmp_path, rows)
+    assert "--loss in-batch" in str(info.value.hint)
+    pairs = [{"text1": "a", "text2": "b", "label": label} for label in (True, False)]
+    marked = examples(tmp_path, pairs, loss="contrastive")
+    assert [reference["scores"] for reference in marked.references] == [(1,), (0,)]
+
+
 def test_another_number_of_negatives_or_margins_is_named(tmp_path: Path) -> None:
     rows = [{"query": "a", "positive": "b", "negatives": n, "margin": [1.0, 2.0]} for n in (["c", "d"], ["e"])]
     with pytest.raises(DataError, match="row 2: 1 negative, and the first row has 2"):

@@ -3,11 +3,11 @@ which no text comes twice, where that can be."""
 
 import hashlib
 import random
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from vramfit.step.plain import Batch
@@ -30,21 +30,24 @@ class TextGroups:
     """
 
     def __init__(self, kind: Task, references: Sequence[dict[str, Any]], lengths: Sequence[int]) -> None:
-        self._ids = array("q", kind.text_ids(references))
+        self._ids = np.array(kind.text_ids(references), dtype=np.int64)
         self._begins = [number for number, reference in enumerate(references) if reference["place"] == 0]
         self._classes: list[list[int]] = []
         self.texts_per_sample = int(references[0]["num_texts"])
         """As many in every sample."""
         if "group" in references[0]:
             of_class: dict[int, list[int]] = {}
-            for number, text_id in enumerate(self._ids):
+            for number, text_id in enumerate(self._ids.tolist()):
                 of_class.setdefault(text_id, []).append(number)
             self._classes, self.texts_per_sample = list(of_class.values()), 2
-            self.lengths = [2 * length for length in lengths]
-        else:
-            self.lengths = [sum(lengths[begin : begin + self.texts_per_sample]) for begin in self._begins]
+        self.lengths = self._lengths(lengths)
         """Tokens of all texts of each sample; where partners are drawn, twice a text's own."""
         self._partners: tuple[tuple[int, int], list[int]] | None = None
+
+    def _lengths(self, lengths: Sequence[int]) -> list[int]:
+        if self._classes:
+            return [2 * length for length in lengths]
+        return [sum(lengths[begin : begin + self.texts_per_sample]) for begin in self._begins]
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -54,7 +57,8 @@ class TextGroups:
         """The ids of each sample's texts; None where samples of one class cannot but meet."""
         if self._classes:
             return None
-        return [tuple(self._ids[begin : begin + self.texts_per_sample]) for begin in self._begins]
+        ids = self._ids.tolist()
+        return [tuple(ids[begin : begin + self.texts_per_sample]) for begin in self._begins]
 
     def rows(self, samples: Sequence[int], *, epoch: int, seed: int) -> list[int]:
         """The texts of some samples, sample by sample."""
@@ -83,7 +87,7 @@ class TextGroups:
         """
         made = {
             "text_rows": torch.arange(len(rows)),
-            "text_ids": torch.tensor([self._ids[row] for row in rows], dtype=torch.int64),
+            "text_ids": torch.from_numpy(self._ids[np.asarray(rows)]),
         }
         num_scores = labels.num_in(rows[0])
         if num_scores:

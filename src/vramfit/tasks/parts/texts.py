@@ -66,6 +66,7 @@ CLASS_NAMES = ("label", "labels", "class", "intent", "category", "topic", "targe
 MOST_TEXTS = 100
 """Columns of text at most."""
 NUM_OF_PAIR = 2
+NOT_A_SCORE = "give numbers; or keep only pairs that belong together, and take --loss in-batch, which reads no scores"
 OVERRIDES = "--text-column and --label-column name others"
 
 
@@ -204,6 +205,8 @@ def _scores(value: Any, columns: Columns) -> tuple[float, ...]:
             value = json.loads(value)
         except ValueError:
             raise BadValue(f"{name} is {shown(value)}, not a list of numbers") from None
+    if isinstance(value, bool) and columns.form == BINARY:
+        value = int(value)
     values = value if isinstance(value, list) else [value]
     found = tuple(_number(one, name) for one in values)
     if len(found) != num_wanted:
@@ -221,7 +224,7 @@ def _number(value: Any, name: str | None) -> float:
     except (ValueError, OverflowError):
         number = None
     if number is None or not isfinite(number):
-        raise BadValue(f"{name} is {shown(value)}, not a finite number")
+        raise BadValue(f"{name} is {shown(value)}, not a finite number", hint=NOT_A_SCORE)
     return number
 
 
