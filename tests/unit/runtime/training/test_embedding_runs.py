@@ -4,12 +4,15 @@ import csv
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.runtime.training.small_runs import BAD, GOOD, PLAIN, request_of, run, same_weights
+from tests.waiting import LIMIT_S
 
 from vramfit.errors import DataError, WorkloadError
 from vramfit.runtime.training.events import Event, Interrupted, Note, Stepped
@@ -51,6 +54,14 @@ def scored(path: Path, *, seed: int = 0) -> str:
 def classes(path: Path, *, seed: int = 0) -> str:
     draw = random.Random(seed)
     return write(path, ["text", "label"], [[phrase(draw, word), word] for word in GOOD for _ in range(8)])
+
+
+def killed_at(step: int) -> Callable[[Event], None]:
+    def kill(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
 
 
 def stopped_at(step: int) -> Callable[[Event], None]:
@@ -97,6 +108,24 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert same_weights(tmp_path / "whole", tmp_path / "out")
     assert record.best_metric == metric
     assert [e.metrics for e in record.evaluations] == [e.metrics for e in whole.evaluations]
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    data = pairs(tmp_path / "pairs.csv")
+    with Path(data).open("a", encoding="utf-8") as file:
+        file.writelines(f"{word} film,the same text\n" for word in GOOD)  # of which no two meet
+    settings = USUAL | {"data": data, "save_every": 3}
+    run(tmp_path, output=str(tmp_path / "whole"), **settings)
+    code = (
+        "import sys; from tests.unit.runtime.training.test_embedding_runs import *; "
+        f"train(request_of(Path(sys.argv[1]), **{settings!r}), on_event=killed_at(8))"
+    )
+    child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LIMIT_S, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert sorted(p.name for p in (tmp_path / "out" / "checkpoints").iterdir())[-1] == "step-00000006"
+    record = run(tmp_path, resume=True, **settings)
+    assert record.num_sessions == 2
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
 def test_negatives_of_a_row_are_learned_from_and_compared(tmp_path: Path) -> None:
