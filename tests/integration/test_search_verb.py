@@ -63,7 +63,7 @@ def test_lengths_of_vectors_stand_side_by_side(folder: Path, trained: Done) -> N
 
 
 def test_scored_pairs_are_evaluated_as_any_data(folder: Path, trained: Done) -> None:
-    done = run("evaluate", str(folder / "out"), str(folder / "scored.csv"), "--task", "embedding", "--json")
+    done = run("evaluate", str(folder / "out"), str(folder / "scored.csv"), "--json")
     found = json.loads(done.out)
     assert found["num_samples"] == 36
     assert -1 <= found["spearman"] <= 1
@@ -72,10 +72,10 @@ def test_scored_pairs_are_evaluated_as_any_data(folder: Path, trained: Done) -> 
 
 def test_predict_gives_a_vector_for_a_text(folder: Path, trained: Done) -> None:
     (folder / "texts.txt").write_text("great film\ndull\n")
-    done = run("predict", str(folder / "out"), str(folder / "texts.txt"), "--task", "embedding")
+    done = run("predict", str(folder / "out"), str(folder / "texts.txt"))
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert [(row["index"], len(row["embedding"])) for row in rows] == [(0, 32), (1, 32)]
-    done = run("predict", str(folder / "out"), str(folder / "pairs.csv"), "--task", "embedding", "--max-rows", "2")
+    done = run("predict", str(folder / "out"), str(folder / "pairs.csv"), "--max-rows", "2")
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert [(row["index"], row["column"]) for row in rows] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 

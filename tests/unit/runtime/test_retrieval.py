@@ -51,7 +51,10 @@ def test_a_search_gives_what_sentence_transformers_gives(tmp_path: Path, model: 
     evaluator = evaluation.InformationRetrievalEvaluator(
         {q["id"]: q["texts"][0] for q in found.queries},
         {d["id"]: d["texts"][0] for d in found.documents},
-        {q["id"]: {found.documents[d]["id"] for own, d, _ in found.relevant if own == n} for n, q in enumerate(found.queries)},
+        {
+            q["id"]: {found.documents[d]["id"] for own, d, _ in found.relevant if own == n}
+            for n, q in enumerate(found.queries)
+        },
         precision_recall_at_k=[1, 10],
         map_at_k=[40],
     )

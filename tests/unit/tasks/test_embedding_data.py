@@ -11,7 +11,8 @@ from tests.unit.runtime.training.small_runs import BAD, GOOD, write_model
 from vramfit.errors import DataError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.data.examples import Examples, read_examples
-from vramfit.runtime.data.samples import BatchOrder, Samples, read_samples
+from vramfit.runtime.data.order import BatchOrder
+from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import Tokenizing

@@ -1,9 +1,7 @@
-"""`TextGroups`: which texts make which sample, for a task whose samples are of several texts; and batches of them in
-which no text comes twice, where that can be."""
+"""`TextGroups`: which texts make which sample, for a task whose samples are of several texts."""
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +10,6 @@ import torch
 
 from vramfit.step.plain import Batch
 from vramfit.tasks import Task
-
-TRIES = 16
-"""Samples of other batches that one may change places with, of which any that suits is taken."""
 
 
 class TextGroups:
@@ -99,39 +94,3 @@ class TextGroups:
         """Adds the content to a hash."""
         digest.update(repr((self.texts_per_sample, bool(self._classes))).encode())
         digest.update(self._ids.tobytes())
-
-
-def keep_apart(batches: list[list[int]], ids: Sequence[tuple[int, ...]], draw: random.Random) -> None:
-    """Have samples that share a text change places with samples of other batches, until no batch has a text twice.
-
-    Each tries a few other samples: where texts come so often that none suits, they stay together, and the loss has to
-    leave them out. Sizes of batches stay, and so does the number of samples: the time is linear in it.
-
-    Args:
-        batches: samples by number; changed in place.
-        ids: numbers of each sample's texts; equal texts have equal ones.
-        draw: says which samples are tried.
-    """
-    counts = [Counter(text for sample in batch for text in set(ids[sample])) for batch in batches]
-
-    def suits(sample: int, batch: int, *, without: int) -> bool:
-        own, gone = counts[batch], set(ids[without])
-        return all(own[text] == (text in gone) for text in set(ids[sample]))
-
-    def move(sample: int, start: int, end: int) -> None:
-        counts[start].subtract(set(ids[sample]))
-        counts[end].update(set(ids[sample]))
-
-    for here, batch in enumerate(batches):
-        for place, sample in enumerate(batch):
-            if all(counts[here][text] == 1 for text in ids[sample]):
-                continue
-            for _ in range(TRIES):
-                there = draw.randrange(len(batches))
-                where = draw.randrange(len(batches[there]))
-                other = batches[there][where]
-                if there != here and suits(other, here, without=sample) and suits(sample, there, without=other):
-                    move(sample, here, there)
-                    move(other, there, here)
-                    batch[place], batches[there][where] = other, sample
-                    break

@@ -1,13 +1,12 @@
-"""`Samples`: a data set, tokenized once and kept compactly on the host; `BatchOrder`: which of them meet in a batch."""
+"""`Samples`: a data set, tokenized once and kept compactly on the host."""
 
 import hashlib
-import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import Examples, read_examples
-from vramfit.runtime.data.groups import TextGroups, keep_apart
+from vramfit.runtime.data.groups import TextGroups
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.stages import tell
 from vramfit.step.plain import Batch
@@ -24,7 +23,7 @@ from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
 from vramfit.tasks.parts.reading import CHUNK_ROWS, Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
-from vramfit.techniques.packing import WINDOW_BATCHES, padded_width
+from vramfit.techniques.packing import padded_width
 from vramfit.units import counted
 
 IDS, NUMBERS, OFFSETS = "i", "d", "q"
@@ -365,71 +364,3 @@ def lengths_of_data(
         return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
 
     return count
-
-
-class BatchOrder:
-    """The effective batches of each epoch.
-
-    Args:
-        lengths: tokens of each sample.
-        batch: samples of an effective batch.
-        seed: of the shuffling.
-        shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
-            known at once, else as the samples come.
-        bucket: let samples of like length meet, which saves padding.
-
-    >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
-    [[2, 0], [1]]
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
-    ) -> None:
-        if batch < 1:
-            raise ValueError(f"a batch of {batch} samples")
-        self._lengths = lengths
-        self._batch = batch
-        self._seed = seed
-        self._shuffle = shuffle
-        self._bucket = bucket
-        self.ids: Sequence[tuple[int, ...]] | None = None
-        """Numbers of each sample's texts: two samples that share one do not meet in a batch, where that can be."""
-
-    @classmethod
-    def of(cls, samples: Samples, batch: int, *, seed: int, bucket: bool) -> Self:
-        """The batches to learn from a data set in."""
-        order = cls(samples.sample_lengths, batch, seed=seed, bucket=bucket)
-        order.ids = samples.sample_ids
-        return order
-
-    @property
-    def num_batches(self) -> int:
-        """Effective batches an epoch."""
-        return -(-len(self._lengths) // self._batch)
-
-    def epoch(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch, each a list of samples; every sample is in one. The last may be smaller."""
-        order = list(range(len(self._lengths)))
-        if not self._shuffle:
-            return self._cut(self._longest_first(order) if self._bucket else order)
-        draw = random.Random(f"{self._seed}/{epoch}")
-        draw.shuffle(order)
-        made = self._buckets(order, draw) if self._bucket else self._cut(order)
-        if self.ids is not None:
-            keep_apart(made, self.ids, draw)
-        return made
-
-    def _buckets(self, order: list[int], draw: random.Random) -> list[list[int]]:
-        whole = len(order) - len(order) % self._batch
-        window = WINDOW_BATCHES * self._batch
-        batches = []
-        for begin in range(0, whole, window):
-            batches += self._cut(self._longest_first(order[begin : min(begin + window, whole)]))
-        draw.shuffle(batches)
-        return batches + self._cut(order[whole:])
-
-    def _longest_first(self, samples: list[int]) -> list[int]:
-        return sorted(samples, key=lambda i: (-self._lengths[i], i))
-
-    def _cut(self, samples: list[int]) -> list[list[int]]:
-        return [samples[i : i + self._batch] for i in range(0, len(samples), self._batch)]

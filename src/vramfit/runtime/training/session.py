@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
-from vramfit.runtime.data.samples import BatchOrder
+from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
