@@ -128,6 +128,38 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights(tmp_path: Path) -> No
     assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
+def with_labels(path: Path, value: Callable[[int], Any], **more: Any) -> str:
+    """Pairs, with negatives or without, and a number for each row."""
+    with Path(pairs(path, **more)).open(encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    return write(path, [*header, "label"], [[*row, value(number)] for number, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize(
+    ("loss", "value", "negatives"),
+    [
+        ("in-batch", None, 1),
+        ("in-batch-symmetric", None, 0),
+        ("triplet", None, 1),
+        ("contrastive", lambda n: n % 2, 0),
+        ("cosent", lambda n: n / 7, 0),
+        ("angle", lambda n: n / 7, 0),
+        ("margin-mse", lambda n: n / 7, 1),
+        ("margin-mse", lambda n: [n / 7, 0.5], 2),
+    ],
+)
+def test_every_loss_learns_from_the_data_it_is_for(
+    tmp_path: Path, loss: str, value: Callable[[int], Any] | None, negatives: int
+) -> None:
+    path = tmp_path / "data.csv"
+    data = pairs(path, negatives=negatives) if value is None else with_labels(path, value, negatives=negatives)
+    losses: list[float] = []
+    request = request_of(tmp_path, data=data, loss=loss, matryoshka=(32, 8), **USUAL | {"epochs": 8})
+    train(request, on_event=lambda e: losses.append(e.loss) if isinstance(e, Stepped) else None)
+    assert len(losses) == 40
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
 def test_negatives_of_a_row_are_learned_from_and_compared(tmp_path: Path) -> None:
     data = pairs(tmp_path / "data.csv", negatives=2)
     record = run(tmp_path, data=data, eval_data=pairs(tmp_path / "dev.csv", seed=1, negatives=2), **USUAL)
