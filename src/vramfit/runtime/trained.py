@@ -26,7 +26,7 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
-from vramfit.tasks import Task, all_tasks, encoder_alone, find_task, trained_tasks
+from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
@@ -83,7 +83,7 @@ class TrainedModel:
         Raises:
             CheckpointError: it is not in the checkpoint.
         """
-        if self.names_head:
+        if self.names_head or not self.kind.has_head:
             return
         request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
         inspection = find_origin(request, request.resolve()).inspection
@@ -295,7 +295,7 @@ def _pooled(model: str) -> str | None:
     folder = Path(model).expanduser()
     if not folder.is_dir() or not is_sentence_folder(folder):
         return None
-    return next(task.name for task in all_tasks() if task.pools_itself)
+    return vector_task().name
 
 
 def _learned_pairs(record: Path) -> bool:

@@ -215,6 +215,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
             label_column=self.label_column,
             skip_bad_rows=self.skip_bad_rows,
             max_rows=self.max_rows,
+            loss=self.loss if path == self.data else None,
         )
 
     def as_data(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
-from vramfit.runtime.data.samples import BatchOrder
+from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
@@ -46,7 +46,7 @@ class Session:
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
         ranks = self._processes.share(model, workload.parallel)
         bucket = not workload.is_packed  # where there is no padding, like lengths need not meet
-        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
+        order = BatchOrder.of(data.train, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
@@ -121,9 +121,9 @@ class Session:
         stepper = self.stepper
         if checkpoint is not None:
             stepper.load_state_dict(self._processes.first(checkpoint.state)["stepper"])
-        lengths = self.run.data.train.lengths
+        lengths = self.run.data.train.sample_lengths
         longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self.run.workload.batch]
-        batch = self.run.data.train.collate(longest)
+        batch = self.run.data.train.collate_samples(longest, seed=self.run.request.seed)
         began = time.perf_counter()
         try:
             with self.run.run_device.active():
