@@ -8,11 +8,10 @@ from vramfit.estimator.target import Target
 from vramfit.records.estimate import TimeBasis
 from vramfit.records.measurement import REFERENCE
 from vramfit.records.stream import Work
-from vramfit.step.joint import END, FIRST, LOSS, ROOM
 from vramfit.timing.model import StepTime, time_step, with_host_step
 from vramfit.timing.profile import speed_of
 from vramfit.timing.speed import Links
-from vramfit.trace.template import StreamTemplate
+from vramfit.trace.template import StreamTemplate, rounds_of
 from vramfit.workload import Workload
 
 TALK = "talk between GPUs"
@@ -36,14 +35,13 @@ def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> W
     if num_more and workload.micro_batch == micro_batch:
         last = workload.share - num_more * micro_batch
     parts = []
-    for kind in (FIRST, "micro") if workload.runs_twice else ("micro",):
+    num_smaller = int(last < micro_batch)
+    for kind, before, after in rounds_of(workload):
         parts.append((micro_batch, f"steady.{kind}0", 1))
         if workload.trains:
-            num_smaller = int(last < micro_batch)
             further = f"steady.{kind}1"
             parts += [(micro_batch, further, num_more - num_smaller), (last, further, num_smaller)]
-    if workload.runs_twice:
-        parts += [(micro_batch, f"steady.{name}", 1) for name in (ROOM, LOSS, END)]
+        parts += [(micro_batch, f"steady.{name}", 1) for name in (*before, *after)]
     if workload.trains:
         parts.append((micro_batch, "steady.optimizer", 1))
     works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]

@@ -27,6 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NUM_BATCHES, SEED = 64, 0
 """Batches that are drawn from real lengths."""
+MOST_DRAWN, FEWEST_BATCHES = 2**20, 2
+"""Lengths that are drawn in all, of very large batches; each of these has about as many tokens as any other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,8 +160,9 @@ def drawn_batches(job: Job) -> Iterator[list[int]]:
     """Lengths of batches as they come; the same ones for every choice."""
     assert job.lengths is not None
     draw = Random(SEED)
-    for _ in range(NUM_BATCHES):
-        drawn = draw.choices(job.lengths.values, k=job.base.share * job.base.texts_per_sample)
+    num_texts = job.base.share * job.base.texts_per_sample
+    for _ in range(min(NUM_BATCHES, max(MOST_DRAWN // num_texts, FEWEST_BATCHES))):
+        drawn = draw.choices(job.lengths.values, k=num_texts)
         yield counted_lengths(drawn) if job.base.is_joint else drawn
 
 

@@ -20,7 +20,7 @@ from vramfit.planner.predictions import (
 )
 from vramfit.planner.recipes import Recipe
 from vramfit.planner.search import Search
-from vramfit.step.splitting import packed_rows, padded_passes
+from vramfit.step.splitting import even_rows, packed_rows, padded_passes
 from vramfit.tasks import find_task
 from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
 from vramfit.workload import Workload
@@ -92,8 +92,9 @@ def time_on_lengths(job: Job, choice: Choice) -> float:
         )
     filled_up = choice.recipe.captures_graphs  # to a few sizes
     found = []
+    split = even_rows if job.base.is_joint else packed_rows
     for batch in drawn_batches(job):
-        rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in packed_rows(batch, most)]
+        rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in split(batch, most)]
         found.append(rest_s + sum(times.row_seconds(tokens, typical) for tokens in rows))
     return mean(found)
 

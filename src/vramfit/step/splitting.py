@@ -36,9 +36,12 @@ def split(
     """
     lengths = lengths_of(batch, packs=packs)
     if packs:
-        lengths = counted_lengths(lengths) if PLACES_OF_TEXTS in batch else lengths
-        filled = _fill(lengths, max_tokens)
-        filled = _halved(_level(lengths, max_tokens, filled) if evenly else filled, num_at_least)
+        if PLACES_OF_TEXTS in batch:
+            filled = fill_evenly(counted_lengths(lengths), max_tokens)
+        else:
+            filled = _fill(lengths, max_tokens)
+            filled = _level(lengths, max_tokens, filled) if evenly else filled
+        filled = _halved(filled, num_at_least)
         return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
     if num_at_least <= 1 and len(lengths) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
@@ -55,8 +58,7 @@ def passes_of(
         evenly: see `split`; for a rank that is alone.
     """
     if ranks.size == 1:
-        parts = split(batch, max_tokens, packs=packs, evenly=evenly or loss.joint is not None)
-        parts = [part for part in parts if any(loss.counts(part))]
+        parts = [part for part in split(batch, max_tokens, packs=packs, evenly=evenly) if any(loss.counts(part))]
         return parts, len(parts)
     lengths = lengths_of(batch, packs=packs)
     ranks.votes.agree_on(_fingerprint(batch), "batch")
@@ -66,6 +68,36 @@ def passes_of(
     parts = [] if own is None else split(own, max_tokens, packs=packs, num_at_least=num_passes)
     dummies = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
     return [*parts, *dummies], len(parts)
+
+
+def fill_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """As few rows as there can be, each about as full as the others; made for very many texts.
+
+    >>> fill_evenly([10, 30, 20, 25], 50)
+    [[1, 0], [3, 2]]
+    """
+    order, num_rows = _longest_first(lengths), max(-(-sum(lengths) // max_tokens), 1)
+    while True:
+        rows = [(0, row) for row in range(num_rows)]
+        filled: list[list[int]] = [[] for _ in rows]
+        for i in order:
+            num_tokens, row = rows[0]
+            filled[row].append(i)
+            heapq.heapreplace(rows, (num_tokens + lengths[i], row))
+        if max(rows)[0] <= max_tokens or num_rows >= len(lengths):
+            return [row for row in filled if row]
+        num_rows += 1
+
+
+def even_rows(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Tokens of the rows that `fill_evenly` makes, about.
+
+    >>> even_rows([10, 30, 20, 25], 50)
+    [43, 42]
+    """
+    total = sum(lengths)
+    num_rows = max(-(-total // max_tokens), 1)
+    return [total // num_rows + (row < total % num_rows) for row in range(num_rows)]
 
 
 def counted_lengths(lengths: Sequence[int]) -> list[int]:

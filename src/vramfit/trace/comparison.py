@@ -6,9 +6,9 @@ puts the comparison of a real number of vectors into that template.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
@@ -16,23 +16,43 @@ from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
+from vramfit.step.plain import Batch
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
+from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.techniques.application import apply
 from vramfit.trace.ledger import Places
-from vramfit.trace.template import STEPS, Entry, Request, StreamTemplate
+from vramfit.trace.template import STEPS, Entry, Notice, Request, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.workload import Workload
 
+SEGMENTS = (ROOM, LOSS, END)
+"""What `trace_comparison` writes, of each step."""
+
+
+def loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, *, on_paper: bool) -> HeadLoss:
+    """The loss of a step whose micro-batches are all alike.
+
+    Args:
+        on_paper: whether nothing but a sum stands for a comparison; it does where passes are traced for any number.
+    """
+    if not workload.is_joint:
+        return head_loss(model, inputs, workload.task)
+    num_texts = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus
+    loss = joint_loss(model, workload, num_texts)
+    return _on_paper(loss) if workload.runs_twice or on_paper else loss
+
 
 def joint_loss(model: torch.nn.Module, workload: Workload, num_texts: int) -> HeadLoss:
-    """The loss of a step of so many texts, without data."""
-    return head_loss(model, find_task(workload.task).meta_labels(model, num_texts, 0, "meta"), workload.task)
+    """The loss of a step of so many texts, without data; its labels wait on the host."""
+    with _disable_current_modes():
+        labels = find_task(workload.task).meta_labels(model, num_texts, 0, "meta")
+    return head_loss(model, labels, workload.task)
 
 
-def on_paper(loss: HeadLoss) -> HeadLoss:
+def _on_paper(loss: HeadLoss) -> HeadLoss:
     """The same with a sum in place of the comparison."""
     assert loss.joint is not None
     return replace(loss, joint=replace(loss.joint, labels={}, of_vectors=lambda vectors, labels: vectors.sum()))
@@ -40,7 +60,14 @@ def on_paper(loss: HeadLoss) -> HeadLoss:
 
 def is_of_comparison(segment: str) -> bool:
     """Whether a segment is written by `trace_comparison`."""
-    return segment.rpartition(".")[2] in (ROOM, LOSS, END)
+    return segment.rpartition(".")[2] in SEGMENTS
+
+
+def model_of(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
+    """The model with its techniques applied, on the meta device."""
+    model = build_for(resolved, workload)
+    apply(model, workload)
+    return model
 
 
 @torch.inference_mode(False)
@@ -48,9 +75,7 @@ def trace_comparison(
     resolved: ResolvedModel, workload: Workload, template: StreamTemplate, num_texts: int
 ) -> StreamTemplate:
     """A template whose passes were traced, with the comparison of so many vectors."""
-    model = build_for(resolved, workload)
-    apply(model, workload)
-    loss = joint_loss(model, workload, num_texts)
+    loss = joint_loss(model_of(resolved, workload), workload, num_texts)
     made = StreamTemplate(
         profile=template.profile, probe=None, origins=list(template.origins), next_id=template.next_id
     )
@@ -60,19 +85,22 @@ def trace_comparison(
     step = Step(nothing, torch.optim.SGD(nothing.parameters(), lr=0.0), ranks=Alone())
     step.place = torch.Tensor.clone
     with tracer, Dialect(template.profile, Autocast(None, keeps_copies=False)):
-        for name in STEPS:
-            step.on_part = partial(_begin, tracer, name)
-            passes = JointPasses(step, (), loss, 0)
-            passes.embed()
-            passes.compare()
-            passes.end()
-    tracer.begin("end", "end")
+        step.on_part = partial(_begin, tracer, STEPS[1])
+        passes = JointPasses(step, (), loss, 0)
+        passes.embed()
+        passes.compare()
+        passes.end()
+        tracer.begin("end", "end")
     first = f"{STEPS[0]}.micro0"
-    passes_left = _without_workspaces(template.segments[first], tracer.workspaces, made.origins)
+    segments = {**template.segments, first: _without(tracer.workspaces, template.segments[first], made.origins)}
+    for name in SEGMENTS:
+        entries = made.segments[f"{STEPS[1]}.{name}"]
+        segments[f"{STEPS[0]}.{name}"] = entries
+        segments[f"{STEPS[1]}.{name}"] = _without(tracer.workspaces, entries, made.origins)
     return replace(
         template,
-        segments={**template.segments, **_own(made.segments), first: passes_left},
-        work={**template.work, **_own(made.work)},
+        segments=segments,
+        work={**template.work, **{name: work for name, work in made.work.items() if is_of_comparison(name)}},
         origins=made.origins,
         next_id=made.next_id,
     )
@@ -82,16 +110,13 @@ def _begin(tracer: Tracer, step: str, part: str, segment: int | str) -> None:
     tracer.begin(f"{step}.{segment}", part)
 
 
-def _own(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if is_of_comparison(name)}
-
-
-def _without_workspaces(entries: list[Entry], taken: set[Origin], origins: list[Origin]) -> list[Entry]:
-    """The entries of a pass whose workspaces a comparison before it has taken."""
+def _without(workspaces: set[Origin], entries: list[Entry], origins: list[Origin]) -> list[Entry]:
+    """What is asked for by who finds workspaces that the first comparison has taken."""
     left: list[Entry] = []
     for entry in entries:
-        if isinstance(entry, Request) and origins[entry.origin] in taken:
-            left.pop()  # what the driver notices of it
+        if isinstance(entry, Request) and origins[entry.origin] in workspaces:
+            if left and isinstance(left[-1], Notice):  # of it
+                left.pop()
         else:
             left.append(entry)
     return left

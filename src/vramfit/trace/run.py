@@ -15,7 +15,6 @@ from vramfit.cuda.dialect import Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
-from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
@@ -23,15 +22,13 @@ from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, mak
 from vramfit.step.ranks import Alone
 from vramfit.step.splitting import SHORTEST
 from vramfit.step.step import Step
-from vramfit.tasks.parts.joint import PLACES
-from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization
-from vramfit.techniques.application import apply
 from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.captured import hold_for_graphs
-from vramfit.trace.comparison import joint_loss, on_paper
+from vramfit.trace.comparison import loss_of_step, model_of
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.ledger import Places
 from vramfit.trace.replica import ReplicaOnPaper
@@ -129,7 +126,7 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            loss = loss or _loss_of_step(model, workload, inputs, conditions)
+            loss = loss or loss_of_step(model, workload, inputs, on_paper=conditions.passes_only)
             if conditions.passes_only:
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
@@ -137,15 +134,6 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
     waiting = layer_inputs_of(model)
     session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
     return session.tracer.template
-
-
-def _loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, conditions: Conditions) -> HeadLoss:
-    """The loss of a step whose micro-batches are all alike."""
-    if not workload.is_joint:
-        return head_loss(model, inputs, workload.task)
-    num_texts = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus
-    loss = joint_loss(model, workload, num_texts)
-    return on_paper(loss) if workload.runs_twice or conditions.passes_only else loss
 
 
 def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_resident: int) -> Hashable:
@@ -207,8 +195,7 @@ def _worded(name: str) -> Iterator[None]:
 
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
-    model = build_for(resolved, workload)
-    apply(model, workload)
+    model = model_of(resolved, workload)
     if workload.offloads_layers:
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model

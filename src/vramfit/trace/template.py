@@ -296,21 +296,28 @@ def order_of(workload: Workload, num_steady: int = 1, micro_batch: int | None = 
     for index in range(1 + num_steady):
         step = STEPS[min(index, 1)]
         phase = "first_step" if index == 0 else "steady_step" if index == 1 else f"steady_step_{index}"
-        if workload.runs_twice:
-            order += [(f"{step}.{ROOM}", phase), *_passes(f"{step}.{FIRST}", workload, micro_batch)]
-            order += [(f"{step}.{LOSS}", None), *_passes(f"{step}.micro", workload, micro_batch)]
-            order.append((f"{step}.{END}", None))
-        else:
-            order += _passes(f"{step}.micro", workload, micro_batch, phase)
+        turns: list[Turn] = []
+        for kind, before, after in rounds_of(workload):
+            turns += [(f"{step}.{name}", None) for name in before]
+            turns += _passes(f"{step}.{kind}", workload, micro_batch)
+            turns += [(f"{step}.{name}", None) for name in after]
+        order += [(turns[0][0], phase, *turns[0][2:]), *turns[1:]]
         if workload.trains:
             order.append((f"{step}.optimizer", None))
             order += [("graphs", None)] * (workload.captures_graphs and index == 0)
     return order
 
 
-def _passes(kind: str, workload: Workload, micro_batch: int | None, phase: str | None = None) -> list[Turn]:
+def rounds_of(workload: Workload) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """The kinds of passes that a step makes, one after another, and what it does before and after each kind."""
+    if not workload.runs_twice:
+        return [("micro", (), ())]
+    return [(FIRST, (ROOM,), (LOSS,)), ("micro", (), (END,))]
+
+
+def _passes(kind: str, workload: Workload, micro_batch: int | None) -> list[Turn]:
     """The passes of a step, of one kind."""
-    first: Turn = (f"{kind}0", phase)
+    first: Turn = (f"{kind}0", None)
     return [first, *_further(kind, workload, micro_batch)] if workload.trains else [first]
 
 
