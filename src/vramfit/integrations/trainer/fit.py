@@ -277,14 +277,14 @@ def _notes_on_texts(trainer: Any, texts: TextSteps, plan: Plan) -> list[str]:
         notes.append(f"{name} is the loss of the same name without Cached: its mini_batch_size is not used in steps")
     if compared < batch:
         notes.append(
-            f"a step is the mean loss of {-(-batch // compared)} batches of {compared}, each compared within itself, as "
-            f"accumulation has it; per_device_train_batch_size={batch} would compare all of them, in the same memory"
+            f"a step is the mean loss of {-(-batch // compared)} batches of {compared}, each compared within itself, "
+            f"as with accumulation; per_device_train_batch_size={batch} compares all of them, in the same memory"
         )
     at_once = trainer.args.per_device_eval_batch_size * max(texts.loss.contrast.num_texts - 1, 1)
     if trainer.eval_dataset is not None and at_once > plan.evaluation_batch:
         notes.append(
-            f"an evaluation passes {at_once} texts at once, and {plan.evaluation_batch} are predicted to fit beside the "
-            "training state: set per_device_eval_batch_size lower"
+            f"an evaluation passes {at_once} texts at once, and {plan.evaluation_batch} are predicted to fit beside "
+            "the training state: set per_device_eval_batch_size lower"
         )
     return notes
 

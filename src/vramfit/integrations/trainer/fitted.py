@@ -28,7 +28,7 @@ from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
-from vramfit.tasks.parts.losses import head_loss
+from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques import packing
 from vramfit.techniques.application import undo_to_steps
@@ -67,13 +67,13 @@ class Fit:
         """What the watch saw, of the training that goes on or the last one; None before the first."""
         return self.monitor.record
 
-    def head_for(self, trainer: Any) -> EmbeddingHead | None:
-        """The head of the model that a trainer has now; None where no texts are compared."""
+    def read(self, trainer: Any, inputs: Any) -> tuple[Batch, HeadLoss | None, EmbeddingHead | None]:
+        """The samples of a batch; where texts are compared, a row for each text, their loss and the model's head."""
         if self.texts is None:
-            return None
+            return samples_of(inputs), None, None
         if self.head is None or self.head[0] is not trainer.model:
             self.head = trainer.model, make_head(trainer, self.texts)
-        return self.head[1]
+        return *self.texts.read(trainer, inputs, self.head[1]), self.head[1]
 
 
 class FittedTrainer:
@@ -141,9 +141,7 @@ class FittedTrainer:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         fit: Fit = self.vramfit
-        given = inputs if fit.waits else self._prepare_inputs(inputs)
-        head = fit.head_for(self)
-        batch, loss = (samples_of(given), None) if head is None else fit.texts.read(self, given, head)
+        batch, loss, head = fit.read(self, inputs if fit.waits else self._prepare_inputs(inputs))
         packs = is_packed(self, batch)
         stepper = stepper_for(self, packs=packs)
         stepper.on_out_of_memory = lambda error: self._see_last(stepper, error)

@@ -207,7 +207,7 @@ def rows_of_dataset(trainer: Any, dataset: Any) -> Rows:
         return Rows(num_samples=None, lengths=(), complete=False, batch={})
     step = max(1, -(-len(dataset) // MAX_ROWS))
     places = range(0, len(dataset), step)
-    by_sample: list[list[int]] = []
+    by_sample: list[tuple[int, ...]] = []
     for begin in range(0, len(places), AT_ONCE):
         features, _ = _few(trainer, dataset, places[begin : begin + AT_ONCE])
         by_sample += zip(*(_lengths(column) for column in features), strict=True)
