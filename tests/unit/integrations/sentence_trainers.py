@@ -122,9 +122,7 @@ def fit(trainer: Any, micro_batch: int = 2, *, packs: bool = False) -> Any:
     how = trainer_contrast(trainer)
     plan = plan_of_pairs(micro_batch, trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
     attention = "packed" if packs else "sdpa"
-    workload = replace(
-        plan.workload, texts=how.num_texts, loss=how.loss, attention=attention, optimizer="adamw-fused"
-    )
+    workload = replace(plan.workload, texts=how.num_texts, loss=how.loss, attention=attention, optimizer="adamw-fused")
     return fit_trainer(trainer, plan=replace(plan, workload=workload), show=False)
 
 
@@ -152,7 +150,9 @@ class Gradients(TrainerCallback):
 
 
 def flat_gradients(model: Any) -> torch.Tensor:
-    return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()])
+    return torch.cat(
+        [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]
+    )
 
 
 def gradients(trainer: Any, seed: int | None = None) -> tuple[list[torch.Tensor], float]:

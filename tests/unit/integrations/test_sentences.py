@@ -188,7 +188,7 @@ def _without_duplicates(output: Path, model: Any) -> Any:
         (_several_datasets, "several datasets"),
         (_several_losses, "a loss for each dataset"),
         (_dropout_after_pooling, "the module Dropout after pooling"),
-        (_another_model, "another model than the trainer's"),
+        (_another_model, "MultipleNegativesRankingLoss has another model than the trainer's in it"),
         (_without_duplicates, "gradient_accumulation_steps 2 with batch_sampler no_duplicates"),
     ],
 )

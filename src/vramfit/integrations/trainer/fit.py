@@ -26,6 +26,7 @@ from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.settings.embedding import LOSSES
 from vramfit.step.plain import each_tensor
 from vramfit.step.random_state import RandomState
 from vramfit.workload import CHOICES
@@ -195,10 +196,12 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
         WorkloadError: everything in which they differ.
     """
     w = plan.workload
+    found = {name: getattr(w, name) for name in ("task", "batch", "precision", "optimizer", "freeze")}
+    found |= {"texts": w.texts_per_sample, "loss": w.loss or LOSSES[0]}
     problems = [
-        f"the plan is for {name} {getattr(w, name)}, the Trainer has {job.keywords[name]}"
-        for name in ("task", "batch", "texts", "loss", "precision", "optimizer", "freeze")
-        if name in job.keywords and getattr(w, name) != job.keywords[name]
+        f"the plan is for {name} {value}, the Trainer has {job.keywords[name]}"
+        for name, value in found.items()
+        if name in job.keywords and value != job.keywords[name]
     ]
     if attention is not None and w.attention != attention:
         problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")

@@ -127,9 +127,10 @@ def _obstacles(trainer: Any) -> Iterator[str]:
     skips_prompts = any(not getattr(part, "include_prompt", True) for part in model.children())
     if skips_prompts and getattr(args, "prompts", None):
         yield "pooling leaves prompts out (include_prompt=False), which a step does not"
-    others = [one for loss in sentence_losses(trainer).values() for one in loss.modules() if is_sentence_model(one)]
-    if any(one is not trainer.accelerator.unwrap_model(model) for one in others):
-        yield "the loss has another model than the trainer's"
+    own = trainer.accelerator.unwrap_model(model)
+    for loss in sentence_losses(trainer).values():
+        if any(is_sentence_model(one) and one is not own for one in loss.modules()):
+            yield f"{type(loss).__name__} has another model than the trainer's in it, whose memory is not predicted"
     sampler = str(getattr(args, "batch_sampler", "batch_sampler")).rpartition(".")[2].lower()
     if args.gradient_accumulation_steps > 1 and sampler != "batch_sampler":
         yield (
