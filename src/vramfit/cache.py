@@ -35,9 +35,14 @@ def folder() -> Path | None:
     given = os.environ.get(VARIABLE)
     if given is not None:
         return None if given.strip().lower() in OFF else Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return home / "vramfit" / "answers"
+    return user_folder("answers")
+
+
+def user_folder(name: str) -> Path:
+    """A folder of vramfit in the user's cache: under `XDG_CACHE_HOME`, or `~/.cache` where that is no absolute path."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
+    return home / "vramfit" / name
 
 
 def remembered(kind: type[T], question: Any, make: Callable[[], T]) -> T:

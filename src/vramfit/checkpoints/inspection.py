@@ -1,7 +1,7 @@
 """`inspect_checkpoint`: what a checkpoint holds and what is wrong with it, from headers and configuration only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vramfit.checkpoints.checks import (
     summarize,
 )
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
+from vramfit.checkpoints.head_files import HeadFiles, check_head, check_head_values, find_head_files
 from vramfit.checkpoints.key_checks import (
     check_family,
     check_missing,
@@ -52,6 +53,8 @@ class Inspection(Matching):
     """Every tensor of the checkpoint."""
     fresh: tuple[str, ...] = ()
     """Model names to be initialised: a new head, a pooler, what has another size; never a part of the encoder."""
+    head: HeadFiles = field(default_factory=HeadFiles)
+    """The tensors of a head that has files of its own."""
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +112,9 @@ def inspect_checkpoint(
     entries = read_entries(files)
     refuse_absurd_depth(resolved, entries)
     meta = _build(resolved, early)
+    head = find_head_files(resolved, meta)
     matching = match(entries, meta)
+    matching = replace(matching, missing=tuple(name for name in matching.missing if name not in head.entries))
     subject = Subject(
         resolved=resolved,
         config_data=config_data,
@@ -120,9 +125,9 @@ def inspect_checkpoint(
         num_labels_asked=num_labels,
     )
     findings = [*early, *(list(check_family(subject)) or [f for check in CHECKS for f in check(subject)])]
-    findings += check_fit(_num_parameters(meta), gpu_free_bytes)
+    findings += [*check_head(resolved, head), *check_fit(_num_parameters(meta), gpu_free_bytes)]
     if scan:
-        findings += check_values(entries, files.kind)
+        findings += [*check_values(entries, files.kind), *check_head_values(head)]
     return Inspection(
         **{part.name: getattr(matching, part.name) for part in fields(matching)},
         name=resolved.name,
@@ -130,6 +135,7 @@ def inspect_checkpoint(
         findings=_by_severity(findings),
         entries=entries,
         fresh=fresh_names(subject),
+        head=head,
     )
 
 

@@ -14,7 +14,7 @@ from vramfit.errors import NoPlanFits
 from vramfit.integrations.sagemaker import launching
 from vramfit.integrations.sagemaker.launching import LAUNCH_OPTIONS
 from vramfit.report.plan import no_plan_data, render_instances, render_no_plan, render_plan
-from vramfit.stages import within
+from vramfit.stages import beside, within
 
 if TYPE_CHECKING:
     from vramfit.planner.request import Lengths
@@ -64,21 +64,26 @@ class PlanOptions:
             say(f"Note: {note}")
 
     def lengths_of_data(self, model: str, keywords: dict[str, Any]) -> "Lengths":
-        """Tokens of the samples of the data."""
+        """Tokens of the samples of the data, counted while the model's class is imported."""
         from vramfit.models.anatomy import max_positions
-        from vramfit.models.resolve import resolve
-        from vramfit.runtime.data.samples import LONGEST, lengths_of_data
+        from vramfit.models.resolve import find_model
+        from vramfit.runtime.data.samples import LONGEST, lengths_of_data, load_counter
 
         task = {"task": keywords["task"]} if "task" in keywords else {}
-        resolved = resolve(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
-        limits = [max_positions(resolved.config) or LONGEST, keywords.get("seq")]
-        return lengths_of_data(
-            str(self.data),
-            task=resolved.task,
-            tokenizer=self.tokenizer or model,
-            max_length=min(n for n in limits if n),
-            text_columns=parse_names(self.text_column),
+        found = find_model(model, **task, trust_remote_code=keywords.get("trust_remote_code", False))
+        limits = [max_positions(found.config) or LONGEST, keywords.get("seq")]
+        count = found.checked_first(
+            lambda: lengths_of_data(
+                str(self.data),
+                task=found.task,
+                counter=load_counter(self.tokenizer or model),
+                max_length=min(n for n in limits if n),
+                text_columns=parse_names(self.text_column),
+            )
         )
+        with beside(count) as lengths:
+            found.resolve()
+            return lengths()
 
 
 @verb("vramfit plan bert-large-uncased --gpu t4 --batch 32 --seq 512", without=("lengths", "mode", "loop"), plans=True)

@@ -30,7 +30,9 @@ class ServeOptions:
     gpu: GPUName = None
     device: str | None = opt(None, "cuda, cuda:N, cpu or emulated; several are given to the workers in turn.", "NAME,…")
     seq: Seq = None
-    pooling: str = opt("mean", "How features are pooled: mean or first.", "NAME")
+    pooling: str | None = opt(
+        None, "How vectors are pooled: mean or first. Default: as the folder says, or mean.", "NAME"
+    )
     top_k: int | None = opt(None, 'Scores of the N best labels or tokens; a request may say: {"parameters": …}.', "N")
     max_tokens: int | None = opt(None, "Largest batch in tokens; else what is predicted to fit.", "N")
     workers: int | None = opt(None, "Processes that share the memory, each with a model. Default: one a device.", "N")

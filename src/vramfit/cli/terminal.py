@@ -18,7 +18,7 @@ from vramfit.stages import Listener, heard
 
 DOES_NOT_FIT = 3
 DISAGREES = 4
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it; `vramfit.__main__` says it too
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 """Exit codes; those of errors are `VramfitError.exit_code`."""
 STDOUT = "standard output"

@@ -123,6 +123,10 @@ class _Registered(asyncio.Protocol):
             self.transport.write(BAD)
         self._end()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Called by uvicorn for a WebSocket, which is answered as plain HTTP. Its advice to install a library
+        would help nobody."""
+
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: finish what is asked, or end an idle connection.
 

@@ -201,10 +201,11 @@ def own_bytes(
 def _saved_dtypes(inspection: Inspection) -> dict[str, torch.dtype]:
     """Model name → the type its tensor is saved in."""
     entries = {entry.name: entry for entry in inspection.entries}
+    found = {target: entries[name] for name, target in inspection.targets.items()} | dict(inspection.head.entries)
     return {
-        target: getattr(torch, TORCH_DTYPES[entries[name].dtype])
-        for name, target in inspection.targets.items()
-        if entries[name].dtype in TORCH_DTYPES
+        target: getattr(torch, TORCH_DTYPES[entry.dtype])
+        for target, entry in found.items()
+        if entry.dtype in TORCH_DTYPES
     }
 
 

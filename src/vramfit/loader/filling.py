@@ -36,7 +36,9 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
         if inspection is not None:
             entries = {entry.name: entry for entry in inspection.entries}
             self._entries = {target: entries[name] for name, target in inspection.targets.items()}
-        self._kind: Kind = "safetensors" if inspection is None else inspection.files.kind
+            self._entries |= inspection.head.entries
+        several = () if inspection is None else (inspection.files, *inspection.head.files)
+        self._kinds: dict[Path, Kind] = {path: files.kind for files in several for path in files.paths}
         self._opened: dict[Path, Callable[[str], torch.Tensor]] = {}
         self._stack = ExitStack()
 
@@ -82,7 +84,7 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
     def _read(self, entry: TensorEntry) -> torch.Tensor:
         tensor_of = self._opened.get(entry.file)
         if tensor_of is None:
-            tensor_of = self._stack.enter_context(opened(entry.file, self._kind))
+            tensor_of = self._stack.enter_context(opened(entry.file, self._kinds[entry.file]))
             self._opened[entry.file] = tensor_of
         return tensor_of(entry.name).detach()
 

@@ -17,11 +17,17 @@ from vramfit.models.build import build_meta
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.finding import LoadReport
+from vramfit.tasks.parts.pooling import head_of
 from vramfit.techniques import offloading, precision
 
-CONFIGURATION = ("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
+CONFIGURATION = (
+    *("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+    "?_*/config.json",
+)
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLES = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+DENSE_PICKLES = ("?_Dense/pytorch_model.bin",)
 SAMPLED_FROM_BYTES = 2**20
 """Tensors after which the host's memory is looked at."""
 STATUS = Path("/proc/self/status")
@@ -88,6 +94,8 @@ def _snapshot(resolved: ResolvedModel) -> Path:
         folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *SAFETENSORS]))
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *PICKLES]))
+        if any(not (part / "model.safetensors").exists() for part in folder.glob("?_Dense")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*CONFIGURATION, *DENSE_PICKLES]))
     except Exception as error:  # the HTTP library behind huggingface_hub differs between its versions
         raise CheckpointError(
             f"{resolved.name} is a name, and its weights could not be fetched from the hub: {type(error).__name__}",
@@ -110,6 +118,8 @@ def make_model(
     """
     gauge, w, inspection = Gauge(device), request.workload, origin.inspection
     model: Any = build_meta(origin.resolved, attention=w.attention)
+    if w.pooling is not None and (head := head_of(model)) is not None:
+        head.pool_by(w.pooling)
     num_resident = resident_layers(request, model, device)
     check_host(model, w, inspection, device, num_resident)
     fresh = tuple(model.state_dict()) if inspection is None else tuple(inspection.fresh)
@@ -139,7 +149,7 @@ def make_model(
         precision=w.precision,
         quantize=w.quantize,
         num_quantized=len(filling.quantized),
-        files=() if inspection is None else tuple(path.name for path in inspection.files.paths),
+        files=() if inspection is None else _names(inspection),
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         time_s=0.0,
@@ -154,6 +164,12 @@ def make_model(
         renamed={} if inspection is None else dict(inspection.renamed),
         findings=() if inspection is None else tuple(inspection.findings),
     )
+
+
+def _names(inspection: Inspection) -> tuple[str, ...]:
+    """Files of weights; those of a head with their folder."""
+    of_head = [f"{path.parent.name}/{path.name}" for files in inspection.head.files for path in files.paths]
+    return (*(path.name for path in inspection.files.paths), *of_head)
 
 
 def _count(tensors: CheckpointTensors, progress: Progress | None, sample: Callable[[], None]) -> Callable[[str], None]:

@@ -67,7 +67,12 @@ def embeddings(model: "nn.Module") -> "nn.Module | None":
 
 def head_parameters(model: "nn.Module") -> tuple[str, ...]:
     """Names of the parameters outside the backbone; a decoder tied to the word embedding is inside."""
-    inside = {id(parameter) for parameter in backbone(model).parameters()}
+    from vramfit.tasks.parts.pooling import head_of
+
+    base = backbone(model)
+    inside = {id(parameter) for parameter in base.parameters()}
+    pooled = head_of(base)  # it hangs on the encoder itself
+    inside -= {id(parameter) for parameter in pooled.parameters()} if pooled is not None else set()
     return tuple(name for name, p in model.named_parameters() if id(p) not in inside)
 
 

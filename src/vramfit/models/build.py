@@ -72,7 +72,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None
     with undrawn(), torch.device("meta"):
-        find_task(resolved.task).finish_model(model, resolved.folder)
+        find_task(resolved.task).finish_model(model, resolved.parts)
     return model
 
 

@@ -8,6 +8,7 @@ from vramfit.models.anatomy import (
     backbone,
     embeddings,
     encoder_layers,
+    head_parameters,
     layer_list,
     max_positions,
     num_layer_applications,
@@ -96,9 +97,7 @@ def model_card(resolved: ResolvedModel) -> ModelCard:
     """
     model = build_meta(resolved)
     parts = parameters_by_part(model)
-    base = backbone(model)
-    inside = {id(parameter) for parameter in base.parameters()}
-    parameters = list(model.parameters())
+    head, parameters = set(head_parameters(model)), list(model.parameters())
     return ModelCard(
         name=resolved.name,
         origin=resolved.origin,
@@ -111,7 +110,7 @@ def model_card(resolved: ResolvedModel) -> ModelCard:
         parts=parts,
         num_parameters=sum(parts.values()),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        num_head_parameters=sum(p.numel() for p in parameters if id(p) not in inside),
+        num_head_parameters=sum(p.numel() for name, p in model.named_parameters() if name in head),
         buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         weight_bytes=weight_bytes(model),
         attention=supported_attention(resolved.model_class),

@@ -2,11 +2,13 @@
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.catalogue import find_entry, unknown_model
 from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
 from vramfit.models.hub import (
@@ -18,14 +20,17 @@ from vramfit.models.hub import (
     plain_file,
     remote_class,
 )
+from vramfit.models.sentence_folder import read_parts, transformer_folder
 from vramfit.models.tasks import class_for_task, task_of_class
 from vramfit.tasks import DEFAULT, find_task
+from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
     from torch import nn
 
 Origin = Literal["catalogue", "folder", "hub", "config", "module"]
 MAX_LABELS = 10**6
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,6 +51,8 @@ class ResolvedModel:
     """The transformers version the configuration was written with."""
     folder: Path | None = None
     """The folder the configuration lies in, for `origin` folder."""
+    parts: HeadParts | None = None
+    """What the folder says of a head that pools, for a task with one."""
     module: "nn.Module | None" = field(default=None, repr=False)
     """The module that was given, untouched."""
 
@@ -53,6 +60,62 @@ class ResolvedModel:
     def is_local(self) -> bool:
         """Whether everything that is known of the model was on this machine."""
         return self.origin != "hub"
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which the folder says that texts are cut, for a task that pools."""
+        return None if self.parts is None else self.parts.max_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FoundModel:
+    """A model whose configuration is known, and whose class is not imported yet: that takes a second or more."""
+
+    name: str
+    origin: Origin
+    config: Any
+    task: str
+    own_class: Callable[[], type] | None = None
+    """Gives the class where it is not transformers' own for the task."""
+    folder: Path | None = None
+    parts: HeadParts | None = None
+    module: "nn.Module | None" = field(default=None, repr=False)
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which the folder says that texts are cut, for a task that pools."""
+        return None if self.parts is None else self.parts.max_length
+
+    def resolve(self, num_labels: int | None = None) -> ResolvedModel:
+        """The model with its class, and with its labels set in the configuration.
+
+        Raises:
+            WorkloadError: the model has no head for the task, or a module has another number of labels.
+        """
+        resolved = ResolvedModel(
+            name=self.name,
+            origin=self.origin,
+            config=self.config,
+            model_class=class_for_task(self.config, self.task) if self.own_class is None else self.own_class(),
+            task=self.task,
+            saved_with=getattr(self.config, "transformers_version", None),
+            folder=self.folder,
+            parts=self.parts,
+            module=self.module,
+        )
+        if num_labels is None and self.module is None:
+            num_labels = find_task(self.task).num_labels()
+        if num_labels is not None:
+            _set_labels(resolved, num_labels)
+        return resolved
+
+    def checked_first(self, call: Callable[[], T]) -> T:
+        """What a call gives that goes before `resolve`; where it fails, what is wrong with the model is said first."""
+        try:
+            return call()
+        except VramfitError:
+            self.resolve()
+            raise
 
 
 def resolve(
@@ -86,25 +149,31 @@ def resolve(
     """
     if num_labels is not None and (type(num_labels) is not int or not 1 <= num_labels <= MAX_LABELS):
         raise WorkloadError([f"num_labels {num_labels!r} is not a whole number from 1 to {MAX_LABELS:,}"])
+    found = find_model(model, task=task, trust_remote_code=trust_remote_code, revision=revision)
+    return found.resolve(num_labels)
+
+
+def find_model(
+    model: Any, *, task: str = DEFAULT, trust_remote_code: bool = False, revision: str | None = None
+) -> FoundModel:
+    """The first half of `resolve`: finds a model's configuration, and imports no model code of transformers.
+
+    Raises:
+        UnknownModel, CheckpointError, WorkloadError: as `resolve`.
+    """
     if isinstance(model, str | os.PathLike):
-        found = _from_name(os.fsdecode(model), task, trust_remote_code, revision)
-    else:
-        found = _from_object(model, task)
-    if num_labels is None and found.module is None:
-        num_labels = find_task(found.task).num_labels()
-    if num_labels is not None:
-        _set_labels(found, num_labels)
-    return found
+        return _from_name(os.fsdecode(model), task, trust_remote_code, revision)
+    return _from_object(model, task)
 
 
-def _from_name(name: str, task: str, trust: bool, revision: str | None) -> ResolvedModel:
+def _from_name(name: str, task: str, trust: bool, revision: str | None) -> FoundModel:
     file = _config_file(name)
     if file is not None and file.exists():
         return _from_file(file, name, task, trust)
     entry = find_entry(name)
     if entry is not None and revision is None:
         config = make_config(entry.config_data(), where=entry.name)
-        return _resolved(config, task, entry.name, "catalogue")
+        return FoundModel(name=entry.name, origin="catalogue", config=config, task=task)
     if file is not None:
         raise CheckpointError(
             f"{name} has no config.json",
@@ -125,6 +194,7 @@ def _config_file(name: str) -> Path | None:
         path = Path(name).expanduser()
         if path.is_dir():
             (path / "config.json").exists()  # refuses now what cannot be entered
+            path = transformer_folder(path)
             return plain_file(path, "config.json") or path / "config.json"
         return path if path.exists() else None
     except PermissionError:
@@ -133,16 +203,30 @@ def _config_file(name: str) -> Path | None:
         return None
 
 
-def _from_file(file: Path, name: str, task: str, trust: bool) -> ResolvedModel:
+def _from_file(file: Path, name: str, task: str, trust: bool) -> FoundModel:
     data = read_config_file(file)
+    given = Path(name).expanduser()
+    parts = parts_for(task, given if given.is_dir() else file.parent)
+    own_class = None
     if trust and has_own_code(data):
         config = load_remote_config(str(file.parent))
-        model_class = remote_class(config, task, str(file.parent))
-        return _resolved(config, task, name, "folder", model_class=model_class, folder=file.parent)
-    return _resolved(make_config(data, where=str(file)), task, name, "folder", folder=file.parent)
+        own_class = partial(remote_class, config, task, str(file.parent))
+    else:
+        config = make_config(data, where=str(file))
+    found = {"config": config, "task": task, "own_class": own_class, "folder": file.parent, "parts": parts}
+    return FoundModel(name=name, origin="folder", **found)
 
 
-def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> ResolvedModel:
+def parts_for(task: str, folder: Path) -> HeadParts | None:
+    """What a folder says of the head, for a task that pools.
+
+    Raises:
+        CheckpointError: parts that are damaged, or that vramfit does not have.
+    """
+    return read_parts(folder) if find_task(task).pools_itself else None
+
+
+def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> FoundModel:
     try:
         content = fetch_config(hub_id, revision=revision)
     except NotOnHubError as reason:
@@ -151,40 +235,28 @@ def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> Reso
     data = parse_config(content, where=where)
     if trust and has_own_code(data):
         config = load_remote_config(hub_id, revision=revision)
-        model_class = remote_class(config, task, hub_id, revision=revision)
-        return _resolved(config, task, hub_id, "hub", model_class=model_class)
-    return _resolved(make_config(data, where=where), task, hub_id, "hub")
+        own_class = partial(remote_class, config, task, hub_id, revision=revision)
+        return FoundModel(name=hub_id, origin="hub", config=config, task=task, own_class=own_class)
+    return FoundModel(name=hub_id, origin="hub", config=make_config(data, where=where), task=task)
 
 
-def _from_object(model: Any, task: str) -> ResolvedModel:
+def _from_object(model: Any, task: str) -> FoundModel:
     from torch import nn
     from transformers.configuration_utils import PretrainedConfig
 
     if isinstance(model, PretrainedConfig):
         name = getattr(model, "name_or_path", "") or type(model).__name__
         check_sizes(model.to_dict(), type(model).attribute_map, where=type(model).__name__)
-        return _resolved(copy.deepcopy(model), task, name, "config")
+        return FoundModel(name=name, origin="config", config=copy.deepcopy(model), task=task)
     if isinstance(model, nn.Module):
         config = getattr(model, "config", None)
         config = copy.deepcopy(config) if isinstance(config, PretrainedConfig) else None
         own_task = task if config is None else task_of_class(type(model), config, preferred=task)
-        return _resolved(config, own_task, type(model).__name__, "module", model_class=type(model), module=model)
+        kind = type(model)
+        return FoundModel(
+            name=kind.__name__, origin="module", config=config, task=own_task, own_class=lambda: kind, module=model
+        )
     raise WorkloadError([f"a model is a name, a folder, a configuration or an nn.Module, not {type(model).__name__}"])
-
-
-def _resolved(
-    config: Any, task: str, name: str, origin: Origin, model_class: type | None = None, **source: Any
-) -> ResolvedModel:
-    """What was found; `source` is the folder or the module that the model came from."""
-    return ResolvedModel(
-        name=name,
-        origin=origin,
-        config=config,
-        model_class=class_for_task(config, task) if model_class is None else model_class,
-        task=task,
-        saved_with=getattr(config, "transformers_version", None),
-        **source,
-    )
 
 
 def _set_labels(resolved: ResolvedModel, num_labels: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
 from vramfit.models.hub import NotOnHubError, fetch_config, plain_file
+from vramfit.models.sentence_folder import lowers_case, transformer_folder
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
@@ -24,8 +25,9 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
         CheckpointError: there is no tokenizer, none that gives the places of its tokens (a fast one does), or a file
             of it that is a link out of the folder.
     """
-    name = str(path_or_name)
+    name, lowers = str(path_or_name), False
     if Path(name).is_dir():
+        lowers, name = lowers_case(Path(name)), str(transformer_folder(Path(name)))
         for file in FILES:
             plain_file(Path(name), file)
     try:
@@ -42,7 +44,19 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
         raise CheckpointError(f"no tokenizer at {name}: no vocabulary is there", file=name, hint=HINT)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    if lowers:
+        _lower(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def _lower(backend: Any) -> None:
+    """Lower all text first, as sentence-transformers does for a folder that says so."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    rest = backend.normalizer
+    if rest is not None and rest.normalize_str("A") == "a":
+        return
+    backend.normalizer = Lowercase() if rest is None else Sequence([Lowercase(), rest])
 
 
 def _load(name: str) -> Any:

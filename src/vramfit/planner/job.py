@@ -90,6 +90,7 @@ class Job:
         return {
             "name": resolved.name,
             "config": resolved.config.to_json_string(),
+            "head": repr(resolved.parts),
             "class": f"{resolved.model_class.__module__}.{resolved.model_class.__qualname__}",
             "request": self.request,
             "lengths": self.lengths,

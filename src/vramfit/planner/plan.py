@@ -20,6 +20,7 @@ from vramfit.planner.predictions import choose_evaluation, num_predicted
 from vramfit.planner.reasons import alternatives_of, reasons_of
 from vramfit.planner.recipes import Proposal
 from vramfit.planner.request import REHEARSAL, Request, lengths_of
+from vramfit.records.estimate import Estimate
 from vramfit.records.plan import Plan, Reason
 from vramfit.settings import SETTINGS
 from vramfit.stages import within
@@ -88,17 +89,26 @@ def _plan_for_one(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Plan
 
 
 def _with_snapshot(made: Plan, job: Job) -> Plan:
-    """A plan that was read from disk, whose estimate can give the predicted stream again."""
+    """A plan that was read from disk, whose estimates can give their predicted streams again."""
 
-    def snapshot() -> dict[str, Any]:
-        traced = replace(job.traced, workload=made.workload)
-        again = estimate_at(traced, job.target, made.micro_batch).snapshot
-        assert again is not None
-        return again()
+    def training() -> Estimate:
+        return estimate_at(replace(job.traced, workload=made.workload), job.target, made.micro_batch)
+
+    def evaluation() -> Estimate:
+        return _search(job).evaluation  # what it is estimated beside is not in the plan
 
     if made.estimate.snapshot is not None:
         return made
-    return replace(made, estimate=replace(made.estimate, snapshot=snapshot))
+    return replace(
+        made,
+        estimate=replace(made.estimate, snapshot=lambda: _stream_of(training())),
+        evaluation=replace(made.evaluation, snapshot=lambda: _stream_of(evaluation())),
+    )
+
+
+def _stream_of(estimate: Estimate) -> dict[str, Any]:
+    assert estimate.snapshot is not None  # it was made here
+    return estimate.snapshot()
 
 
 def _search(job: Job) -> Plan:

@@ -15,6 +15,7 @@ from vramfit.loader.load import load_request, make_request
 from vramfit.loader.making import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.sentence_folder import is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -25,7 +26,7 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import having
-from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks
+from vramfit.tasks import Task, all_tasks, encoder_alone, find_task, trained_tasks
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
@@ -208,7 +209,7 @@ class TrainedModel:
         if self.kind.has_head:
             refuse_fresh(self.model, self.task, report.fresh, hint=hint)
         # types, quantized weights and layers in host memory are as the loader has made them
-        return prepare(model, self.workload(attention=workload.attention))
+        return prepare(model, self.workload(attention=workload.attention, pooling=workload.pooling))
 
     def _fitting(self, run_device: RunDevice, workload: Workload, budget_bytes: int | None) -> int:
         """Samples of full length that fit, as predicted."""
@@ -261,7 +262,7 @@ def open_model(
     resolved = _resolve(model, task or encoder_alone().name, trust_remote_code)
     config = resolved.config
     named = _tasks_of(config)
-    found = task or next(iter(named), None) or (encoder_alone().name if or_vectors else None)
+    found = task or _pooled(model) or next(iter(named), None) or (encoder_alone().name if or_vectors else None)
     kind = None if found is None else find_task(found)
     if kind is None or not (kind.is_trained or (or_vectors and kind.is_served)):
         raise WorkloadError(
@@ -269,14 +270,17 @@ def open_model(
             hint=f"fine-tune it first (vramfit train), or name the task: --task {', '.join(trained_tasks())}",
         )
     other = next((name for name in named if find_task(name).shares_head_names), None)
-    if other is not None and kind.is_trained and kind.name not in named:
+    if other is not None and kind.is_trained and kind.has_head and kind.name not in named:
         raise CheckpointError(
             f"{model} has no trained head for {kind.name}: it was saved as {', '.join(config.architectures)}",
             file=model,
             hint=f"leave --task out: its head is for {other}",
         )
     tokenizer = load_tokenizer(model)
-    limits = [max_positions(config) or LONGEST, seq, getattr(tokenizer, "model_max_length", None)]
+    if kind.pools_itself and resolved.task != kind.name:
+        resolved = _resolve(model, kind.name, trust_remote_code)
+    limits = [max_positions(config) or LONGEST, seq or resolved.max_length]
+    limits += [getattr(tokenizer, "model_max_length", None)]
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if kind.has_classes else ()
     return TrainedModel(
         model=model,
@@ -286,7 +290,7 @@ def open_model(
         max_length=int(min(n for n in limits if n)),
         trust_remote_code=trust_remote_code,
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
-        names_head=kind.name in named,
+        names_head=kind.name in named or not kind.has_head,
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
     )
 
@@ -301,6 +305,14 @@ def _resolve(model: str, task: str, trust_remote_code: bool) -> ResolvedModel:
         if reason is None:
             raise
         raise reason from None
+
+
+def _pooled(model: str) -> str | None:
+    """The task that pools, where a model is a folder that says how."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir() or not is_sentence_folder(folder):
+        return None
+    return next(task.name for task in all_tasks() if task.pools_itself)
 
 
 def _learned_pairs(record: Path) -> bool:
@@ -328,6 +340,7 @@ def _tasks_of(config: Any) -> tuple[str, ...]:
     for task in supported_tasks(config):
         found = getattr(transformers, find_task(task).auto_class)._model_mapping.get(type(config), None)
         classes = found if isinstance(found, tuple | list) else (found,)
-        if find_task(task).is_trained and any(c.__name__ in architectures for c in classes if c is not None):
+        kind = find_task(task)
+        if kind.is_trained and kind.has_head and any(c.__name__ in architectures for c in classes if c is not None):
             tasks.append(task)
     return tuple(tasks)

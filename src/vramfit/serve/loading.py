@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers.utils import ModelOutput
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.predict import estimate
@@ -16,6 +15,7 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model
 from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
+from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -72,6 +72,7 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         offload=settings.offload,
         allocator="expandable",
         gpu=settings.gpu or run_device.gpu,
+        pooling=settings.pools_by if trained.kind.pools_itself else None,
     )
     most = MAX_SAMPLES_A_BATCH * trained.max_length if run_device.has_budget else CPU_TOKENS
     room = Room(min(most, settings.max_tokens or most), None)
@@ -84,8 +85,8 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         workload = replace(workload, attention=trained.attention(run_device, settings.precision))
     memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
     model = trained.load_weights(workload, run_device, memory, hint=FINE_TUNE_OR_VECTORS)
-    if trained.kind.gives_vectors:
-        pool_outputs(model, settings.pooling)
+    if trained.kind.gives_vectors and not trained.kind.pools_itself:
+        pooling.attach(model, pooling.EmbeddingHead(settings.pools_by or "mean", normalizes=False))
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)
     inference = Inference(model, run_device, max_tokens=room.max_tokens, precision=settings.precision)
@@ -150,41 +151,3 @@ def _too_small(trained: TrainedModel, job: dict[str, Any], budget_bytes: int, nu
         hint=f"{fewer}give more --memory, cut the texts (--seq), or take --precision bf16, --quantize int8 or "
         "--offload weights",
     )
-
-
-@dataclass
-class Embeddings(ModelOutput):  # type: ignore[misc]
-    """What an encoder gives once it is pooled."""
-
-    embedding: torch.Tensor | None = None
-    """A row for each text."""
-
-
-def pool_outputs(model: torch.nn.Module, pooling: str) -> None:
-    """Let an encoder give one vector a text, in run_device, for padded and for packed batches.
-
-    Args:
-        pooling: mean of all tokens, as sentence encoders are trained for, or the first one.
-    """
-
-    def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Embeddings:
-        hidden = output.last_hidden_state
-        ends = kwargs.get("cu_seq_lens_q")
-        made = _of_row(hidden[0], ends.long(), pooling) if ends is not None else _of_rows(hidden, kwargs, pooling)
-        return Embeddings(embedding=made)
-
-    model.register_forward_hook(pool, with_kwargs=True)
-
-
-def _of_rows(hidden: torch.Tensor, kwargs: dict[str, Any], pooling: str) -> torch.Tensor:
-    if pooling == "first":
-        return hidden[:, 0].float()
-    mask: torch.Tensor = kwargs["attention_mask"]
-    sums: torch.Tensor = torch.bmm(mask[:, None].to(hidden.dtype), hidden)[:, 0].float()
-    return sums / mask.sum(1)[:, None]
-
-
-def _of_row(hidden: torch.Tensor, ends: torch.Tensor, pooling: str) -> torch.Tensor:
-    if pooling == "first":
-        return hidden[ends[:-1]].float()
-    return torch.segment_reduce(hidden.float(), "mean", offsets=ends, axis=0, unsafe=True)

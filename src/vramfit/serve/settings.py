@@ -9,7 +9,8 @@ from vramfit.settings.values import Choice, Count, Number, Value
 from vramfit.tasks import all_tasks
 from vramfit.units import parse_bytes
 
-POOLINGS = ("mean", "first")
+POOLINGS = {"mean": "mean", "first": "cls"}
+"""As requests for vectors have always named them → the names of the task's own setting."""
 MAX_WORKERS = 64
 MAX_BODY_BYTES = 8 * 2**20
 """Of one request; SageMaker passes 6 MB on to a real-time endpoint."""
@@ -44,7 +45,7 @@ CHECKED: dict[str, Value] = {
     "task": Choice(names=tuple(task.name for task in all_tasks() if task.is_served), optional=True),
     **{name: SETTINGS[name].value for name in ("precision", "quantize", "memory")},
     "offload": Choice(names=("weights",), optional=True),
-    "pooling": Choice(names=POOLINGS),
+    "pooling": Choice(names=tuple(POOLINGS), optional=True),
     **dict.fromkeys(("seq", "top_k", "max_tokens", "fail_every"), Count(optional=True)),
     **dict.fromkeys(("num_workers", "max_waiting"), Count()),
     "timeout_s": Number(high=86_401, words="a number of seconds up to a day"),
@@ -63,7 +64,8 @@ class ServeSettings:
     model: str
     """A folder, a hub id or a catalogue name."""
     task: str | None = None
-    """None takes the model's own head; an encoder without one gives vectors (features)."""
+    """None takes the model's own head; a folder of sentence-transformers gives vectors as it says (embedding), and an
+    encoder without a head those of its tokens, pooled (features)."""
     precision: str = "fp32"
     quantize: str | None = None
     offload: str | None = None
@@ -76,8 +78,9 @@ class ServeSettings:
     """cuda, cuda:N, cpu or emulated; workers are dealt round several. Empty takes the GPU where there is one."""
     seq: int | None = None
     """Cut sequences at so many tokens."""
-    pooling: str = "mean"
-    """What features gives of a text: the mean of its tokens' vectors, or the first one."""
+    pooling: str | None = None
+    """What is given of a text: the mean of its tokens' vectors, or the first one; None takes what the folder says,
+    else the mean."""
     top_k: int | None = None
     """Scores that are given where a request does not say; None gives the best alone."""
     max_tokens: int | None = None
@@ -107,6 +110,11 @@ class ServeSettings:
     def device_of(self, worker: int) -> str | None:
         """Where a worker runs, counted from 0."""
         return self.devices[worker % len(self.devices)] if self.devices else None
+
+    @property
+    def pools_by(self) -> str | None:
+        """How vectors are pooled, as workloads name it; None where nothing was said."""
+        return None if self.pooling is None else POOLINGS[self.pooling]
 
     @property
     def of_weights(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Pooling(OfEmbeddings):
         if head is None:
             return
         if w.pooling is not None:
-            head.pooling = w.pooling
+            head.pool_by(w.pooling)
         given: dict[str, Any] = {
             "loss": w.loss,
             "temperature": w.temperature,

@@ -124,10 +124,11 @@ def apply(model: Module, freeze: str | int | tuple[str, ...] | None) -> None:
 
 def _chosen(model: Module, freeze: str | int) -> "list[Parameter]":
     """The parameters that one name, number or pattern stands for."""
-    from vramfit.models.anatomy import backbone, encoder_layers
+    from vramfit.models.anatomy import encoder_layers, head_parameters
 
     if freeze == "backbone":
-        return list(backbone(model).parameters())
+        head = set(head_parameters(model))
+        return [parameter for name, parameter in model.named_parameters() if name not in head]
     if freeze == "embeddings":
         return _embedding_parameters(model)
     if freeze == "encoder" or isinstance(freeze, int):

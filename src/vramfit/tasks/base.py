@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from vramfit.tasks.parts.reading import Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts, text_in
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from vramfit.tasks.parts.losses import HeadLoss
     from vramfit.tasks.parts.results import RunningMetrics
+    from vramfit.tasks.parts.sentence_head import HeadParts
 
     Batch = dict[str, torch.Tensor]
 
@@ -111,11 +110,14 @@ class Task:
     counts_samples: bool = False
     """Whether every sample has one label, so that a mean over labels is one over samples."""
 
-    def finish_model(self, model: Any, folder: "Path | None") -> None:
+    def finish_model(self, model: Any, parts: "HeadParts | None") -> None:
         """Give a model of transformers, on the meta device, what its task needs beside it.
 
         Args:
-            folder: where its checkpoint lies; None where there is none.
+            parts: what its folder says of a head that pools; None where none does.
+
+        Raises:
+            CheckpointError: parts that do not go together.
         """
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> "Batch":

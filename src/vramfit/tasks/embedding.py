@@ -1,10 +1,10 @@
 """Sentence embedding: a vector for a text, learned from texts that belong together and texts that do not."""
 
-from pathlib import Path
 from typing import Any
 
 from vramfit.tasks.base import References, Rows, Task, zeros
 from vramfit.tasks.parts.reading import Tokenizing
+from vramfit.tasks.parts.sentence_head import HeadParts, make_head
 
 
 class Embedding(Task):
@@ -21,10 +21,10 @@ class Embedding(Task):
     labels = ("text_rows", "text_ids", "labels")
     texts_per_sample = 2
 
-    def finish_model(self, model: Any, folder: Path | None) -> None:
+    def finish_model(self, model: Any, parts: HeadParts | None) -> None:
         from vramfit.tasks.parts import pooling
 
-        pooling.attach(model, pooling.EmbeddingHead())
+        pooling.attach(model, make_head(parts or HeadParts(), getattr(model.config, "hidden_size", None)))
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch

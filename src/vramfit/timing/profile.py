@@ -1,12 +1,12 @@
 """Calibration profiles: kept in the user's cache folder, one file a GPU, and used for that GPU from then on."""
 
-import os
 import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from vramfit.cache import user_folder
 from vramfit.devices.catalogue import GPU
 from vramfit.records.codec import RecordError, from_json, replace_file, to_json
 from vramfit.records.measurement import Calibration
@@ -14,7 +14,6 @@ from vramfit.records.stream import Work
 from vramfit.timing.model import step_seconds
 from vramfit.timing.speed import DeviceSpeed, HostSpeed, catalogue_speed, product_share
 
-FOLDER = Path("vramfit") / "calibration"
 HOST_FACTORS = (0.05, 50.0)
 """No machine that runs PyTorch is outside."""
 FALLBACK = {"tf32": "float32", "float16": "float32", "bfloat16": "float32"}
@@ -22,10 +21,8 @@ FALLBACK = {"tf32": "float32", "float16": "float32", "bfloat16": "float32"}
 
 
 def profile_folder() -> Path:
-    """Where profiles are kept: under `XDG_CACHE_HOME`, or `~/.cache` where that is not set."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
-    return base / FOLDER
+    """Where profiles are kept, in the user's cache."""
+    return user_folder("calibration")
 
 
 def profile_path(gpu_name: str) -> Path:

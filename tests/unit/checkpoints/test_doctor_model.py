@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.unit.checkpoints.broken import load_script
+from tests.unit.models.sentence_folders import write_folder, write_json
 from typer.testing import CliRunner
 
 from vramfit.cli.main import make_app
@@ -66,3 +68,22 @@ def test_a_damaged_configuration_is_a_finding_too(folder: Path) -> None:
     (found,) = check_model(folder)
     assert (found.check, found.fatal) == ("checkpoint.damaged", True)
     assert "is not JSON" in found.what
+
+
+def test_the_head_of_a_folder_that_pools_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path, "Dense", "Normalize")
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
+    found = {finding.check: finding for finding in check_model(folder, task="embedding", scan=True)}
+    assert "pooled by mean, then go through Dense, Normalize (2 tensors" in found["embedding.head"].what
+    assert "'query: '" in found["embedding.prompt"].what
+    assert not {"weights.missing", "weights.head_new", "weights.unexpected"} & set(found)
+    dense = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor * float("nan") for name, tensor in load_file(dense).items()}, dense)
+    assert "scan.not_finite" in {finding.check for finding in check_model(folder, task="embedding", scan=True)}
+    monkeypatch.setattr("vramfit.doctor.checkup.cached_snapshot", lambda _: folder)
+    by_name = check_model("bert-tiny", task="embedding")  # the weights are of another size; the head is read
+    assert "takes vectors of 32 numbers" in by_name[0].what
+    dense.unlink()
+    (finding,) = check_model(folder, task="embedding")
+    assert (finding.check, finding.fatal) == ("checkpoint.damaged", True)
+    assert "2_Dense holds no weights" in finding.what

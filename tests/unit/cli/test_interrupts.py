@@ -2,12 +2,14 @@
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.cli import inference, main
 
@@ -77,3 +79,20 @@ def test_a_predict_that_is_interrupted_while_it_writes_says_how_far_it_came(
         inference._write(rows, str(output) if named else None)
     assert len(capsys.readouterr().out.splitlines()) == (0 if named else 3)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("module", ["typer", "rich.console"])
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet(module: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from vramfit.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "gpus"], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")

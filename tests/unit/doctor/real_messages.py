@@ -77,7 +77,7 @@ MESSAGES = (
         2020,
         "DeepMotionAIResearch/DenseMatchingBenchmark#20",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n"
-        "Exception raised from createCublasHandle at /opt/conda/conda-bld/pytorch_1595629403081/work/aten/src/ATen/"
+        "Exception raised from createCublasHandle at /opt/conda/conda-bld/pytorch_1595629403081/build/aten/src/ATen/"
         "cuda/CublasHandlePool.cpp:8 (most recent call first):",
         "library",
         "unknown",

@@ -1,6 +1,7 @@
 """One connection, fed by hand, by a clock that the test moves."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+WEBSOCKET = WHOLE[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
 PARTS = (b"GET / HTTP/1.1\r\n", b"Host: a\r\n", *[b"X"] * 20)
 BODY = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
 
@@ -82,3 +84,26 @@ def test_a_byte_now_and_then_keeps_no_connection_open(
         one._unset_keepalive_if_required()  # type: ignore[attr-defined]
 
     asyncio.run(go())
+
+
+def test_a_websocket_is_answered_as_plain_http_and_no_advice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("uvicorn.error")
+
+    async def ask() -> bytes:
+        config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, http=protocol_class(Connections(4)))
+        config.load()
+        state = ServerState()
+        one = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+        transport = Transport()
+        one.connection_made(transport)
+        one.data_received(WEBSOCKET)
+        await asyncio.gather(*state.tasks)
+        one._unset_keepalive_if_required()  # type: ignore[attr-defined]
+        return transport.written
+
+    logger.addHandler(caplog.handler)
+    try:
+        assert asyncio.run(ask()).startswith(b"HTTP/1.1 200")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records

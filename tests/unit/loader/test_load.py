@@ -20,6 +20,7 @@ from tests.unit.loader.checkpoints import (
     write_encoder,
     write_masked_lm,
 )
+from tests.unit.models.sentence_folders import write_dense, write_folder
 from transformers import AutoModelForMaskedLM, BertForMaskedLM, BertForSequenceClassification, BertModel
 
 import vramfit
@@ -248,6 +249,25 @@ def test_a_hub_id_is_fetched_without_pickles(folder: Path, monkeypatch: pytest.M
     assert torch.equal(logits(ours, tiny_batch()), logits(saved, tiny_batch()))
     assert len(asked) == 1
     assert not any("bin" in pattern for pattern in asked[0])
+
+
+def test_a_dense_layer_on_the_hub_is_fetched_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, "Dense")
+    asked: list[list[str]] = []
+
+    def snapshot(hub_id: str, *, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        if "?_Dense/pytorch_model.bin" in allow_patterns:
+            write_dense(tmp_path, pickled=True)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    load("bert-tiny", task="embedding", device="cpu")
+    assert len(asked) == 1
+    (tmp_path / "2_Dense" / "model.safetensors").unlink()
+    _, report = load("bert-tiny", task="embedding", device="cpu")
+    assert len(asked) == 3
+    assert report.files == ("model.safetensors", "2_Dense/pytorch_model.bin")
 
 
 def test_a_model_object_is_refused() -> None:

@@ -8,12 +8,15 @@ from typing import Any
 from vramfit.errors import NEAR, DataError, nearest_names
 from vramfit.runtime.data.rows import Table, open_table
 from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
+from vramfit.stages import tell
 from vramfit.tasks import all_tasks
 from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, in_order, some_of
 from vramfit.units import counted
 
 NUM_SHOWN = 5
 """Bad rows that a message shows."""
+TOLD_ROWS = 8_192
+"""Rows after which it is told how many were read."""
 PLAIN_TEXT = "plain text is a text a line, without labels: give a .csv or .jsonl file that has both, as text and label"
 
 
@@ -57,6 +60,8 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         columns: Columns | None = None
         for row in islice(table.rows, source.max_rows):
             index, num_rows = num_rows, num_rows + 1
+            if num_rows % TOLD_ROWS == 0:
+                tell(f"reading {source.name}, {num_rows:,} rows so far")
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))

@@ -4,9 +4,9 @@ import hashlib
 import random
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import Examples, read_examples
 from vramfit.runtime.data.source import DataSource, without_labels
+from vramfit.stages import tell
 from vramfit.step.plain import Batch
 from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
-from vramfit.tasks.parts.reading import Encoded, Tokenizing, check_room, texts_of
+from vramfit.tasks.parts.reading import CHUNK_ROWS, Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
 from vramfit.techniques.packing import WINDOW_BATCHES, padded_width
+from vramfit.units import counted
 
 IDS, NUMBERS, OFFSETS = "i", "d", "q"
 """Types of arrays: tokens and classes, labels that are numbers, places."""
@@ -34,6 +36,8 @@ LONGEST = 512
 """Tokens of a sequence where neither the model nor the request says."""
 STRIDE = 128
 """Tokens that two windows of a long context share, in question answering."""
+TOLD_ROWS = CHUNK_ROWS
+"""Rows after which it is told how many are tokenized."""
 PART_ROWS = 256
 """Rows of a part that is read ahead: a tokenizer needs about as long for them as a large GPU."""
 
@@ -204,9 +208,30 @@ def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_pro
         MissingExtra: a `datasets` folder, and `datasets` is not installed.
         WorkloadError: a length without room for text, or a tokenizer that cannot do the task.
     """
+    return read_rows(source, how, seed=seed, mask_probability=mask_probability).tokenized()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedRows:
+    """Rows that were read and checked, and are not tokenized yet: that needs no file, and another thread may do it."""
+
+    task: str
+    examples: Examples
+    how: Tokenizing
+    hiding: Any = None
+
+    def tokenized(self) -> Samples:
+        """The samples; it is told how many of the rows are done."""
+        rows = self.examples.references
+        encoded = _told(find_task(self.task).encode(rows, self.how), len(rows))
+        return Samples(self.task, encoded, self.how, self.examples, self.hiding)
+
+
+def read_rows(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> CheckedRows:
+    """The first half of `read_samples`: reads and checks, with the same errors."""
     examples = read_examples(source, how.label_names or None)
     hiding = source.kind.hiding(how.tokenizer, seed, mask_probability) if source.needs_labels else None
-    return _samples(source.task, examples, how, hiding)
+    return _checked(source.task, examples, how, hiding)
 
 
 def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
@@ -231,38 +256,72 @@ def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
             yield made
 
 
-def _samples(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> Samples:
+def _checked(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> CheckedRows:
     check_room(how.tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
     how = replace(how, label_names=examples.label_names)
-    return Samples(task, find_task(task).encode(examples.references, how), how, examples, hiding)
+    return CheckedRows(task=task, examples=examples, how=how, hiding=hiding)
+
+
+def _samples(task: str, examples: Examples, how: Tokenizing) -> Samples:
+    return _checked(task, examples, how).tokenized()
+
+
+def _told(encoded: Iterable[Encoded], num_rows: int) -> Iterator[Encoded]:
+    """The samples; with each part of them it is told how many of the rows are tokenized."""
+    num_done, last = 0, -1
+    tell(f"tokenizing {counted(num_rows, 'row')}")
+    for sample in encoded:
+        index = sample.reference["index"]  # windows of a text have that of their row
+        if index != last:
+            num_done, last = num_done + 1, index
+            if num_done % TOLD_ROWS == 0:
+                tell(f"tokenizing, {num_done:,} of {counted(num_rows, 'row')} done")
+        yield sample
+
+
+def load_counter(tokenizer: str) -> Any:
+    """The tokenizer that counts tokens for a plan.
+
+    Args:
+        tokenizer: a folder with a tokenizer, or a hub id.
+
+    Raises:
+        VramfitError: there is none.
+    """
+    try:
+        return load_tokenizer(tokenizer)
+    except CheckpointError as error:
+        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
 
 
 def lengths_of_data(
-    path: str, *, task: str, tokenizer: str, max_length: int, text_columns: tuple[str, ...] = ()
-) -> Lengths:
-    """Tokens of each sample, special ones included; rows that cannot be used are left out.
+    path: str, *, task: str, counter: Any, max_length: int, text_columns: tuple[str, ...] = ()
+) -> Callable[[], Lengths]:
+    """Reads and checks a data set; what is given counts the tokens of each sample, special ones included.
+
+    Rows that cannot be used are left out.
 
     Args:
         path: what `DataSource` takes.
         task: of the model.
-        tokenizer: a folder with a tokenizer, or a hub id.
+        counter: what `load_counter` gives.
         max_length: of a window, where questions are asked.
         text_columns: guessed from their names where empty.
 
     Raises:
-        VramfitError: a file, a column or a tokenizer that is not there, or cannot be read.
+        VramfitError: a file or a column that is not there, or cannot be read.
     """
     source = without_labels(path, task, text_columns, MAX_ROWS + 1)
-    try:
-        counter = load_tokenizer(tokenizer)
-    except CheckpointError as error:
-        raise VramfitError(str(error), hint="name the folder that holds tokenizer.json (--tokenizer)") from None
     limit = max_length if source.kind.reads_windows else WHOLE
-    samples = read_samples(source, Tokenizing(tokenizer=counter, max_length=limit, stride=min(STRIDE, limit // 4)))
-    found = tuple(max(n, 1) for n in samples.lengths)
-    is_whole = len(found) <= MAX_ROWS
-    first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
-    return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
+    rows = read_rows(source, Tokenizing(tokenizer=counter, max_length=limit, stride=min(STRIDE, limit // 4)))
+
+    def count() -> Lengths:
+        found = tuple(max(n, 1) for n in rows.tokenized().lengths)
+        is_whole = len(found) <= MAX_ROWS
+        first = "" if is_whole else f"the first {MAX_ROWS:,} rows of "
+        return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
+
+    return count
 
 
 class BatchOrder:

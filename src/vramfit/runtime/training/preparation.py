@@ -12,20 +12,20 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.examples import check_classes
-from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_samples
+from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
-from vramfit.stages import tell
+from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
@@ -137,6 +137,8 @@ class Data:
     tokenizer: Any
     train: Samples
     evaluation: Samples | None
+    max_length: int | None = None
+    """Tokens at which texts are cut."""
 
     @property
     def longest(self) -> int:
@@ -145,26 +147,35 @@ class Data:
 
 
 def read_data(request: TrainRequest, plan: Plan | None) -> Data:
-    """The model's configuration and tokenizer, and both data sets, tokenized.
+    """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
 
     Raises:
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
-    resolved = resolve(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = load_tokenizer(request.model)
-    limits = [max_positions(resolved.config) or LONGEST, request.seq]
+    found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
+    limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
+    rows = found.checked_first(lambda: _read(request, how))
+    with beside(lambda: [each.tokenized() for each in rows]) as samples:
+        resolved = found.resolve()
+        train, *others = samples()
+    evaluation = others[0] if others else None
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
+
+
+def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
+    """The rows of the training data, and of the evaluation data where that is given."""
     tell(f"reading {request.data}")
     source = request.source(request.data)
-    train = read_samples(source, how, seed=request.seed)
-    check_classes(source, train.label_names)
-    evaluation = None
-    if request.eval_data is not None:
-        how = replace(how, label_names=train.label_names)
-        evaluation = read_samples(request.source(request.eval_data), how, seed=request.seed)
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation)
+    train = read_rows(source, how, seed=request.seed)
+    check_classes(source, train.how.label_names)
+    if request.eval_data is None:
+        return [train]
+    how = replace(how, label_names=train.how.label_names)
+    return [train, read_rows(request.source(request.eval_data), how, seed=request.seed)]
 
 
 def make_plan(
@@ -319,7 +330,7 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
 
 def load_source(run: Run) -> Any:
     """The model as it was before training, on the host, for a trained one that cannot be saved as it is."""
-    return _load(run, None, num_labels=run.workload.num_labels, device="cpu")[0]
+    return _load(run, None, num_labels=run.workload.num_labels, device="cpu", pooling=run.workload.pooling)[0]
 
 
 def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any) -> tuple[Any, LoadReport]:

@@ -12,6 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
+from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
+from vramfit.runtime.data.samples import LONGEST
+from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, head_of
+from vramfit.tasks.parts.sentence_head import HeadParts
 
 TYPES = {
     torch.float64: "F64",
@@ -107,12 +112,17 @@ BASE = ".base_layer"
 """What peft puts into the name of a layer that has adapters."""
 
 
-def save_model(model: Any, tokenizer: Any, output: Path, *, load_source: Callable[[], Any]) -> None:
+def save_model(
+    model: Any, tokenizer: Any, output: Path, *, load_source: Callable[[], Any], max_length: int | None = None
+) -> None:
     """Write configuration, weights and tokenizer into a folder; all of them or none.
+
+    A model with a head that pools becomes a folder of sentence-transformers.
 
     Args:
         model: as it was trained.
         load_source: gives the source's model on the host, untouched; called where the trained one cannot be saved.
+        max_length: tokens at which texts were cut; None takes what the tokenizer says.
 
     Raises:
         VramfitError: the disk is full or cannot be written.
@@ -122,8 +132,12 @@ def save_model(model: Any, tokenizer: Any, output: Path, *, load_source: Callabl
         shutil.rmtree(temporary, ignore_errors=True)
         with _disable_current_modes(), torch.no_grad(), quiet(*CHATTY), _no_bars():
             plain = model if is_plain(model) else merged(model, load_source())
-            plain.save_pretrained(temporary, state_dict=_on_host(plain))
+            state, head = _on_host(plain), head_of(plain)
+            of_head = {name: state.pop(name) for name in list(state) if name.startswith(f"{NAME}.")}
+            plain.save_pretrained(temporary, state_dict=state)
             tokenizer.save_pretrained(temporary)
+            if head is not None:
+                _save_head(head, of_head, temporary, (plain.config.hidden_size, max_length or _longest(tokenizer)))
         _put_in_place(temporary, output)
     except Exception as error:  # the writer of safetensors has an error of its own for a full disk
         shutil.rmtree(temporary, ignore_errors=True)
@@ -135,6 +149,32 @@ def save_model(model: Any, tokenizer: Any, output: Path, *, load_source: Callabl
             f"{what}: the model was not saved in {output}; its last checkpoint is whole",
             hint="make room and run the same command with --resume (resume=True)",
         ) from None
+
+
+def _save_head(
+    head: EmbeddingHead, state: Mapping[str, torch.Tensor], folder: Path, sizes: tuple[int, int | None]
+) -> None:
+    """The modules after the encoder, as sentence-transformers has them: each with a folder of its own.
+
+    Args:
+        state: the head's tensors on the host, by their names in the model.
+        sizes: of the encoder's vectors, and tokens at which texts are cut.
+    """
+    parts = replace(head.parts or HeadParts(), pooling=head.pooling)
+    for path, content in files_of(parts, *sizes).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        write_text(folder / path, json.dumps(content, indent=2))
+    for place, layer in enumerate(parts.layers):
+        begins = f"{NAME}.layers.{place}."
+        tensors = {name.removeprefix(begins): state[name] for name in state if name.startswith(begins)}
+        if tensors:
+            write_tensors(folder / layer_folder(place, layer) / "model.safetensors", tensors)
+
+
+def _longest(tokenizer: Any) -> int | None:
+    """Tokens that a tokenizer cuts at; None where it has no limit, which transformers writes as a huge number."""
+    found = getattr(tokenizer, "model_max_length", None)
+    return found if isinstance(found, int) and found <= LONGEST else None
 
 
 @contextmanager
@@ -162,15 +202,20 @@ def _on_host(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def _put_in_place(temporary: Path, output: Path) -> None:
     """Every file to its place; the configuration, which makes a folder a model, comes last."""
-    files = sorted(temporary.iterdir(), key=lambda path: (path.name == "config.json", path.name))
+    inside = [path for path in temporary.rglob("*") if path.is_file()]
+    files = sorted(inside, key=lambda path: (path == temporary / "config.json", path))
     mode = stat.S_IMODE(files[-1].stat().st_mode)  # safetensors lets only the owner read what it writes
     for path in files:
         path.chmod(mode)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
     for path in files:
-        os.replace(path, output / path.name)
-    temporary.rmdir()
+        place = output / path.relative_to(temporary)
+        place.parent.mkdir(exist_ok=True)
+        os.replace(path, place)
+        if place.parent != output:
+            sync_folder(place.parent)
+    shutil.rmtree(temporary)
     sync_folder(output)
 
 

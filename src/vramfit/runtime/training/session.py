@@ -188,5 +188,6 @@ class Session:
                 self.run.data.tokenizer,
                 output,
                 load_source=source,
+                max_length=self.run.data.max_length,
             )
         )

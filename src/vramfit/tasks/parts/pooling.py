@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
+from vramfit.errors import WorkloadError
+from vramfit.tasks.parts.sentence_head import JOINED, HeadParts, LayerPart
+
 NAME = "embedding_head"
 """The head's name among the modules of a model."""
 
@@ -44,17 +47,23 @@ class EmbeddingHead(torch.nn.Module):
     """From the vectors of tokens to one for each text.
 
     Args:
-        pooling: one of `POOLINGS`.
+        pooling: one of `POOLINGS`, or several with `JOINED` between: their vectors end to end.
         normalizes: whether vectors have unit length.
         layers: what vectors go through after pooling, in order.
+        parts: what the head is made of, as its folder has it; None where no folder says.
     """
 
     def __init__(
-        self, pooling: str = "mean", *, normalizes: bool = True, layers: Sequence[torch.nn.Module] = ()
+        self,
+        pooling: str = "mean",
+        *,
+        normalizes: bool = True,
+        layers: Sequence[torch.nn.Module] = (),
+        parts: HeadParts | None = None,
     ) -> None:
         super().__init__()
-        self.pooling, self.normalizes = pooling, normalizes
-        self.layers = torch.nn.ModuleList(layers)
+        self.pooling, self.normalizes, self.parts = pooling, normalizes, parts
+        self.layers = torch.nn.Sequential(*layers)  # no ModuleList: those are an encoder's layers
         self.contrast = Contrast()
         """Set where a workload that trains is applied."""
 
@@ -67,11 +76,71 @@ class EmbeddingHead(torch.nn.Module):
             ends: where texts begin and end in the one row; None for a row each.
         """
         with torch.autocast(hidden.device.type, enabled=False):
-            made = POOLINGS[self.pooling](hidden, mask) if ends is None else PACKED[self.pooling](hidden[0], ends)
+            made = self._pool(hidden, mask, ends)
             for layer in self.layers:
                 made = layer(made.to(next(layer.parameters(), made).dtype))
             made = made.float()
             return F.normalize(made, dim=-1) if self.normalizes else made
+
+    def _pool(self, hidden: torch.Tensor, mask: torch.Tensor | None, ends: torch.Tensor | None) -> torch.Tensor:
+        names = self.pooling.split(JOINED)
+        if ends is None:
+            made = [POOLINGS[name](hidden, mask) for name in names]
+        else:
+            made = [PACKED[name](hidden[0], ends) for name in names]
+        return made[0] if len(made) == 1 else torch.cat([one.float() for one in made], -1)
+
+    def pool_by(self, pooling: str) -> None:
+        """Pool otherwise than the folder says.
+
+        Raises:
+            WorkloadError: the layer after it learned vectors of another width.
+        """
+        num, num_before = len(pooling.split(JOINED)), len(self.pooling.split(JOINED))
+        if num != num_before and any(True for _ in self.layers.parameters()):
+            raise WorkloadError(
+                [f"pooling {pooling} does not go with the model's dense layer, which learned from {self.pooling}"],
+                hint="leave pooling out, or take a folder without a dense layer",
+            )
+        self.pooling = pooling
+
+
+class Dense(torch.nn.Module):
+    """A linear layer and its activation; names as sentence-transformers has them."""
+
+    def __init__(self, part: LayerPart) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(part.in_features, part.out_features, bias=part.bias)
+        self.activation = getattr(torch.nn, part.activation)()
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.activation(self.linear(vectors))
+        return made
+
+
+class Norm(torch.nn.Module):
+    """A layer norm, under the name that sentence-transformers has for it."""
+
+    def __init__(self, part: LayerPart) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(part.in_features)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.norm(vectors)
+        return made
+
+
+class UnitLength(torch.nn.Module):
+    """Unit length before further layers."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return F.normalize(vectors, dim=-1)
+
+
+def make_layer(part: LayerPart) -> torch.nn.Module:
+    """The module that a part of a folder stands for."""
+    kinds = {"Dense": Dense, "LayerNorm": Norm}
+    return kinds[part.kind](part) if part.kind in kinds else UnitLength()
 
 
 def attach(model: Any, head: EmbeddingHead) -> Any:

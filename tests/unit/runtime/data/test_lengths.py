@@ -10,14 +10,15 @@ from vramfit.errors import VramfitError
 from vramfit.models.hub import NotOnHubError
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data import samples as samples_module
-from vramfit.runtime.data.samples import lengths_of_data
+from vramfit.runtime.data.samples import lengths_of_data, load_counter
 
 JOB: dict[str, Any] = {"task": "sequence-classification", "max_length": 8}
 WORDS = ("a", "few", "words", "of", "text", "to", "count")
 
 
 def count(path: Path, **keywords: Any) -> Lengths:
-    return lengths_of_data(str(path), **(JOB | keywords))
+    counter = load_counter(keywords.pop("tokenizer"))
+    return lengths_of_data(str(path), counter=counter, **(JOB | keywords))()
 
 
 @pytest.fixture
