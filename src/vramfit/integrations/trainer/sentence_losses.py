@@ -120,8 +120,9 @@ def read_loss(loss: Any, *, num_texts: int, normalizes: bool) -> TextLoss:
 
 
 def _is_of_losses(loss: Any) -> bool:
-    """Whether it is of the package itself: a class derived from one may compute anything."""
-    return type(loss).__module__.partition(".")[0] == PACKAGE
+    """Whether it is of the package itself, for vectors of texts: a class derived from one may compute anything."""
+    package, _, rest = type(loss).__module__.partition(".")
+    return package == PACKAGE and rest.partition(".")[0] in ("sentence_transformer", "losses")
 
 
 def _function(name: str) -> Any:
