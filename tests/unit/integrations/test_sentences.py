@@ -179,6 +179,24 @@ def _another_model(output: Path, model: Any) -> Any:
     return make_sentences(output, lambda _: RANKING(small_model()), model=model)
 
 
+def _own_method(output: Path, model: Any) -> Any:
+    trainer = make_sentences(output, model=model)
+    trainer.compute_loss = lambda *args, **kwargs: torch.zeros(())
+    return trainer
+
+
+def _max_and_mean(output: Path, model: Any) -> Any:
+    other = small_model()
+    other[1].pooling_mode = ("max", "mean")
+    return make_sentences(output, model=other)
+
+
+def _padded_left(output: Path, model: Any) -> Any:
+    other = small_model()
+    other.tokenizer.padding_side = "left"
+    return make_sentences(output, model=other)
+
+
 def _without_duplicates(output: Path, model: Any) -> Any:
     return make_sentences(output, model=model, batch_sampler="no_duplicates", **ACCUMULATED)
 
@@ -190,6 +208,9 @@ def _without_duplicates(output: Path, model: Any) -> Any:
         (_several_losses, "a loss for each dataset"),
         (_dropout_after_pooling, "the module Dropout after pooling"),
         (_another_model, "MultipleNegativesRankingLoss has another model than the trainer's in it"),
+        (_own_method, "has a compute_loss of its own"),
+        (_max_and_mean, "is none of cls, max, mean"),
+        (_padded_left, "padded on the left"),
         (_without_duplicates, "gradient_accumulation_steps 2 with batch_sampler no_duplicates"),
     ],
 )
@@ -224,7 +245,8 @@ def test_equal_texts_among_the_negatives_are_found(tmp_path: Path, model: Any) -
     twice = datasets.Dataset.from_dict({"query": ["a", "a", "b", "c"], "answer": ["e", "f", "g", "g"]})
     finding = found_by(make_sentences(tmp_path, model=model, data=twice), "trainer.duplicates")
     assert finding.severity == "warning"
-    assert "of 4 samples looked at, 2 share their 'query' with another, 2 pairs in a batch of 4" in finding.what
+    assert "of 4 samples looked at, 2 share their 'query' with another" in finding.what
+    assert "equal pairs in a batch of 4, on average: 2" in finding.what
     assert "NO_DUPLICATES" in finding.fix
     careful = make_sentences(tmp_path, model=model, data=twice, batch_sampler="no_duplicates")
     assert found_by(careful, "trainer.duplicates") is None

@@ -108,7 +108,8 @@ def check_duplicates(trainer: Any) -> Iterator[Finding]:
         check=name,
         severity="warning" if expected >= MANY_EQUAL else "info",
         what=f"{type(negatives[0]).__name__} takes equal texts for negatives: of {num_rows:,} samples looked at, "
-        f"{repeated[worst]:,} share their {worst!r} with another, {expected:.2g} pairs in a batch of {batch}",
+        f"{repeated[worst]:,} share their {worst!r} with another (equal pairs in a batch of {batch}, on average: "
+        f"{expected:.2g})",
         why="a sample is pushed away from what another one, with the same text, is drawn to",
         fix="batch_sampler=BatchSamplers.NO_DUPLICATES",
     )

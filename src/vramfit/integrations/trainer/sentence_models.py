@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, attach
+from vramfit.tasks.parts.sentence_head import MODES
 
 PACKAGE = "sentence_transformers"
-POOLINGS = {"cls": "cls", "max": "max", "mean": "mean", "weightedmean": "weighted-mean", "lasttoken": "last"}
-"""As sentence-transformers calls them, and as vramfit does."""
 LAYERS = ("Dense", "LayerNorm", "Normalize")
 VECTOR = "sentence_embedding"
 """What its modules call the vector of a text."""
@@ -67,15 +66,15 @@ def read_head(model: Any) -> EmbeddingHead | str:
     if not others or type(others[0]).__name__ != "Pooling":
         return "no Pooling follows the encoder"
     mode = others[0].pooling_mode if hasattr(others[0], "pooling_mode") else others[0].get_pooling_mode_str()
-    if mode not in POOLINGS:
-        return f"pooling {mode} is none of {', '.join(POOLINGS)}"
+    if mode not in MODES:
+        return f"pooling {mode} is none of {', '.join(MODES)}"
     odd = [part for part in others[1:] if not _is_layer(part)]
     if odd:
         return f"the module {type(odd[0]).__name__} after pooling is none of {', '.join(LAYERS)}"
     layers = others[1:]
     normalizes = bool(layers) and type(layers[-1]).__name__ == "Normalize"
     inner = layers[:-1] if normalizes else layers
-    return EmbeddingHead(POOLINGS[mode], normalizes=normalizes, layers=[Shared(part) for part in inner])
+    return EmbeddingHead(MODES[mode], normalizes=normalizes, layers=[Shared(part) for part in inner])
 
 
 def _is_layer(part: Any) -> bool:

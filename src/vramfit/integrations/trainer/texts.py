@@ -15,7 +15,13 @@ import torch.nn.functional as F
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.rows import MAX_ROWS, NUM_COLLATED, Rows
 from vramfit.integrations.trainer.sentence_losses import Refused, TextLoss, read_loss, sentence_losses
-from vramfit.integrations.trainer.sentence_models import encoder_in, giving_vectors, is_sentence_model, read_head
+from vramfit.integrations.trainer.sentence_models import (
+    PACKAGE,
+    encoder_in,
+    giving_vectors,
+    is_sentence_model,
+    read_head,
+)
 from vramfit.step.plain import Batch
 from vramfit.step.random_state import RandomState
 from vramfit.tasks.parts.contrastive import check_contrast
@@ -118,6 +124,8 @@ def _obstacles(trainer: Any) -> Iterator[str]:
     if not is_sentence_model(model):
         yield f"{type(model).__name__} of sentence-transformers: its memory is not predicted"
         return
+    if "compute_loss" in vars(trainer) or not type(trainer).compute_loss.__module__.startswith(PACKAGE):
+        yield f"{type(trainer).__name__} has a compute_loss of its own, which would not be asked"
     if isinstance(dataset, dict):
         yield f"several datasets ({', '.join(map(str, dataset))}): give one, whose samples all have the same columns"
     elif not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
