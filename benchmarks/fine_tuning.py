@@ -144,7 +144,7 @@ def plain(
     from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
     import vramfit
-    from vramfit.runtime.data.samples import BatchOrder
+    from vramfit.runtime.data.order import BatchOrder
     from vramfit.runtime.device import RunDevice
     from vramfit.runtime.training.preparation import read_data
     from vramfit.runtime.training.request import TrainRequest

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError, nearest_names
-from vramfit.settings import SETTINGS, record_of
+from vramfit.settings import SETTINGS, given_in, record_of
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ class Workload(Fields):
             problems += setting.value.problems(setting.keyword, value)
         if not problems:
             problems += self._split_batch()
-            problems += [text for s in SETTINGS.values() for text in s.contradictions(self)]
+            problems += [text for s in given_in(self) for text in s.contradictions(self)]
         if problems:
             raise WorkloadError(problems)
 

@@ -25,15 +25,15 @@ def test_packed_predictions_are_the_padded_ones_within_rounding(tmp_path: Path) 
     samples = trained.read(source)
     found: dict[str, torch.Tensor] = {}
     for asked in ("sdpa", None):
-        chosen = trained.attention(run_device, "bf16", asked)
-        inference = trained.load(run_device, samples, precision="bf16", attention=chosen)
+        settings = trained.suited(run_device, precision="bf16", attention=asked)
+        inference = trained.load(run_device, samples, **settings)
         logits = torch.zeros(len(samples), 2)
 
         def take(output: Any, batch: Any, rows: list[int], logits: torch.Tensor = logits) -> None:
             logits[torch.tensor(rows)] = output.logits.float()
 
         inference.run(samples, take)
-        found[str(chosen)] = logits
+        found[settings["attention"]] = logits
     assert set(found) == {"sdpa", "packed"}
     torch.testing.assert_close(found["packed"], found["sdpa"], atol=0.05, rtol=0.05)
 

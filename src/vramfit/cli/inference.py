@@ -3,7 +3,7 @@
 import json as json_format
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from vramfit.cli.terminal import say, show, working, write_out
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import replace_file
 from vramfit.report.run import render_metrics
+from vramfit.settings import having
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.units import counted
@@ -29,7 +30,11 @@ TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME
 Precision = Annotated[str, option(f"Arithmetic. One of {', '.join(CHOICES['precision'])}.", "NAME")]
 Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
+DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
 Seq = Annotated[int | None, option("Cut sequences at so many tokens.", "N", min=1)]
+
+NUM_OF_SEARCH = 3
+"""Files of a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,6 @@ class InferenceOptions:
     """A saved model, a file of rows, and how they are computed."""
 
     model: Model
-    data: Annotated[str, argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")]
     task: TaskName = None
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
     max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
@@ -50,39 +54,78 @@ class InferenceOptions:
     device: str | None = opt(None, "cuda, cuda:N, cpu or emulated.", "NAME")
     trust_remote_code: Trust = False
 
-    def look(self) -> None:
-        """Refuse wrong names and a missing file before torch is imported."""
+    def look(self, *files: str) -> None:
+        """Refuse wrong names and missing files before torch is imported."""
         checked_choice("precision", self.precision)
         look_at_gpu(self.gpu)
         look_at_model(self.model)
-        look_at_file(self.data)
+        for file in files:
+            look_at_file(file)
 
-    def source(self, task: str, **more: Any) -> "DataSource":
+    def source(self, data: str, task: str, **more: Any) -> "DataSource":
         """The rows, as they are read for a task."""
         from vramfit.runtime.data.source import DataSource
 
         columns = parse_names(self.text_column)
-        return DataSource(path=self.data, task=task, text_columns=columns, max_rows=self.max_rows, **more)
+        return DataSource(path=data, task=task, text_columns=columns, max_rows=self.max_rows, **more)
 
-    def open(self) -> tuple[Any, Any, str | None]:
-        """The model, the device it is to run on, and the attention to take there."""
+    def open(self, task: str | None = None) -> tuple[Any, Any, dict[str, Any]]:
+        """The model, the device it is to run on, and the settings to take there.
+
+        Args:
+            task: the one to take where none is named; None takes the model's own.
+        """
         from vramfit.runtime.device import RunDevice
         from vramfit.runtime.trained import open_model
 
-        trained = open_model(self.model, task=self.task, seq=self.seq, trust_remote_code=self.trust_remote_code)
+        trained = open_model(self.model, task=self.task or task, seq=self.seq, trust_remote_code=self.trust_remote_code)
         trained.check_head()
         run_device = RunDevice(self.device, memory=self.memory)
-        return trained, run_device, trained.attention(run_device, self.precision, self.attention, self.gpu)
+        names = {f.name for f in fields(self)} & set(having(in_inference=True)) - {"model", "task", "seq"}
+        return trained, run_device, trained.suited(run_device, **{name: getattr(self, name) for name in names})
 
-    def load(self, trained: Any, run_device: Any, samples: Any, attention: str | None) -> Any:
+    def load(self, trained: Any, run_device: Any, samples: Any, settings: dict[str, Any]) -> Any:
         """The model on its device, with a batch that fits beside it."""
-        same = {name: getattr(self, name) for name in ("memory", "gpu", "batch", "precision")}
-        return trained.load(run_device, samples, attention=attention, **same)
+        return trained.load(run_device, samples, batch=self.batch, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """How a model that gives vectors of texts is evaluated."""
+
+    queries: str | None = opt(None, "Search: queries with id and text.", "FILE")
+    documents: str | None = opt(None, "Search: documents with id and text.", "FILE")
+    relevant: str | None = opt(None, "Search: query id, document id and grade, as BEIR's qrels have them.", "FILE")
+    dims: str | None = opt(None, "Cut vectors to these lengths too, side by side.", "N,…")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those of a search."""
+        return tuple(file for file in (self.queries, self.documents, self.relevant) if file is not None)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of vectors."""
+        parts = parse_names(self.dims)
+        wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
+        if wrong:
+            raise typer.BadParameter(f"--dims {wrong[0]!r} is not a whole number from 1")
+        return tuple(map(int, parts))
+
+    def look(self, data: str | None) -> None:
+        """Refuse what contradicts itself, before anything is read."""
+        if data is not None and self.files:
+            raise typer.BadParameter("DATA and --queries both say what is evaluated: give one")
+        if data is None and len(self.files) < NUM_OF_SEARCH:
+            raise typer.BadParameter("give DATA; or for a search all of --queries, --documents and --relevant")
+        assert self.lengths is not None
 
 
 @verb("vramfit evaluate my-model dev.csv --memory 2GiB")
 def evaluate(
     options: InferenceOptions,
+    vectors: VectorOptions,
+    data: Annotated[str | None, DATA] = None,
     label_column: Annotated[str | None, option("Column of the labels.", "NAME")] = None,
     skip_bad_rows: Annotated[bool, option("Leave out rows that cannot be used.", None, "--skip-bad-rows")] = False,
     json: Json = False,
@@ -92,30 +135,54 @@ def evaluate(
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
     130 when interrupted.
     """
-    options.look()
+    vectors.look(data)
+    options.look(*([data] if data is not None else vectors.files))
+    if data is None:
+        from vramfit.cli.search import evaluate_search
+
+        show(evaluate_search(options, vectors, skip_bad_rows=skip_bad_rows), render_metrics, json=json)
+        return
+    rows = data
 
     def source(task: str) -> "DataSource":
-        return options.source(task, label_column=label_column, skip_bad_rows=skip_bad_rows)
+        return options.source(rows, task, label_column=label_column, skip_bad_rows=skip_bad_rows)
 
     look_at_data_for(options.model, source, options.task)
     with working("Reading"):
         from vramfit.runtime.data.samples import make_metrics
 
-        trained, run_device, attention = options.open()
+        trained, run_device, settings = options.open()
         samples = trained.read(source(trained.task))
         metrics = make_metrics(samples)
     say_what_was_cut(samples)
     with working("Evaluating"):
-        inference = options.load(trained, run_device, samples, attention)
+        inference = options.load(trained, run_device, samples, settings)
+        compare_dims(metrics, inference.model, vectors.lengths)
         inference.run(
             samples,
             lambda output, rows, numbers: metrics.update(output, rows, [samples.references[i] for i in numbers]),
             lambda done, total: tell(f"{done:,} of {total:,} done"),
         )
-    read: dict[str, Any] = {"num_samples": len(samples), "num_bad_rows": len(samples.bad_rows)}
+    read: dict[str, Any] = {"num_samples": samples.num_samples, "num_bad_rows": len(samples.bad_rows)}
     result = {**read, **metrics.result(), "notes": trained.notes_on(samples)}
     took = {"num_recoveries": inference.num_recoveries, "reserved_bytes": run_device.reserved_bytes}
     show(result | took if json else result, render_metrics, json=json)
+
+
+def compare_dims(metrics: Any, model: Any, dims: tuple[int, ...]) -> None:
+    """Have metrics of vectors compare lengths of them.
+
+    Raises:
+        WorkloadError: metrics of something else, or vectors that are shorter.
+    """
+    if not dims:
+        return
+    if not hasattr(metrics, "dims"):
+        raise WorkloadError(["--dims is for models that give vectors of texts"])
+    from vramfit.runtime.retrieval import check_dims
+
+    check_dims(model, dims)
+    metrics.dims = dims
 
 
 def say_what_was_cut(*parts: Any) -> None:
@@ -179,7 +246,7 @@ class PredictOptions:
 
 
 @verb("echo 'A film to remember.' | vramfit predict my-model -")
-def predict(options: InferenceOptions, own: PredictOptions) -> None:
+def predict(options: InferenceOptions, own: PredictOptions, data: Annotated[str, DATA]) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
     row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
@@ -187,18 +254,19 @@ def predict(options: InferenceOptions, own: PredictOptions) -> None:
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
     130 when interrupted.
     """
-    options.look()
-    own.look(options.data)
+    options.look(data)
+    own.look(data)
 
     def source(task: str) -> "DataSource":
-        return options.source(task, needs_labels=False, skip_bad_rows=True)
+        return options.source(data, task, needs_labels=False, skip_bad_rows=True)
 
     look_at_data_for(options.model, source, options.task)
     with _unwritten(own.output), working("Reading"):
-        trained, run_device, attention = options.open()
+        trained, run_device, settings = options.open()
+        packs = trained.workload(**settings).is_packed
         wanted = own.num_scores(trained)
         rows = source(trained.task)
-        parts = trained.read_ahead(rows) if attention == "packed" else iter([trained.read(rows)])
+        parts = trained.read_ahead(rows) if packs else iter([trained.read(rows)])
         first = next(parts)
     found: list[dict[str, Any]] = []
     read: list[Any] = []
@@ -213,7 +281,7 @@ def predict(options: InferenceOptions, own: PredictOptions) -> None:
                 read.append(samples)
                 yield samples
 
-        inference = options.load(trained, run_device, None if attention == "packed" else first, attention)
+        inference = options.load(trained, run_device, None if packs else first, settings)
         inference.run_parts(pass_on(), take, lambda done: tell(f"{done:,} done"))
     for note in trained.notes_on(first):
         say(f"Note: {note}")

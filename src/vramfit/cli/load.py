@@ -42,12 +42,11 @@ def load(options: WorkloadOptions, own: LoadOptions, json: Json = False) -> None
     from vramfit.loader.load import make_request
 
     job = {name: count for name, count in (("batch", own.batch), ("seq", own.seq)) if count is not None}
-    if job and options.given.get("offload") != "weights":
-        raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
-
     keywords: dict[str, Any] = options.keywords(trains=False)
     drawn = {"random_weights": own.random_weights, "seed": own.seed}
     request = make_request(options.model, device=own.device or "cpu", **drawn, **keywords)
+    if job and not request.offloads:
+        raise typer.BadParameter("--batch and --seq go with --offload weights: they say how many layers can stay")
     with working(f"Loading {options.model}"):
         from vramfit.loader.comparison import load_and_compare
         from vramfit.loader.load import load_request

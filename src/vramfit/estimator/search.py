@@ -15,6 +15,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import resolve
 from vramfit.records.estimate import FitGrid, MaxBatch
 from vramfit.records.stream import Stream
+from vramfit.settings.sizes import fewest_samples
 from vramfit.stages import tell
 from vramfit.units import counted, format_bytes
 from vramfit.workload import MAX_COUNT, SIZE_HINT, Workload
@@ -105,9 +106,7 @@ def max_batch(model: Any, **keywords: Any) -> MaxBatch:
     >>> max_batch("bert-tiny", seq=128, memory="300MiB").batch > 64
     True
     """
-    accumulate = keywords.get("accumulate")
-    keywords = {k: v for k, v in keywords.items() if k not in ("batch", "micro_batch")}
-    keywords["batch"] = accumulate if isinstance(accumulate, int) and accumulate > 0 else 1
+    keywords = {k: v for k, v in keywords.items() if k != "micro_batch"} | {"batch": fewest_samples(keywords)}
     with collection_paused():
         traced, target = resolve_workload(model, keywords)
         if target.capacity_bytes is None:

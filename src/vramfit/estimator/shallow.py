@@ -7,6 +7,7 @@ from vramfit.errors import VramfitError
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peaks_of_parts
 from vramfit.models.resolve import ResolvedModel
+from vramfit.settings import SETTINGS
 
 WORTHWHILE_LAYERS = 10
 """With fewer, a trace of the whole model is as quick."""
@@ -39,13 +40,10 @@ def least_peaks(traced: TracedWorkload, micro_batch: int, traced_at: int) -> dic
     workload, resolved = traced.workload, traced.resolved
     if resolved.module is not None or workload.num_gpus > 1 or num_layers_of(resolved) < WORTHWHILE_LAYERS:
         return {}
-    if workload.num_checkpointed is not None or isinstance(workload.freeze, tuple):
-        return {}
-    if workload.num_frozen is not None:  # one that learns, above one that does not
-        traced = replace(traced, workload=replace(workload, freeze=1))
     try:
-        few = with_few_layers(traced, LEAST_LAYERS)
+        workload = replace(workload, **{s.keyword: s.in_few_layers(workload) for s in SETTINGS.values()})
+        few = with_few_layers(replace(traced, workload=workload), LEAST_LAYERS)
         template = few.trace(None if traced_at > 1 else 1)
-    except (VramfitError, AttributeError):
+    except (VramfitError, AttributeError, LookupError):
         return {}
     return peaks_of_parts(template.instantiate(micro_batch, few.order(1, micro_batch)))

@@ -8,6 +8,7 @@ from vramfit.estimator.target import Target
 from vramfit.records.estimate import TimeBasis
 from vramfit.records.measurement import REFERENCE
 from vramfit.records.stream import Work
+from vramfit.settings import SETTINGS
 from vramfit.timing.model import StepTime, time_step, with_host_step
 from vramfit.timing.profile import speed_of
 from vramfit.timing.speed import Links
@@ -86,6 +87,6 @@ def _with_talk(step: StepTime, template: StreamTemplate, workload: Workload, lin
 
 def reference_work(gpu: str | None) -> Work:
     """What the reference step of a calibration does on a GPU of the catalogue."""
-    given = {name: getattr(REFERENCE, name) for name in ("batch", "seq", "mask", "optimizer")}
+    given = {name: getattr(REFERENCE, name) for name in SETTINGS if name not in ("model", "gpu")}
     traced, _ = resolve_workload(REFERENCE.model, {**given, "gpu": gpu})
     return work_of(traced.template(REFERENCE.batch), traced.workload, REFERENCE.batch)

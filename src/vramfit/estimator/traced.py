@@ -15,6 +15,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
+from vramfit.settings import seen_in_trace
 from vramfit.trace.comparison import is_of_comparison, trace_comparison
 from vramfit.trace.run import Conditions, passes_are_alike, trace
 from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
@@ -106,39 +107,36 @@ class TracedWorkload:
         """The trace for every batch; for one sample its own, since dimensions of 1 behave differently; and for a pass
         that compares all vectors, whose work grows with their square."""
         w = self.workload
-        if w.is_joint and not w.runs_twice:
-            return self._kept_trace(micro_batch)
-        if w.is_joint:
-            is_own = micro_batch == w.micro_batch
-            own = w if is_own else w.with_batch(micro_batch * w.num_passes * w.num_gpus)
-            return self._with_comparison(self._for_any(micro_batch), self.num_texts or own.step_texts)
-        return self._for_any(micro_batch)
+        if w.lengths is not None:
+            return self.trace(micro_batch)
+        if micro_batch == 1 or (w.is_joint and not w.runs_twice):
+            found = self._kept_trace(micro_batch)
+        else:
+            try:
+                found = self._kept_trace(None)
+            except TraceError:
+                # sizes beyond 63 bits, or a model that looks at its batch: a trace at the real batch decides
+                found = self._kept_trace(micro_batch)
+        return self._with_comparison(found, micro_batch) if w.runs_twice else found
 
-    def _with_comparison(self, template: StreamTemplate, num_texts: int) -> StreamTemplate:
-        """The template of a step whose vectors are so many."""
+    def _with_comparison(self, template: StreamTemplate, micro_batch: int) -> StreamTemplate:
+        """The template with the comparison of all vectors of a step in micro-batches of this size."""
+        w = self.workload
+        own = w if micro_batch == w.micro_batch else w.with_batch(micro_batch * w.num_passes * w.num_gpus)
+        num_texts = self.num_texts or own.step_texts
         key = (id(template.segments), num_texts, template.profile)
         if key not in _compared:
-            _compared[key] = (template, trace_comparison(self.resolved, self.workload, template, num_texts))
+            _compared[key] = (template, trace_comparison(self.resolved, w, template, num_texts))
             while len(_compared) > MAX_KEPT:
                 _compared.popitem(last=False)
         return _compared[key][1]
 
-    def _for_any(self, micro_batch: int) -> StreamTemplate:
-        if self.workload.lengths is not None:
-            return self.trace(micro_batch)
-        if micro_batch == 1:
-            return self._kept_trace(1)
-        try:
-            return self._kept_trace(None)
-        except TraceError:
-            # sizes beyond 63 bits, or a model that looks at its batch: a trace at the real batch decides
-            return self._kept_trace(micro_batch)
-
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
             return self.trace(batch)
-        traced = (*self._dialect(), batch, self._traced_alike(), self.num_resident, self.rooms)
-        key = (self.resolved.config.to_json_string(), *traced)
+        alike = (num_traced(self.workload), *seen_in_trace(self.workload, "layers", "step"))
+        traced_for = (*self._dialect(), batch, alike, self.num_resident, self.rooms)
+        key = (self.resolved.config.to_json_string(), repr(self.resolved.parts), *traced_for)
         packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
         template = _kept.pop((*key, *packed), None)
         if template is None:
@@ -152,22 +150,6 @@ class TracedWorkload:
         """What of a GPU and a torch release decides which operators run; how many multiprocessors there are only
         decides what single kernels ask for, which is filled in with the batch."""
         return self.profile.compute_capability, self.profile.torch_version
-
-    def _traced_alike(self) -> Workload:
-        """What stands for all workloads with the same trace: sizes, counts and places are filled in afterwards."""
-        num_micro = num_traced(self.workload)
-        return replace(
-            self.workload,
-            batch=num_micro * self.workload.num_gpus,
-            accumulate=num_micro,
-            micro_batch=None,
-            precision="fp32" if self.workload.has_tf32 else self.workload.precision,
-            allocator="default",
-            gpu=None,
-            memory=None,
-            host_memory=None,
-            num_nodes=1,
-        )
 
     def work_by_length(self, seq: int, micro_batch: int) -> StreamTemplate:
         """A template with the work of a step whose passes have another length; what it asks of memory is left out where

@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from vramfit.errors import MissingExtra, NoPlanFits, WorkloadError
 from vramfit.loader.filling import tensor_slots
 from vramfit.loader.load import LoadRequest
 from vramfit.models.anatomy import encoder_layers
+from vramfit.settings import SETTINGS
 from vramfit.techniques import offloading, quantization
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -64,11 +64,8 @@ def resident_layers(request: LoadRequest, model: torch.nn.Module, device: torch.
 
 def _less(model: torch.nn.Module, w: Workload, total_bytes: int) -> str:
     """What the weights would take otherwise, in figures of this model."""
-    changes: dict[str, dict[str, Any]] = {
-        "in precision bf16": {"precision": "bf16"},
-        "with quantize int8": {"quantize": "int8"},
-        "with both": {"precision": "bf16", "quantize": "int8"},
-    }
+    less = {s.keyword: s.less_weight for s in SETTINGS.values() if s.less_weight is not None}
+    changes = {f"with {name} {value}": {name: value} for name, value in less.items()} | {"with both": less}
     taken = {total_bytes}
     said = []
     for name, change in changes.items():
@@ -101,27 +98,25 @@ def _slot_bytes(layers: Sequence[int]) -> int:
 
 def tensor_bytes(model: torch.nn.Module, workload: Workload) -> dict[int, int]:
     """What each tensor of a model will take on the device, by identity, in the precision of a workload."""
-    dtype, quantize = workload.weight_dtype, workload.quantize
+    dtype = workload.weight_dtype
     quantized = _quantized(model, workload)
     by_shape: dict[tuple[int, ...], int] = {}
     sizes = {}
     for slot in tensor_slots(model):
         final = torch.empty_like(slot.tensor, dtype=dtype if slot.is_cast else None)
         shape = tuple(final.shape)
-        if quantize is None or id(slot.tensor) not in quantized:
+        if id(slot.tensor) not in quantized:
             sizes[id(slot.tensor)] = offloading.device_bytes([final])
             continue
         if shape not in by_shape:
-            by_shape[shape] = offloading.device_bytes([quantization.quantize_weight(final, quantize)])
+            by_shape[shape] = offloading.device_bytes([quantization.quantize_weight(final, workload)])
         sizes[id(slot.tensor)] = by_shape[shape]
     return sizes
 
 
 def _quantized(model: torch.nn.Module, workload: Workload) -> set[int]:
     """Weights that will be quantized, by identity."""
-    if not workload.is_quantized:
-        return set()
-    return {id(linear.weight) for linear in quantization.quantizable(model, workload.quantize)}
+    return {id(linear.weight) for linear in quantization.quantizable(model, workload)}
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -19,7 +19,7 @@ from vramfit.checkpoints.reading import opened
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.errors import CheckpointError
 from vramfit.models.anatomy import encoder_layers
-from vramfit.techniques import precision, quantization
+from vramfit.techniques import quantization
 from vramfit.workload import Workload
 
 STAGE_BYTES = 16 * 2**20
@@ -259,12 +259,10 @@ class Filling:
         device: torch.device,
         num_resident: int,
     ) -> None:
-        self._tensors, self._quantize = tensors, workload.quantize
-        self._dtype = precision.weight_dtype(workload.precision)
+        self._tensors, self._workload = tensors, workload
         self.transfer = ToCuda(device) if device.type == "cuda" else ToHost(device)
         self._host = ToHost(torch.device("cpu"))
-        linears = [] if not workload.is_quantized else quantization.quantizable(model, workload.quantize)
-        self.quantized = {id(linear) for linear in linears}
+        self.quantized = {id(linear) for linear in quantization.quantizable(model, workload)}
         """Modules whose weight is quantized, by identity."""
         waiting = encoder_layers(model)[num_resident:]
         self._offloaded = {id(module) for layer in waiting for module in layer.modules()}
@@ -306,12 +304,12 @@ class Filling:
         on_host = slot.tensor.detach() if source is None else self._tensors[source]
         stays = id(slot.module) in self._offloaded and slot.is_parameter
         transfer = self._host if stays else self.transfer
-        dtype = self._dtype if slot.is_cast else slot.tensor.dtype
+        dtype = self._workload.weight_dtype if slot.is_cast else slot.tensor.dtype
         if not slot.is_parameter:
             return transfer.bring(on_host, dtype)
-        if self._quantize is not None and id(slot.module) in self.quantized and slot.name == "weight":
+        if id(slot.module) in self.quantized and slot.name == "weight":
             rows_of = partial(transfer.bring, dtype=dtype)
-            return quantization.quantize_rows(on_host, self._quantize, dtype, transfer.device, rows_of)
+            return quantization.quantize_rows(on_host, self._workload, dtype, transfer.device, rows_of)
         return torch.nn.Parameter(transfer.bring(on_host, dtype), requires_grad=slot.tensor.requires_grad)
 
 

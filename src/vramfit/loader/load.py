@@ -163,7 +163,7 @@ def load_request(
     from vramfit.techniques import quantization
 
     device = find_device(request.device)
-    quantization.check(request.workload.quantize, request.workload.precision, device)
+    quantization.check(request.workload, device)
     resolved = request.resolve()
     started = time.perf_counter()  # to import torch and the model's code takes longer than most checkpoints
     origin = find_origin(request, resolved, scan=scan)

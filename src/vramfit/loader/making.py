@@ -1,7 +1,7 @@
 """`find_origin` and `make_model`: from a request to a checkpoint that is inspected, to a model that has its weights."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from vramfit.loader.budget import check_host, resident_layers
 from vramfit.loader.filling import CheckpointTensors, Filling, empty, initialise
 from vramfit.loader.load import LoadRequest, Progress
 from vramfit.models.anatomy import encoder_layers
-from vramfit.models.build import build_meta
+from vramfit.models.build import build_for
 from vramfit.models.catalogue import find_entry
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.finding import LoadReport
+from vramfit.settings import having
 from vramfit.tasks.parts.pooling import head_of
-from vramfit.techniques import offloading, precision
+from vramfit.techniques import offloading
 
 CONFIGURATION = (
     *("config.json", "*.py", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model"),
@@ -117,7 +118,7 @@ def make_model(
         CheckpointError: a file changed while it was read.
     """
     gauge, w, inspection = Gauge(device), request.workload, origin.inspection
-    model: Any = build_meta(origin.resolved, attention=w.attention)
+    model: Any = build_for(origin.resolved, w)
     if w.pooling is not None and (head := head_of(model)) is not None:
         head.pool_by(w.pooling)
     num_resident = resident_layers(request, model, device)
@@ -138,7 +139,7 @@ def make_model(
         raise
     model.eval()
     model.config.name_or_path = str(origin.resolved.folder or origin.resolved.name)  # as `from_pretrained` leaves it
-    model.config.dtype = precision.weight_dtype(w.precision)
+    model.config.dtype = w.weight_dtype
     gauge.sample()
     final_bytes, peak_bytes = gauge.device_bytes
     return model, LoadReport(
@@ -146,8 +147,7 @@ def make_model(
         model_class=type(model).__name__,
         task=origin.resolved.task,
         device=str(device),
-        precision=w.precision,
-        quantize=w.quantize,
+        **{f.name: getattr(w, f.name) for f in fields(LoadReport) if f.name in having(of_weights=True)},
         num_quantized=len(filling.quantized),
         files=() if inspection is None else _names(inspection),
         num_tensors=num_tensors,

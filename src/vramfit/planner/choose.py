@@ -16,7 +16,7 @@ from vramfit.planner.heuristics import (
 from vramfit.planner.job import Job
 from vramfit.planner.margin import Margin, given_margin, margin_of, tight_margin_of
 from vramfit.planner.predictions import Choice, can_start_over, correct, host_share, predict
-from vramfit.planner.recipes import Proposal, Recipe, ladder, recipes
+from vramfit.planner.recipes import Proposal, Recipe, asked_to_capture, ladder, recipes
 from vramfit.planner.search import Search
 from vramfit.planner.varied import padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate
@@ -99,9 +99,7 @@ def _packed_or_padded(job: Job, proposal: Proposal) -> Found | None:
 def _packed(job: Job, proposal: Proposal) -> Found | None:
     """The fastest choice without padding, where lengths are known and there would be enough of it, or where layers run
     kernels of their own, which are for packed rows."""
-    if job.lengths is None or "attention" in job.request.fixed or job.request.rehearses:
-        return None
-    if proposal.offload is not None or not job.can_pack or job.base.num_gpus > 1:
+    if not job.may_pack or job.request.rehearses or proposal.offloads or job.base.num_gpus > 1:
         return None
     packed = replace(proposal, packs=True)
     has_kernels = any(recipe.has_own_kernels for recipe in recipes(job, packed))
@@ -128,7 +126,7 @@ def why_not_packed(job: Job, recipe: Recipe) -> str | None:
         "that is not for several GPUs": job.base.num_gpus > 1,
         "this model has no such attention": not job.can_pack,
         "its kernel needs a GPU of sm_80 or newer": job.capability < BF16_CAPABILITY,
-        f"its kernel computes in 16 bits, not in {recipe.precision}": recipe.is_32_bit,
+        f"its kernel computes in 16 bits, not in {recipe.arithmetic}": recipe.is_32_bit,
         "that is not planned beside what waits in host memory": recipe.offloads,
         "that is planned where lengths are known (--lengths, --data) or where it is asked for (--attention packed)": (
             job.lengths is None
@@ -159,14 +157,14 @@ def margins(job: Job, proposal: Proposal) -> list[Margin]:
     request, base = job.request, job.base
     if request.margin is not None:
         return [given_margin(job.budget_bytes, request.margin)]
-    records, compiles = proposal.adds.get("graphs", False), proposal.adds.get("compile", base.is_compiled)
-    workload = replace(base, attention="packed" if proposal.packs else base.attention, compile=compiles)
+    records, compiles = proposal.captures_graphs, proposal.adds.get("compile", base.is_compiled)
+    workload = replace(proposal.on(base), compile=compiles)
     basis = target_of(workload).basis
     workload = replace(workload, allocator=request.fixed.get("allocator", "expandable"))
     varied = base.mask == "padded" and (job.lengths is None or job.lengths.varies)
     usual = margin_of(job.budget_bytes, basis, workload, varied=varied, whole=records)
     tight = tight_margin_of(job.budget_bytes, basis, workload)
-    has_one = tight.num_bytes >= usual.num_bytes or (records and request.wishes.get("graphs") is None)
+    has_one = tight.num_bytes >= usual.num_bytes or (records and asked_to_capture(request) is None)
     return [usual] if has_one else [usual, tight]
 
 
@@ -217,19 +215,18 @@ def _compiled(plain: Found) -> Found | None:
 
 def _recorded(plain: Found) -> Found | None:
     """Packed passes that are captured as CUDA graphs, where that is asked for or pays, and can be; None elsewhere."""
-    job, recipe, wish = plain.job, plain.recipe, plain.job.request.wishes.get("graphs")
+    job, recipe, wish = plain.job, plain.recipe, asked_to_capture(plain.job.request)
     if wish is False or (wish is None and not _pays_to_record(plain)):
         return None
-    may_pack = job.lengths is not None and "attention" not in job.request.fixed and job.can_pack
-    if recipe.offloads or not (recipe.is_packed or may_pack):
+    if recipe.offloads or not (recipe.is_packed or job.may_pack):
         return None
-    proposal = Proposal(training=plain.proposal.training, packs=True, adds={"graphs": True})
+    proposal = Proposal(training=plain.proposal.training)
     if recipe.is_compiled:
-        proposal = replace(proposal, adds={"graphs": True, "compile": True}, like=recipe)
-    found = fastest(job, proposal)
+        proposal = replace(proposal, adds={"compile": True}, like=recipe)
+    found = fastest(job, proposal.captured())
     if found is None:
         return None
-    is_worse = found.recipe.optimizer != recipe.optimizer or found.priced_seconds > SLOWER * plain.priced_seconds
+    is_worse = not found.recipe.steps_like(recipe) or found.priced_seconds > SLOWER * plain.priced_seconds
     return None if wish is None and is_worse else replace(found, before=plain.search)
 
 
@@ -244,6 +241,6 @@ def _pays_to_record(plain: Found) -> bool:
 def may_pay_to_record(found: Found) -> bool:
     """Whether passes are not captured only because nobody said how long the run is."""
     request, recipe = found.job.request, found.recipe
-    if request.steps is not None or request.wishes.get("graphs") or not recipe.is_packed or recipe.captures_graphs:
+    if request.steps is not None or asked_to_capture(request) or not recipe.is_packed or recipe.captures_graphs:
         return False
     return host_share(found.job, found.choice) >= NEAR_HOST

@@ -17,6 +17,7 @@ from vramfit.planner.reasons import words_of
 from vramfit.planner.recipes import Proposal, Recipe, Training, levels, micro_batches, recipes, trainings
 from vramfit.planner.request import Request
 from vramfit.records.plan import InstanceFit
+from vramfit.settings.sizes import split_of
 from vramfit.units import format_bytes
 
 OnGPU = Callable[[str, int, int], None]
@@ -71,7 +72,7 @@ def _enough_host_bytes(job: Job, limit_bytes: int) -> int | None:
         return None
     free = replace(job, request=replace(job.request, offloads=True))
     for proposal in levels(free, _first(job)):
-        for recipe in recipes(free, proposal) if proposal.offload else ():
+        for recipe in recipes(free, proposal) if proposal.offloads else ():
             if _stays_within(job, recipe, limit_bytes):
                 return host_bytes(job, _all_layers(job, recipe))
     return None
@@ -101,11 +102,6 @@ def _smallest_size(job: Job) -> int:
     return micro_batches(job.request, job.base.share)[-1]
 
 
-def _class_of(precision: str) -> str:
-    """bfloat16 or float16, TF32 or not: what a GPU has of them takes as much."""
-    return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(precision, precision)
-
-
 def _all_layers(job: Job, recipe: Recipe) -> Recipe:
     if recipe.is_checkpointed or not job.can_checkpoint or not recipe.learns_in_layers:
         return recipe
@@ -118,10 +114,7 @@ def _fits(job: Job, training: Training, limit_bytes: int, like: Recipe) -> bool:
     Args:
         like: what takes least of another training, model or GPU: of the recipes, only those like it are predicted.
     """
-    made = _all_recipes(job, training)
-    made = [r for r in made if r.offload == like.offload] or made
-    alike = [r for r in made if _class_of(r.precision) == _class_of(like.precision)]
-    made = [r for r in alike if r.optimizer == like.optimizer] or alike or made
+    made = like.nearest(_all_recipes(job, training))
     return any(_stays_within(job, recipe, limit_bytes) for recipe in made)
 
 
@@ -182,7 +175,7 @@ def _largest_model(job: Job, limit_bytes: int, like: Recipe) -> str | None:
     for candidate in possible[:MAX_MODELS_TRIED]:
         try:
             other = Job.of(candidate.name, job.request)
-            if _fits(other, _first(other), _limit(other), replace(like, optimizer="")):  # 8 bits pay for large ones
+            if _fits(other, _first(other), _limit(other), like.with_any_optimizer()):  # 8 bits pay for large ones
                 return candidate.name
         except VramfitError:  # no such head, or shorter sequences
             continue
@@ -273,8 +266,7 @@ def _fit_on(model: Any, gpu: GPU, keywords: Mapping[str, Any]) -> InstanceFit:
         missing,
         fits=True,
         settings=words_of(job, choice),
-        micro_batch=choice.micro_batch,
-        accumulate=job.passes(choice.micro_batch),
+        **split_of(choice.micro_batch, job.passes(choice.micro_batch)),
         step_time_s=choice.step_time_s,
         safe_reserved_bytes=found.estimate.safe_reserved_bytes,
     )

@@ -78,6 +78,12 @@ class Job:
         )
 
     @property
+    def may_pack(self) -> bool:
+        """Whether sequences may lie end to end, if that is better: their lengths are known, and nothing else is asked
+        for."""
+        return self.lengths is not None and "attention" not in self.request.fixed and self.can_pack
+
+    @property
     def is_described(self) -> bool:
         """Whether what decides its plan can be written down: a configuration, and a class that transformers has."""
         resolved = self.traced.resolved

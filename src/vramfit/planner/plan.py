@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vramfit.cache import remembered
-from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.traced import collection_paused
 from vramfit.planner.choose import Found, find, for_long_run, margins, may_pay_to_record
@@ -161,13 +161,11 @@ def _plan_for_ranks(model: Any, lengths: Any, keywords: Mapping[str, Any]) -> Pl
         WorkloadError: offloading, which is for one GPU.
     """
     asked = keywords.get("parallel")
-    if keywords.get("offload") not in (None, False):
-        raise WorkloadError([f"offload {keywords['offload']} is for one GPU: leave it out, shards take its place"])
     found: dict[str, Plan] = {}
     failures: dict[str, NoPlanFits] = {}
     for parallel in PARALLEL if asked is None else (asked,):
         try:
-            found[parallel] = _plan_for_one(model, lengths, {**keywords, "parallel": parallel, "offload": False})
+            found[parallel] = _plan_for_one(model, lengths, {**keywords, "parallel": parallel})
         except NoPlanFits as failure:
             failures[parallel] = failure
     if not found:

@@ -17,9 +17,11 @@ from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.heuristics import MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES, MUCH_SMALLER
 from vramfit.planner.job import Job, full_samples, once
 from vramfit.planner.recipes import Recipe
+from vramfit.planner.request import SPLIT
 from vramfit.records.estimate import Estimate
 from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS
+from vramfit.settings.sizes import passes_of
 from vramfit.tasks import find_task
 from vramfit.techniques.application import apply
 from vramfit.techniques.quantization import inner_tensors
@@ -29,10 +31,6 @@ PROBED_PASSES = 2
 """Micro-batches of a step that is only looked at: the first makes the gradients, all others are like the second."""
 ANY_BATCH = 2
 """A trace at this size serves every other one."""
-STATE_COPIES = {"adamw": 2, "adamw-fused": 2, "adamw-single": 2}
-"""Optimizer → moments of the size and type of what learns; others may keep next to nothing."""
-STATE_BYTES = {"adamw-8bit": 2}
-"""Optimizer → bytes of its moments for each weight, at the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,7 @@ def num_predicted(job: Job) -> int:
 @once
 def traced_passes(job: Job, recipe: Recipe, num_passes: int) -> TracedWorkload:
     """A job of so many micro-batches; their size is filled in later."""
-    batch = num_passes * job.base.num_gpus
-    workload = replace(job.base, **recipe.keywords(), batch=batch, accumulate=num_passes, micro_batch=None)
+    workload = replace(job.base, **recipe.keywords(), **passes_of(1, num_passes * job.base.num_gpus))
     most = job.base.share if recipe.is_packed and not job.base.is_joint else None  # short ones may all go into one row
     return replace(job.traced, workload=workload, num_sequences=most, num_texts=job.base.step_texts)
 
@@ -82,7 +79,7 @@ def _traced(job: Job, recipe: Recipe, micro_batch: int) -> TracedWorkload:
 
 def workload_of(job: Job, recipe: Recipe, micro_batch: int) -> Workload:
     """The job as a workload."""
-    return replace(job.base, **recipe.keywords(), micro_batch=micro_batch, accumulate=None)
+    return replace(job.base, **recipe.keywords(), **passes_of(micro_batch, job.base.batch))
 
 
 def two_steps(job: Job, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
@@ -109,7 +106,7 @@ def correct(job: Job, choice: Choice, num_bytes: int) -> None:
 
 def predict(job: Job, choice: Choice) -> Estimate:
     """The whole prediction, inside the budget."""
-    fixed = {k: v for k, v in job.request.fixed.items() if k not in ("micro_batch", "accumulate")}
+    fixed = {k: v for k, v in job.request.fixed.items() if k not in SPLIT}
     chosen = {**fixed, **choice.recipe.keywords(), "batch": job.base.batch, "micro_batch": choice.micro_batch}
     chosen |= {"loop": "stepper", "trust_remote_code": job.request.trust_remote_code}
     return estimate_at(*resolve_workload(job.model, chosen), choice.micro_batch)
@@ -156,9 +153,8 @@ def floor_bytes(job: Job, recipe: Recipe) -> int:
         return _least_peaks(job, recipe, 1, ANY_BATCH if job.base.share > 1 else 1).get("optimizer", 0)
     if recipe.offloads:
         return all_bytes
-    gradients_and_state = learned_bytes * (1 + STATE_COPIES.get(recipe.optimizer, 0))
-    floor = all_bytes + gradients_and_state + num_learned * STATE_BYTES.get(recipe.optimizer, 0)
-    return floor // (job.base.num_gpus if job.base.shards else 1)
+    floor = all_bytes + learned_bytes * (1 + recipe.state_copies) + num_learned * recipe.state_bytes
+    return int(floor) // (job.base.num_gpus if job.base.shards else 1)
 
 
 def least_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
@@ -240,8 +236,7 @@ def _step(job: Job, recipe: Recipe, micro_batch: int, batch: int) -> Timed:
 
 def _split(job: Job, recipe: Recipe, micro_batch: int, batch: int) -> Workload:
     """A step of so many samples of full length."""
-    split: dict[str, Any] = {"batch": batch * job.base.num_gpus, "micro_batch": min(micro_batch, batch)}
-    return replace(job.base, **recipe.keywords(), **split, accumulate=None)
+    return replace(job.base, **recipe.keywords(), **passes_of(min(micro_batch, batch), batch * job.base.num_gpus))
 
 
 def time_of(job: Job, template: Any, workload: Workload, micro_batch: int) -> Timed:
@@ -285,10 +280,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
 def _in_evaluation(job: Job, choice: Choice) -> dict[str, Any]:
     """What a forward pass has of a training step; adapters add less than one percent, and are left out."""
     given = {**job.request.fixed, **choice.recipe.keywords()}
-    kept = {name: value for name, value in given.items() if SETTINGS[name].in_inference}
-    is_unpacked = find_task(job.base.task).why_not_unpacked is None
-    if kept.get("attention") == "packed" and (job.request.pads_evaluation or not is_unpacked):
-        kept["attention"] = "sdpa"
-    if kept.get("offload") in ("optimizer", "activations"):
-        del kept["offload"]
+    packs = not job.request.pads_evaluation and find_task(job.base.task).why_not_unpacked is None
+    settings = {SETTINGS[name]: value for name, value in given.items() if SETTINGS[name].in_inference}
+    kept = {setting.keyword: setting.inferred(value, packs=packs) for setting, value in settings.items()}
     return {**kept, "mode": "infer", "batch": 1, "trust_remote_code": job.request.trust_remote_code}

@@ -23,6 +23,7 @@ from vramfit.planner.varied import padding_share, time_on_lengths
 from vramfit.records.estimate import COPIES, HOST_STEP
 from vramfit.records.plan import Alternative, Reason
 from vramfit.settings import SETTINGS, Technique, chosen_in_words, find
+from vramfit.settings.sizes import split_of
 from vramfit.tasks import find_task
 from vramfit.units import format_bytes
 
@@ -140,7 +141,7 @@ def _other_precision(found: Found) -> Recipe | None:
     recipe = found.recipe
     families = [family for search in found.searches for family in search.families]
     others = [f.recipe for f in families if f.recipe.precision != recipe.precision]
-    alike = replace(recipe, checkpointing=None)
+    alike = recipe.without_checkpointing()
     return next(
         (o for o in others if replace(o, precision=recipe.precision, compile=recipe.is_compiled) == alike), None
     )
@@ -166,7 +167,7 @@ def _why_compiled(found: Found) -> str:
 
 
 def _state_saved(search: Search, recipe: Recipe) -> int | None:
-    family = next((f for f in search.families if f.recipe == replace(recipe, checkpointing=None)), None)
+    family = next((f for f in search.families if f.recipe == recipe.without_checkpointing()), None)
     if family is None or family.sibling is None:
         return None
     size = search.sizes[-1]
@@ -174,7 +175,7 @@ def _state_saved(search: Search, recipe: Recipe) -> int | None:
 
 
 def _why_checkpointing(found: Found) -> str:
-    recipe, chosen = replace(found.recipe, checkpointing=None), found.choice
+    recipe, chosen = found.recipe.without_checkpointing(), found.choice
     fitting = [c for c in found.search.fitting() if c.recipe == recipe]
     plain = min(fitting, key=lambda c: c.step_time_s, default=None)
     if plain is None:
@@ -192,7 +193,7 @@ def _split_reason(found: Found) -> Reason:
     in_rows = found.recipe.is_packed and found.job.lengths is not None
     if passes > 1 and not in_rows:
         setting += f" × {passes}"
-    if {"micro_batch", "accumulate"} & found.job.request.asked:
+    if found.job.request.fixes_split:
         why = ASKED
     elif in_rows:
         why = _why_rows(found)
@@ -280,8 +281,7 @@ def _alternative(job: Job, choice: Choice, limit_bytes: int) -> Alternative:
     return Alternative(
         settings=words_of(job, choice),
         kind=strongest(workload_of(job, choice.recipe, choice.micro_batch)),
-        micro_batch=choice.micro_batch,
-        accumulate=job.passes(choice.micro_batch),
+        **split_of(choice.micro_batch, job.passes(choice.micro_batch)),
         step_time_s=full_time(job, choice),
         safe_reserved_bytes=choice.safe_reserved_bytes,
         fits=choice.safe_reserved_bytes <= limit_bytes,

@@ -12,7 +12,7 @@ from typing import Any
 from vramfit.errors import WorkloadError
 from vramfit.planner.heuristics import LEAST_STEP, LORA_RANK, MANY_SIZES, PRICES, Price
 from vramfit.planner.job import Job, meta_model, num_layers, once
-from vramfit.planner.request import Request
+from vramfit.planner.request import SPLIT, Request
 from vramfit.settings import (
     BF16_CAPABILITY,
     KINDS,
@@ -27,7 +27,7 @@ from vramfit.settings import (
 )
 from vramfit.workload import Workload
 
-IN_RECIPE = tuple(name for name in PLANNED if name not in ("micro_batch", "accumulate"))
+IN_RECIPE = tuple(name for name in PLANNED if name not in SPLIT)
 OWN_KERNELS = having(own_kernels=True)
 
 _Settings: Any = record_of([(name, Any, SETTINGS[name].usual) for name in IN_RECIPE], __name__)
@@ -66,6 +66,29 @@ class Recipe(_Settings):  # type: ignore[misc]
         precision = self.precision if self.has_bf16_weights else "fp32"
         same = {name: getattr(self, name) for name in ("attention", "freeze", "lora", "quantize")}
         return Recipe(**same, precision=precision, optimizer="sgd")
+
+    def without_checkpointing(self) -> "Recipe":
+        """The recipe with no layer computed twice."""
+        return replace(self, checkpointing=None)
+
+    def with_any_optimizer(self) -> "Recipe":
+        """The recipe for comparisons in which the optimizer does not count."""
+        return replace(self, optimizer=None)
+
+    def steps_like(self, other: "Recipe") -> bool:
+        """Whether both have the same optimizer."""
+        return bool(self.optimizer == other.optimizer)
+
+    def beside(self, other: "Recipe") -> str:
+        """What it has that another has not, in words."""
+        values = {name: getattr(self, name) for name in IN_RECIPE if getattr(self, name) != getattr(other, name)}
+        return ", ".join(f"{name} {SETTINGS[name].shown(value)}" for name, value in values.items())
+
+    def nearest(self, made: list["Recipe"]) -> list["Recipe"]:
+        """Of several, those that are like it: in what waits, then in precision, then in the optimizer."""
+        made = [r for r in made if r.offload == self.offload] or made
+        alike = [r for r in made if r.arithmetic == self.arithmetic]
+        return [r for r in alike if r.steps_like(self)] or alike or made
 
     def with_layers(self, num_checkpointed: int, num_layers: int) -> "Recipe":
         """The recipe with so many layers computed twice."""
@@ -126,6 +149,24 @@ class Proposal:
     own_kernels: bool = True
     """Whether layers may run kernels of vramfit's own."""
 
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits in host memory."""
+        return self.offload is not None
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether passes are captured as CUDA graphs."""
+        return bool(self.adds.get("graphs"))
+
+    def on(self, base: Workload) -> Workload:
+        """A job with the attention that it takes."""
+        return replace(base, attention="packed") if self.packs else base
+
+    def captured(self) -> "Proposal":
+        """The same in packed passes that are captured as CUDA graphs."""
+        return replace(self, packs=True, adds={**self.adds, "graphs": True})
+
 
 def ladder(job: Job) -> Iterator[list[Proposal]]:
     """Proposals, the mildest first; of those that are as mild, the fastest is to be taken.
@@ -133,7 +174,7 @@ def ladder(job: Job) -> Iterator[list[Proposal]]:
     Something waits in host memory only where nothing fits without that, and weights are rounded only where it must be.
     """
     for training in trainings(job):
-        for _, rung in groupby(levels(job, training), key=lambda p: (p.offload is not None, p.in_16_bits)):
+        for _, rung in groupby(levels(job, training), key=lambda p: (p.offloads, p.in_16_bits)):
             yield list(rung)
 
 
@@ -141,7 +182,8 @@ def levels(job: Job, training: Training) -> list[Proposal]:
     """What may wait in host memory: nothing, then the levels, then these with weights in 16 bits."""
     request, given = job.request, {**job.request.fixed, **training.settings}
     offloads = [given["offload"]] if "offload" in given else ["optimizer", *(["weights"] if job.can_checkpoint else [])]
-    if not request.offloads or {"lora", "quantize"} & set(given):  # little of theirs could wait
+    may_wait = request.offloads and job.base.num_gpus == 1  # several have shards in place of that
+    if not may_wait or {"lora", "quantize"} & set(given):  # little of theirs could wait
         offloads = [level for level in offloads if "offload" in given]
     plain = Proposal(training=training)
     made = [*([] if "offload" in given else [plain]), *(replace(plain, offload=level) for level in offloads)]
@@ -157,7 +199,7 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
     precisions = [given["precision"]] if "precision" in given else precisions
     optimizers = [given["optimizer"]] if "optimizer" in given else _optimizers(job.request, offload)
     kept = usual(job) | {name: given[name] for name in IN_RECIPE if name in given} | dict(proposal.adds)
-    kept |= {"offload": offload, "attention": "packed" if proposal.packs else job.base.attention}
+    kept |= {"offload": offload, "attention": proposal.on(job.base).attention}
     if not proposal.own_kernels:
         kept |= dict.fromkeys(OWN_KERNELS, False)
     if offload == "weights" and "checkpointing" not in given:
@@ -175,6 +217,11 @@ def recipes(job: Job, proposal: Proposal) -> list[Recipe]:
     if like is None or like.is_checkpointed or like.has_8_bit_state:
         return made
     return [recipe for recipe in made if recipe == replace(like, **proposal.adds)] or made
+
+
+def asked_to_capture(request: Request) -> bool | None:
+    """Whether passes are to be captured as CUDA graphs; None where the planner decides."""
+    return request.wishes.get("graphs")
 
 
 @once
@@ -212,9 +259,7 @@ def _is_possible(job: Job, recipe: Recipe) -> bool:
 
 def micro_batches(request: Request, batch: int) -> list[int]:
     """Samples of a forward pass worth trying, most first: for each number of passes the least that does."""
-    fixed = request.fixed.get("micro_batch")
-    if fixed is None and "accumulate" in request.fixed:
-        fixed = -(-batch // request.fixed["accumulate"])
+    fixed = request.micro_batch(batch)
     if fixed is not None:
         return [fixed]
     found, size = [], batch

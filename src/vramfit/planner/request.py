@@ -11,7 +11,7 @@ from typing import Any
 
 from vramfit.errors import VramfitError, WorkloadError, nearest_names
 from vramfit.records.plan import LengthSummary
-from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS, completed
+from vramfit.settings import ALLOWABLE, PLANNED, SETTINGS, completed, having
 from vramfit.units import MAX_SHOWN_CHARACTERS, SizeError, parse_bytes, plain, shown
 from vramfit.workload import CHOICES, switched
 
@@ -28,6 +28,8 @@ REHEARSAL = (
 SWITCHES = ("exact", "trust_remote_code", "pads_evaluation", "group_by_length", "rehearses")
 OWN = ("allow", "margin", "steps", *SWITCHES)
 IF_POSSIBLE = tuple(name for name, setting in SETTINGS.items() if setting.if_possible)
+SPLIT = having(is_planned=True, is_worked_out=True)
+"""Keywords that say how the batch is split."""
 ONE_EACH = "one whole number from 1 for each sample"
 
 
@@ -60,6 +62,16 @@ class Request:
     def asked(self) -> frozenset[str]:
         """The settings that are not the planner's to choose."""
         return frozenset(name for name in PLANNED if name in self.fixed)
+
+    @property
+    def fixes_split(self) -> bool:
+        """Whether it says how the batch is split."""
+        return not self.asked.isdisjoint(SPLIT)
+
+    def micro_batch(self, batch: int) -> int | None:
+        """Samples of a pass, where it says how the batch is split."""
+        passes, given = self.fixed.get("accumulate"), self.fixed.get("micro_batch")
+        return -(-batch // passes) if passes is not None and given is None else given
 
     @staticmethod
     def of(keywords: Mapping[str, Any]) -> "Request":

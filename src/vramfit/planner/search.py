@@ -83,10 +83,10 @@ class Search:
         """The fastest choice that fits; None if none does."""
         if not self._recipes:
             return None
-        first = self._recipes[0].optimizer
+        first = self._recipes[0]
         for recipe in self._recipes:
-            is_first = recipe.optimizer == first
-            if (is_first or self._is_hopeless(first)) and not self._is_hopeless(recipe.optimizer):
+            may_open = recipe.steps_like(first) or self._is_hopeless(first)
+            if may_open and not self._is_hopeless(recipe):
                 self._open(_Family(recipe))
         while self._queue:
             _, _, look = heapq.heappop(self._queue)
@@ -95,9 +95,9 @@ class Search:
                 return found
         return None
 
-    def _is_hopeless(self, optimizer: str) -> bool:
-        """Whether this optimizer's step alone is too much, with weights and gradients: so it is in any precision."""
-        return any(self._is_too_much(f) for f in self.families if f.recipe.optimizer == optimizer)
+    def _is_hopeless(self, recipe: Recipe) -> bool:
+        """Whether its optimizer's step alone is too much, with weights and gradients: so it is in any precision."""
+        return any(self._is_too_much(f) for f in self.families if f.recipe.steps_like(recipe))
 
     def _is_too_much(self, family: _Family) -> bool:
         return not family.plain or min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
@@ -114,7 +114,7 @@ class Search:
         except (MissingExtra, WorkloadError, TraceError) as error:
             if not self.families:
                 raise  # what was asked for does not go
-            self.not_available.append(f"{family.recipe.optimizer} was left out: {error}")
+            self.not_available.append(f"{family.recipe.beside(self._recipes[0])} was left out: {error}")
             return
         self.families.append(family)
         if self._is_too_much(family):
@@ -124,15 +124,15 @@ class Search:
         for size in self.sizes:
             self._push_guess(_Guess(family, 0, size))
         if checkpointing_steps(self.job, family.recipe):
-            self._push(
-                fastest * self.price(replace(family.recipe, checkpointing="full")), partial(self._checkpoint, family)
-            )
+            full = family.recipe.with_layers(self._num_layers, self._num_layers)
+            self._push(fastest * self.price(full), partial(self._checkpoint, family))
 
     def _push_eight_bit(self, family: _Family) -> None:
         """Queue the same recipe with another optimizer; at best, it is as fast."""
         fastest = min(p.step_time_s for p in family.plain.values())
         for recipe in self._recipes if family.sibling is None else ():
-            if recipe.optimizer != family.recipe.optimizer and _alike(recipe, family.recipe):
+            alike = recipe.with_any_optimizer() == family.recipe.with_any_optimizer()
+            if alike and not recipe.steps_like(family.recipe):
                 self._push(fastest * self.price(recipe), partial(self._open, _Family(recipe, sibling=family)))
 
     def _checkpoint(self, family: _Family) -> None:
@@ -231,7 +231,3 @@ class _Guess:
     family: _Family
     num_checkpointed: int
     micro_batch: int
-
-
-def _alike(left: Recipe, right: Recipe) -> bool:
-    return replace(left, optimizer=right.optimizer) == right

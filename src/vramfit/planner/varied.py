@@ -20,6 +20,7 @@ from vramfit.planner.predictions import (
 )
 from vramfit.planner.recipes import Recipe
 from vramfit.planner.search import Search
+from vramfit.settings.sizes import passes_of
 from vramfit.step.splitting import even_rows, packed_rows, padded_passes
 from vramfit.tasks import find_task
 from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
@@ -75,7 +76,7 @@ class PassTimes:
     @staticmethod
     def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
         """So many passes of so many samples on each GPU."""
-        return replace(workload, batch=num_passes * num * workload.num_gpus, accumulate=num_passes, micro_batch=None)
+        return replace(workload, **passes_of(num, num_passes * num * workload.num_gpus))
 
 
 @once
@@ -108,8 +109,8 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
     if choice.recipe.is_packed:
         return 0.0
     times, full, texts = PassTimes(job, choice.recipe), job.base.seq, job.base.texts_per_sample
-    plain = replace(choice.recipe, checkpointing=None)
-    is_known = choice.recipe.checkpointing is not None and ("work_by_length", plain, full) in job.answers
+    plain = choice.recipe.without_checkpointing()
+    is_known = plain != choice.recipe and ("work_by_length", plain, full) in job.answers
     shorter = PassTimes(job, plain) if is_known else None
     found = []
     for batch in padded_batches(job):
@@ -181,7 +182,7 @@ def _quickest(search: Search, choices: Sequence[Choice]) -> Choice:
 def _grown(search: Search, choice: Choice) -> Choice:
     """The largest micro-batch with as many passes at full length, unless it takes longer: short samples need fewer."""
     job = search.job
-    if {"micro_batch", "accumulate"} & job.request.asked:
+    if job.request.fixes_split:
         return choice
     size, batch = choice.micro_batch, timed_batch(job, choice.recipe)
     while size < batch and -(-batch // (size + 1)) == -(-batch // choice.micro_batch):

@@ -8,7 +8,7 @@ from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, replace_file, to_json
 from vramfit.records.estimate import Estimate
 from vramfit.records.finding import Displayed
-from vramfit.settings.setting import Kind
+from vramfit.settings import SETTINGS, Kind
 from vramfit.units import MIB
 from vramfit.workload import Workload
 
@@ -186,38 +186,10 @@ class Plan(Displayed):
         Raises:
             VramfitError: a plan that uses host memory or packed sequences, which the Trainer has no keyword for.
         """
-        w = self.workload
-        if w.is_packed:
-            raise VramfitError(
-                "the Trainer has nothing like attention packed: it would pad, and need more memory",
-                hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
-            )
-        if w.offloads:
-            raise VramfitError(
-                f"the Trainer has nothing like offload {w.offload}",
-                hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
-            )
-        optimizers = {
-            "adamw": "adamw_torch",
-            "adamw-fused": "adamw_torch_fused",
-            "adamw-single": "adamw_torch",
-            "adamw-8bit": "adamw_torch_8bit",
-            "sgd": "sgd",
-            "adafactor": "adafactor",
-        }
-        made: dict[str, Any] = {
-            "per_device_train_batch_size": self.micro_batch,
-            "gradient_accumulation_steps": self.accumulate,
-            "per_device_eval_batch_size": self.evaluation_batch,
-            "eval_accumulation_steps": 1,
-            "optim": optimizers[w.optimizer],
-            "bf16": w.precision == "amp-bf16",
-            "fp16": w.scales_loss,
-            "tf32": w.precision in ("tf32", "amp-bf16") or None,
-            "max_grad_norm": w.max_grad_norm or 0.0,
-        }
-        if w.is_fully_checkpointed:
-            made |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        made: dict[str, Any] = {}
+        for setting in SETTINGS.values():
+            made |= setting.trainer_arguments(self.workload)
+        made |= {"per_device_eval_batch_size": self.evaluation_batch, "eval_accumulation_steps": 1}
         return made
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vramfit.records.finding import Displayed
+from vramfit.settings.sizes import passes_of
 
 RECORD = "run.json"
 """The file of the record, in the folder of the saved model."""
@@ -131,11 +132,10 @@ class StepCourse:
         num_tokens, of_sample = sum(self.lengths), self.seq * self.texts
         size: dict[str, Any] = {"seq": self.seq} if self.texts == 1 else {"seq": self.seq, "texts": self.texts}
         if not self.lengths:
-            return size | {"batch": self.batch, "micro_batch": self.micro_batch, "accumulate": None}
+            return size | passes_of(self.micro_batch, self.batch)
         if num_tokens <= self.micro_batch * of_sample:
-            return size | {"batch": self.batch, "micro_batch": None, "accumulate": 1, "lengths": self.lengths}
-        batch = -(-num_tokens // of_sample)
-        return size | {"batch": batch, "micro_batch": self.micro_batch, "accumulate": None}
+            return size | passes_of(None, self.batch) | {"lengths": self.lengths}
+        return size | passes_of(self.micro_batch, -(-num_tokens // of_sample))
 
 
 def sample(course: Sequence[int], num_points: int = MAX_POINTS) -> tuple[int, ...]:

@@ -47,8 +47,17 @@ def figure(value: Any) -> str:
 
 
 def render_metrics(metrics: Mapping[str, Any]) -> Table:
-    """One row a metric, and one a note; what else is no number is left to JSON."""
-    figures = [(name, figure(value)) for name, value in metrics.items() if isinstance(value, int | float)]
+    """One row a metric, and one a note; what else is no number is left to JSON.
+
+    Where vectors were cut to some lengths (`dims`), a metric's figures for these stand beside it.
+    """
+    dims = metrics.get("dims", {})
+
+    def beside(name: str) -> str:
+        cut = [f"{figure(of[name])} at {dim}" for dim, of in dims.items() if name in of]
+        return f"  ({', '.join(cut)})" if cut else ""
+
+    figures = [(n, figure(value) + beside(n)) for n, value in metrics.items() if isinstance(value, int | float)]
     return facts([*figures, *(("note", Text(note)) for note in metrics.get("notes", ()))])
 
 

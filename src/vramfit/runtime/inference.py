@@ -20,7 +20,7 @@ from vramfit.step.random_state import RandomState
 from vramfit.step.ranks import Unanimous, Votes
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
-from vramfit.techniques import precision as precisions
+from vramfit.workload import Workload
 
 MAX_SAMPLES = 1024
 """Of one batch, however short they are."""
@@ -59,7 +59,7 @@ class Inference:
         run_device: where it runs.
         max_tokens: tokens of a batch at most, padding included; one sample at the least. Of a model that takes packed
             batches, real tokens.
-        precision: as in training: `amp-*` runs under autocast.
+        workload: whose precision is taken: `amp-*` runs under autocast; None is fp32.
         votes: of the processes that each have a part of the model, and pass every batch together; None for one.
     """
 
@@ -69,7 +69,7 @@ class Inference:
         run_device: RunDevice,
         *,
         max_tokens: int,
-        precision: str = "fp32",
+        workload: Workload | None = None,
         votes: Votes | None = None,
     ) -> None:
         self._votes: Votes = Unanimous() if votes is None else votes
@@ -80,7 +80,7 @@ class Inference:
         """How often a batch ran out of memory and was halved."""
         self._run_device = run_device
         self._state = ModelState(model)
-        self._dtype = precisions.autocast_dtype(precision)
+        self._dtype = None if workload is None else workload.autocast_dtype
         words = getattr(model, "get_output_embeddings", lambda: None)()
         self.packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
         """Whether sequences lie end to end, so that padding takes nothing."""

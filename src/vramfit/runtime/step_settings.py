@@ -106,6 +106,15 @@ class StepSettings:
         """`host_memory` as a number."""
         return None if self.host_memory is None else parse_bytes(self.host_memory, name="host_memory")
 
+    def check_ranks(self) -> None:
+        """Refuse what several GPUs cannot share.
+
+        Raises:
+            WorkloadError: something waits in host memory.
+        """
+        if self.offload is not None:
+            raise WorkloadError([f"offload {self.offload} is for one GPU: with several, shard the model (Shards)"])
+
     @classmethod
     def of(cls, plan: Plan | Workload | None, given: dict[str, Any]) -> Self:
         """Those that are given, and of the others those of a plan.

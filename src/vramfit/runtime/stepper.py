@@ -85,8 +85,8 @@ class Stepper:
             if plan.workload.is_compiled:
                 compile_layers(model)
         check(model, optimizer, chosen, loss_fn, count_fn)
-        if ranks is not None and chosen.offload is not None:
-            raise WorkloadError([f"offload {chosen.offload} is for one GPU: with several, shard the model (Shards)"])
+        if ranks is not None:
+            chosen.check_ranks()
         self.model = model
         self.optimizer = optimizer
         self.ranks: Ranks = ranks if ranks is not None else Alone()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vramfit.devices.catalogue import find_gpu
-from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError, nearest_names
+from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.loader.making import find_origin
@@ -25,12 +25,12 @@ from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
-from vramfit.settings import having
-from vramfit.tasks import Task, all_tasks, encoder_alone, find_task, trained_tasks
+from vramfit.settings import SETTINGS, having
+from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
-from vramfit.workload import CHOICES, Workload
+from vramfit.workload import Workload
 
 MAX_BATCH = 256
 """Beyond so many samples of full length nothing is gained."""
@@ -83,7 +83,7 @@ class TrainedModel:
         Raises:
             CheckpointError: it is not in the checkpoint.
         """
-        if self.names_head:
+        if self.names_head or not self.kind.has_head:
             return
         request = make_request(self.model, task=self.task, device="cpu", trust_remote_code=self.trust_remote_code)
         inspection = find_origin(request, request.resolve()).inspection
@@ -114,31 +114,22 @@ class TrainedModel:
         single = "the model learned from pairs of texts, and rows here have one; name both: --text-column FIRST,SECOND"
         return (single, *samples.notes)
 
-    def attention(
-        self, run_device: RunDevice, precision: str, asked: str | None = None, gpu: str | None = None
-    ) -> str | None:
-        """What attention to take: packed where its kernel is, unless something else was asked for; None: the model's.
+    def suited(self, run_device: RunDevice, **settings: Any) -> dict[str, Any]:
+        """Settings for `load`, with the attention to take: packed where its kernel is, unless another was asked for.
 
         Args:
-            gpu: the GPU that a batch is to be chosen for, where it is another one.
+            settings: of the workload; `gpu` is the one that a batch is to be chosen for, where it is another one.
 
         Raises:
-            WorkloadError: no such attention, or packed for a task whose outputs are not laid out again.
+            WorkloadError: no such settings, or packed for a task whose outputs are not laid out again.
             UnknownGPU: no such GPU in the catalogue.
         """
-        if asked is not None and asked not in CHOICES["attention"]:
-            near = nearest_names(asked, CHOICES["attention"], 1)[0]
-            raise WorkloadError(
-                [f"attention {asked!r} is not one of {', '.join(CHOICES['attention'])} (nearest: {near})"]
-            )
-        why_not = self.kind.why_not_unpacked
-        if asked == "packed" and why_not is not None:
+        w, why_not = self.workload(**settings), self.kind.why_not_unpacked
+        if w.is_packed and why_not is not None:
             raise WorkloadError([f"attention packed: {self.task} {why_not}; take sdpa"])
-        if asked is not None:
-            return asked
-        pays = "packed" in self.attentions and why_not is None
-        pays = pays and (gpu is None or find_gpu(gpu).compute_capability >= FLASH_CAPABILITY)
-        return "packed" if pays and has_packed_kernel(run_device.device, precision) else None
+        pays = w.attention is None and "packed" in self.attentions and why_not is None
+        pays = pays and (w.gpu is None or find_gpu(w.gpu).compute_capability >= FLASH_CAPABILITY)
+        return settings | ({"attention": "packed"} if pays and has_packed_kernel(run_device.device, w) else {})
 
     def workload(self, **settings: Any) -> Workload:
         """Inference with this model, at its full length unless `seq` says otherwise.
@@ -165,7 +156,7 @@ class TrainedModel:
             samples: what is to go through; None where only the model says how long they may be.
             batch: samples of full length; None takes what fits.
             settings: of the workload: `memory` (what PyTorch may reserve), `gpu` (choose the batch for this one; None
-                takes the one that is there), `precision`, and `attention` as `attention` gives it.
+                takes the one that is there), `precision` and others, as `suited` gives them.
 
         Raises:
             NoPlanFits: not even one sample of this length fits.
@@ -180,7 +171,7 @@ class TrainedModel:
             use_expandable_segments(run_device.device)
             enforce(w.memory, run_device.device)
         model = self.load_weights(w, run_device, budget_bytes, progress=progress)
-        return Inference(model, run_device, max_tokens=batch * longest, precision=w.precision)
+        return Inference(model, run_device, max_tokens=batch * longest, workload=w)
 
     def load_weights(
         self,
@@ -209,7 +200,8 @@ class TrainedModel:
         if self.kind.has_head:
             refuse_fresh(self.model, self.task, report.fresh, hint=hint)
         # types, quantized weights and layers in host memory are as the loader has made them
-        return prepare(model, self.workload(attention=workload.attention, pooling=workload.pooling))
+        loaded = {name: SETTINGS[name].default for name in having(of_weights=True)}
+        return prepare(model, replace(workload, **loaded))
 
     def _fitting(self, run_device: RunDevice, workload: Workload, budget_bytes: int | None) -> int:
         """Samples of full length that fit, as predicted."""
@@ -217,18 +209,9 @@ class TrainedModel:
             return WITHOUT_BUDGET
         from vramfit.estimator.search import max_batch
 
-        w, gpu = workload, workload.gpu or run_device.gpu
-        found = max_batch(
-            self.model,
-            task=self.task,
-            mode="infer",
-            seq=w.seq,
-            precision=w.precision,
-            attention=w.attention,
-            memory=budget_bytes,
-            trust_remote_code=self.trust_remote_code,
-            **({"gpu": gpu} if gpu else {}),
-        )
+        w = replace(workload, memory=budget_bytes, gpu=workload.gpu or run_device.gpu)
+        asked = {name: getattr(w, name) for name in having(in_inference=True) if name != "model"}
+        found = max_batch(self.model, trust_remote_code=self.trust_remote_code, **asked)
         if found.batch == 0:
             raise NoPlanFits(
                 f"not even one sample of {w.seq} tokens fits: {found.limited_by}",
@@ -312,7 +295,7 @@ def _pooled(model: str) -> str | None:
     folder = Path(model).expanduser()
     if not folder.is_dir() or not is_sentence_folder(folder):
         return None
-    return next(task.name for task in all_tasks() if task.pools_itself)
+    return vector_task().name
 
 
 def _learned_pairs(record: Path) -> bool:

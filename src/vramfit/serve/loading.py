@@ -15,12 +15,13 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model
 from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
+from vramfit.settings import having
 from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
-PREDICTED = ("task", "mode", "seq", "precision", "quantize", "offload", "allocator", "gpu")
+PREDICTED = tuple(name for name in having(in_inference=True) if name != "model")
 """Settings of a workload that decide how much a batch may hold."""
 
 
@@ -66,10 +67,9 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     share_bytes = settings.share_bytes(worker)
     run_device = RunDevice(settings.device_of(worker), memory=share_bytes)
     budget_bytes = share_bytes if share_bytes is not None else _free_share(run_device, settings, worker)
+    of_weights = {name: getattr(settings, name) for name in having(of_weights=True)}
     workload = trained.workload(
-        precision=settings.precision,
-        quantize=settings.quantize,
-        offload=settings.offload,
+        **of_weights,
         allocator="expandable",
         gpu=settings.gpu or run_device.gpu,
         pooling=settings.pools_by if trained.kind.pools_itself else None,
@@ -81,15 +81,15 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     use_expandable_segments(run_device.device)
     if share_bytes is not None:
         enforce(share_bytes, run_device.device)
-    if settings.offload is None:  # packed where torch has a kernel for it
-        workload = replace(workload, attention=trained.attention(run_device, settings.precision))
+    if not workload.offloads:  # packed where torch has a kernel for it
+        workload = replace(workload, **trained.suited(run_device, **of_weights))
     memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
     model = trained.load_weights(workload, run_device, memory, hint=FINE_TUNE_OR_VECTORS)
     if trained.kind.gives_vectors and not trained.kind.pools_itself:
         pooling.attach(model, pooling.EmbeddingHead(settings.pools_by or "mean", normalizes=False))
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)
-    inference = Inference(model, run_device, max_tokens=room.max_tokens, precision=settings.precision)
+    inference = Inference(model, run_device, max_tokens=room.max_tokens, workload=workload)
     return Loaded(trained, inference, run_device, budget_bytes, settings.top_k)
 
 
@@ -118,7 +118,7 @@ def _room(trained: TrainedModel, workload: Workload, budget_bytes: int, most: in
     for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
         margin = margin_of(budget_bytes, basis, workload, varied=varied, whole=True)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)
-        room = _offloaded(trained, job) if workload.offload else _resident(trained, job)
+        room = _offloaded(trained, job) if workload.offloads else _resident(trained, job)
         if room is not None:
             return Room(min(room.max_tokens, most), room.weights_bytes)
     raise _too_small(trained, job, budget_bytes, num_sharers)
@@ -143,8 +143,8 @@ def _too_small(trained: TrainedModel, job: dict[str, Any], budget_bytes: int, nu
     fewer = "take fewer --workers, " if num_sharers > 1 else ""
     return NoPlanFits(
         f"one text of {trained.max_length} tokens takes {format_bytes(needed.safe_reserved_bytes)} with the weights of "
-        f"{trained.model} in {job['precision']}, and {format_bytes(job['memory'])} of {format_bytes(budget_bytes)} may "
-        f"be planned with{share}",
+        f"{trained.model} in {needed.workload.weights_in_words}, and {format_bytes(job['memory'])} of "
+        f"{format_bytes(budget_bytes)} may be planned with{share}",
         best=needed,
         budget_bytes=budget_bytes,
         shortfall_bytes=max(needed.safe_reserved_bytes - int(job["memory"]), 0),

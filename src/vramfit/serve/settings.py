@@ -43,7 +43,7 @@ BYTES_A_TOKEN = 4
 """Of a request's body, roughly: how it is guessed what a request weighs before it is read."""
 CHECKED: dict[str, Value] = {
     "task": Choice(names=tuple(task.name for task in all_tasks() if task.is_served), optional=True),
-    **{name: SETTINGS[name].value for name in ("precision", "quantize", "memory")},
+    **{name: SETTINGS[name].value for name in (*having(of_weights=True), "memory")},
     "offload": Choice(names=("weights",), optional=True),
     "pooling": Choice(names=tuple(POOLINGS), optional=True),
     **dict.fromkeys(("seq", "top_k", "max_tokens", "fail_every"), Count(optional=True)),

@@ -67,6 +67,20 @@ def used_by(workload: "Workload") -> tuple[Technique, ...]:
     return tuple(sorted((t for t in found if t is not None), key=TECHNIQUES.index))
 
 
+def given_in(workload: "Workload") -> list[Setting]:
+    """The settings that are not as they are by themselves."""
+    return [s for s in SETTINGS.values() if getattr(workload, s.keyword) != s.default]
+
+
+def seen_in_trace(workload: "Workload", *parts: str) -> tuple[Any, ...]:
+    """What a trace sees of a workload: workloads that are equal in it have the same trace, sizes aside.
+
+    Args:
+        parts: `layers`, or `layers` and `step`: of what the traces are the same.
+    """
+    return tuple(s.seen_in_trace(workload) for s in SETTINGS.values() if s.in_trace in parts)
+
+
 def conflicts(workload: "Workload", capability: tuple[int, int], gpu: str) -> list[str]:
     """Why a workload cannot run on a GPU, one sentence a problem; empty where it can.
 
@@ -77,7 +91,7 @@ def conflicts(workload: "Workload", capability: tuple[int, int], gpu: str) -> li
         gpu: its name, for the sentences.
     """
     which = f"{gpu} (sm_{capability[0]}{capability[1]})"
-    return [text for s in SETTINGS.values() for text in s.gpu_problems(workload, capability, which)]
+    return [text for s in given_in(workload) for text in s.gpu_problems(workload, capability, which)]
 
 
 def in_words(workload: "Workload") -> list[str]:
@@ -137,9 +151,11 @@ __all__ = [
     "completed",
     "conflicts",
     "find",
+    "given_in",
     "having",
     "in_words",
     "record_of",
+    "seen_in_trace",
     "used_by",
     "usual_precision",
 ]

@@ -1,8 +1,11 @@
 """`attention`: the kernel, padded or packed; and `mask`."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
+from vramfit.errors import VramfitError
+from vramfit.settings.precision import usual_precision
+from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Switch
 
 
@@ -45,6 +48,26 @@ class Attention(Setting):
             yield f"attention packed: {gpu} is too old for torch's flash kernel; take sdpa"
         if w.is_packed and w.is_32_bit:
             yield f"attention packed: its kernel computes in 16 bits, not {w.precision}; take amp-bf16, or sdpa"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, Any]]:
+        w = now.workload
+        if not w.is_packed and now.has_large_mask:
+            lower = {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
+            needed = lower if w.is_32_bit else {}  # its kernel computes in 16 bits
+            yield {self.keyword: "packed", **needed, **({"loop": "stepper"} if w.trains else {})}
+        if w.attention == "eager":
+            yield {self.keyword: "sdpa"}
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        if w.is_packed:
+            raise VramfitError(
+                "the Trainer has nothing like attention packed: it would pad, and need more memory",
+                hint="run the plan with vramfit train or Stepper, or plan with attention='sdpa' (--attention sdpa)",
+            )
+        return {}
+
+    def inferred(self, value: str | None, *, packs: bool) -> str | None:
+        return "sdpa" if value == "packed" and not packs else value
 
     is_of_steps = True
 

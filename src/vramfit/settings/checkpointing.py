@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.setting import Module, Setting, Technique, Workload
+from vramfit.settings.setting import Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 
 
@@ -52,6 +52,7 @@ class Checkpointing(Setting):
     pattern = r"^(full|[1-9][0-9]{0,2})$"
     is_observed = True
     is_planned = True
+    in_trace = "step"
     asked = (is_checkpointed, is_fully_checkpointed, num_checkpointed)
     must_match_on_resume = is_kept_on_resume = False
     techniques = (
@@ -64,8 +65,21 @@ class Checkpointing(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.is_checkpointed and w.mode == "infer":
+        if w.mode == "infer":
             yield "checkpointing keeps nothing: mode is infer"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        if now.workload.mode != "infer" and not now.workload.is_fully_checkpointed:
+            yield {self.keyword: "full"}
+
+    def trainer_arguments(self, w: Workload) -> dict[str, Any]:
+        on = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        return on if w.is_fully_checkpointed else {}
+
+    def in_few_layers(self, w: Workload) -> Any:
+        if w.num_checkpointed is not None:
+            raise LookupError("so many layers are not among two")
+        return super().in_few_layers(w)
 
     def is_applied_for(self, w: Workload) -> bool:
         return bool(w.mode != "infer")

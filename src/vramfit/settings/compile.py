@@ -33,8 +33,6 @@ class Compile(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.compile:
-            return
         if w.offloads_layers:
             yield "offload weights and compile do not go together: layers come and go"
         elif w.offloads:
@@ -43,7 +41,9 @@ class Compile(Setting):
             yield f"compile and quantize {w.quantize} do not go together yet"
         if w.num_gpus > 1:
             yield "compile is for one GPU yet"
+        if w.is_joint:
+            yield f"compile and task {w.task} do not go together yet: passes run with and without a graph"
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if w.compile and capability < TRITON_CAPABILITY:
+        if capability < TRITON_CAPABILITY:
             yield f"compile: Triton does not compile for {gpu}"

@@ -87,10 +87,8 @@ class Texts(OfEmbeddings):
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         yield from super().contradictions(w)
-        if is_joint(w) and w.is_compiled:
-            yield f"compile does not go together with {w.task} yet: its passes run with and without a graph"
-        if is_joint(w) and w.offload in ("weights", "activations"):
-            yield f"offload {w.offload} does not go together with {w.task} yet: its passes run twice"
+        if is_joint(w) and w.loss is None:
+            yield from texts_problems(LOSSES[0], texts_per_sample(w))
 
 
 class Pooling(OfEmbeddings):
@@ -128,8 +126,8 @@ class Loss(OfEmbeddings):
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         yield from super().contradictions(w)
-        if is_joint(w):
-            yield from texts_problems(w.loss or LOSSES[0], texts_per_sample(w))
+        if is_joint(w) and w.loss is not None:
+            yield from texts_problems(w.loss, texts_per_sample(w))
 
 
 class Temperature(OfEmbeddings):

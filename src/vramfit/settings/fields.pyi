@@ -136,6 +136,14 @@ class Fields:
         """Whether weights, gradients and optimizer state are in bfloat16."""
 
     @property
+    def arithmetic(self) -> str:
+        """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
+
+    @property
+    def mixed_precision(self) -> str:
+        """The type that autocast casts to, as transformers and accelerate call it: bf16, fp16 or no."""
+
+    @property
     def weight_dtype(self) -> torch.dtype:
         """The type of the weights."""
 
@@ -172,10 +180,6 @@ class Fields:
         """Whether parameters do not learn that could."""
 
     @property
-    def num_frozen(self) -> int | None:
-        """How many of the lowest layers do not learn, where it is a number."""
-
-    @property
     def has_same_layers(self) -> bool:
         """Whether all layers do the same: each learns, and all or none are computed again."""
 
@@ -186,6 +190,22 @@ class Fields:
     @property
     def has_8_bit_state(self) -> bool:
         """Whether the optimizer keeps its state in 8 bits."""
+
+    @property
+    def is_adamw(self) -> bool:
+        """Whether it is torch's AdamW."""
+
+    @property
+    def name_in_trainer(self) -> str:
+        """What transformers' `TrainingArguments.optim` calls it."""
+
+    @property
+    def state_copies(self) -> int:
+        """Moments of the size and type of what learns; other optimizers than AdamW may keep next to nothing."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of moments for each weight that learns, beside `state_copies`, at the least."""
 
     @property
     def has_adapters(self) -> bool:

@@ -1,11 +1,12 @@
 """`freeze`: parameters that do not learn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.setting import Module, Setting, Technique, Workload
+from vramfit.settings.setting import Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Value, is_count, is_text, number_or_text
 from vramfit.units import plain, shown
 
@@ -59,11 +60,6 @@ def is_frozen(w: Workload) -> bool:
     return w.freeze is not None
 
 
-def num_frozen(w: Workload) -> int | None:
-    """How many of the lowest layers do not learn, where it is a number."""
-    return w.freeze if isinstance(w.freeze, int) else None
-
-
 def has_same_layers(w: Workload) -> bool:
     """Whether all layers do the same: each learns, and all or none are computed again."""
     return w.num_checkpointed is None and w.freeze in (None, "embeddings")
@@ -77,7 +73,7 @@ class Freeze(Setting):
     help = "Parameters that are not trained: embeddings, encoder, backbone, the K lowest layers, name patterns."
     pattern = r"^(embeddings|encoder|backbone|[1-9][0-9]{0,2})$"  # names of parameters are not for strangers
     is_planned = True
-    asked = (freezes_layers, is_frozen, num_frozen, has_same_layers)
+    asked = (freezes_layers, is_frozen, has_same_layers)
     allows = (("freeze", "parameters that do not learn"),)
     techniques = (
         Technique(
@@ -87,6 +83,16 @@ class Freeze(Setting):
             costs="little for the embeddings, much for the whole backbone",
         ),
     )
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        w = now.workload
+        if w.trains and not w.is_frozen and not w.has_adapters:
+            yield {self.keyword: "embeddings"}
+
+    def in_few_layers(self, w: Workload) -> str | int | None:
+        if isinstance(w.freeze, tuple):
+            raise LookupError("layers by name may not be among two")
+        return 1 if isinstance(w.freeze, int) else w.freeze  # one that learns, above one that does not
 
     def is_applied_for(self, w: Workload) -> bool:
         return True

@@ -42,8 +42,6 @@ class Fused(Setting):
     is_of_steps = is_undone = True
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.fused:
-            return
         if not w.trains or not w.is_packed:
             yield "fused is for packed training: take attention packed"
         if not w.autocasts:
@@ -70,7 +68,7 @@ class Fused(Setting):
         return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.can_be(model)
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        if w.fused and capability < TRITON_CAPABILITY:
+        if capability < TRITON_CAPABILITY:
             yield f"fused: Triton does not compile for {gpu}"
 
     def apply(self, model: Module, w: Workload) -> None:

@@ -23,6 +23,7 @@ class Graphs(Setting):
     about = "Passes are captured once and replayed, which spares the CPU work; for packed attention."
     help = "Capture packed passes as CUDA graphs; a plan uses it in long runs whose host is about as slow as the GPU."
     is_planned = True
+    in_trace = "step"
     if_possible = (
         "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that "
         "stay in memory fit"
@@ -40,8 +41,6 @@ class Graphs(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.graphs:
-            return
         if not w.trains or not w.is_packed:
             yield "graphs are of packed training passes, which can be filled up to a few sizes: take attention packed"
         if w.num_gpus > 1:

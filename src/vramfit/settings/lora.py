@@ -23,6 +23,7 @@ class Lora(Setting):
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
     help = "Rank of LoRA adapters on the attention projections. Default: no adapters."
     is_planned = True
+    not_fitted = "which a Trainer cannot save"
     asked = (has_adapters, learns_in_layers)
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
@@ -35,8 +36,6 @@ class Lora(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.lora is None:
-            return
         if w.mode != "train":
             yield f"lora is for mode train, not {w.mode}"
         frozen = w.freeze if isinstance(w.freeze, tuple) else (w.freeze,)

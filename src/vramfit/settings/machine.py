@@ -7,6 +7,7 @@ from vramfit.settings.values import Bytes, Text
 class _Machine(Setting):
     group = "machine"
     in_inference = True
+    in_trace = ""
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False

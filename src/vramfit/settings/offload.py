@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vramfit.errors import VramfitError
 from vramfit.settings.setting import Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
@@ -42,6 +43,7 @@ class Offload(Setting):
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
     asked = (offloads, offloads_layers, steps_on_host)
     is_measured = False
+    not_fitted = "and a Trainer's optimizer steps what is on the device"
     techniques = (
         Technique(
             values=("weights", "optimizer", "activations"),
@@ -52,8 +54,6 @@ class Offload(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.offloads:
-            return
         if w.offload == "optimizer" and not w.trains:
             yield f"offload optimizer is for mode train, not {w.mode}"
         if w.offloads_layers and w.mode == "forward":
@@ -63,6 +63,8 @@ class Offload(Setting):
                 "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and "
                 "dropout"
             )
+        if w.is_joint and w.offload != "optimizer":
+            yield f"offload {w.offload} and task {w.task} do not go together yet: passes run twice"
         if w.num_gpus > 1:
             yield f"offload {w.offload} is for one GPU: take parallel fsdp"
         if w.steps_on_host:
@@ -89,6 +91,17 @@ class Offload(Setting):
             yield "offload weights and lora do not go together: take offload optimizer"
         if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        if w.offloads:
+            raise VramfitError(
+                f"the Trainer has nothing like offload {w.offload}",
+                hint="run the plan with vramfit train or Stepper, or plan with offload=False (--no-offload)",
+            )
+        return {}
+
+    def inferred(self, value: str | None, *, packs: bool) -> str | None:
+        return value if value == "weights" else None
 
     def is_applied_for(self, w: Workload) -> bool:
         return bool(w.offload == "activations")

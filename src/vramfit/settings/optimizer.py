@@ -2,10 +2,18 @@
 
 from collections.abc import Iterator
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
+from vramfit.settings.setting import TRITON_CAPABILITY, Estimate, Setting, Technique, Workload
 from vramfit.settings.values import Choice
 
 IN_PLACE = ("adamw-fused", "adamw-8bit")
+IN_TRAINER = {
+    "adamw": "adamw_torch",
+    "adamw-fused": "adamw_torch_fused",
+    "adamw-single": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+}
 
 
 def steps_in_place(w: Workload) -> bool:
@@ -18,6 +26,26 @@ def has_8_bit_state(w: Workload) -> bool:
     return w.optimizer == "adamw-8bit"
 
 
+def name_in_trainer(w: Workload) -> str:
+    """What transformers' `TrainingArguments.optim` calls it."""
+    return IN_TRAINER[w.optimizer]
+
+
+def is_adamw(w: Workload) -> bool:
+    """Whether it is torch's AdamW."""
+    return w.optimizer in ("adamw", "adamw-fused", "adamw-single")
+
+
+def state_copies(w: Workload) -> int:
+    """Moments of the size and type of what learns; other optimizers than AdamW may keep next to nothing."""
+    return 2 if w.is_adamw else 0
+
+
+def state_bytes(w: Workload) -> int:
+    """Bytes of moments for each weight that learns, beside `state_copies`, at the least."""
+    return 2 if w.has_8_bit_state else 0
+
+
 class Optimizer(Setting):
     keyword, order = "optimizer", 160
     value = Choice(
@@ -28,7 +56,8 @@ class Optimizer(Setting):
     help = "Optimizer; `adamw` is torch's default implementation (foreach)."
     is_observed = True
     is_planned = True
-    asked = (steps_in_place, has_8_bit_state)
+    in_trace = "step"
+    asked = (steps_in_place, has_8_bit_state, is_adamw, name_in_trainer, state_copies, state_bytes)
     allows = (
         ("adafactor", "another optimizer, which keeps its second moment in factors"),
         ("sgd", "another optimizer, which keeps no moments"),
@@ -62,6 +91,13 @@ class Optimizer(Setting):
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if capability < TRITON_CAPABILITY and w.has_8_bit_state and w.trains:
             yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        if now.workload.trains and now.workload.optimizer == "adamw":
+            yield {self.keyword: "adamw-fused"}
+
+    def trainer_arguments(self, w: Workload) -> dict[str, str]:
+        return {"optim": w.name_in_trainer}
 
     def words(self, w: Workload) -> str | None:
         return w.optimizer if w.trains else None

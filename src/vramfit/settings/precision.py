@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
+from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
 
 if TYPE_CHECKING:
@@ -45,6 +45,16 @@ def has_bf16_weights(w: Workload) -> bool:
     return w.precision == "bf16"
 
 
+def arithmetic(w: Workload) -> str:
+    """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
+    return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(w.precision, w.precision)
+
+
+def mixed_precision(w: Workload) -> str:
+    """The type that autocast casts to, as transformers and accelerate call it: bf16, fp16 or no."""
+    return w.precision.removeprefix("amp-") if w.autocasts else "no"
+
+
 def weight_dtype(w: Workload) -> "torch.dtype":
     """The type of the weights."""
     from vramfit.techniques import precision
@@ -72,7 +82,18 @@ class Precision(Setting):
     help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 products."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
-    asked = (autocasts, is_32_bit, has_tf32, has_bf16_weights, weight_dtype, autocast_dtype, scales_loss)
+    less_weight = "bf16"
+    asked = (
+        autocasts,
+        is_32_bit,
+        has_tf32,
+        has_bf16_weights,
+        arithmetic,
+        mixed_precision,
+        weight_dtype,
+        autocast_dtype,
+        scales_loss,
+    )
     allows = (("bf16", "weights, gradients and optimizer state in bfloat16: small updates are rounded away"),)
     techniques = (
         Technique(
@@ -108,6 +129,17 @@ class Precision(Setting):
             yield f"precision {w.precision}: {gpu} has no bfloat16 and would emulate it, slowly; take {instead}"
         if w.has_tf32 and capability < BF16_CAPABILITY:
             yield f"precision tf32: {gpu} has no TF32; take fp32, or amp-fp16"
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, str]]:
+        if now.workload.is_32_bit:
+            yield {self.keyword: usual_precision(now.compute_capability, infers=now.workload.mode == "infer")}
+
+    def seen_in_trace(self, w: Workload) -> str:
+        return "fp32" if w.has_tf32 else w.precision
+
+    def trainer_arguments(self, w: Workload) -> dict[str, bool | None]:
+        in_bf16 = w.mixed_precision == "bf16"
+        return {"bf16": in_bf16, "fp16": w.mixed_precision == "fp16", "tf32": w.has_tf32 or in_bf16 or None}
 
     def is_applied_for(self, w: Workload) -> bool:
         return True  # fp32 weights may have come in another type

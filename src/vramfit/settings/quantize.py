@@ -31,6 +31,8 @@ class Quantize(Setting):
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
     help = "Quantize linear weights that are not trained."
     is_planned = in_inference = at_load = of_weights = True
+    less_weight = "int8"
+    not_fitted = "which a Trainer cannot save"
     asked = (is_quantized, weights_in_words)
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (
@@ -43,8 +45,6 @@ class Quantize(Setting):
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.is_quantized:
-            return
         if w.trains and not w.has_adapters and not w.freezes_layers:
             yield f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora"
         if w.quantize != "int8" and w.trains:

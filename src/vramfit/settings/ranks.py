@@ -28,6 +28,7 @@ class Allocator(Setting):
     help = "Segments of PyTorch's allocator; `expandable` means expandable_segments:True."
     is_observed = True
     is_planned = in_inference = True
+    in_trace = ""
     asked = (has_expandable_segments,)
     techniques = (
         Technique(
@@ -51,8 +52,6 @@ class NumGpus(Setting):
     is_measured = on_page = False
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.num_gpus == 1:
-            return
         if not w.trains:
             yield f"num_gpus {w.num_gpus} is for mode train: for {w.mode}, start a process a GPU"
         elif w.loop != "stepper":
@@ -82,6 +81,7 @@ class NumNodes(Setting):
     default = 1
     help = "Number of machines with these GPUs, the same number in each."
     is_measured = on_page = False
+    in_trace = ""
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.num_gpus % w.num_nodes != 0:

@@ -14,9 +14,10 @@ from vramfit.settings.values import Value
 if TYPE_CHECKING:
     from torch.nn import Module as Module
 
+    from vramfit.records.estimate import Estimate as Estimate
     from vramfit.workload import Workload as Workload
 else:
-    Module = Workload = Any
+    Estimate = Module = Workload = Any
 
 Kind = Literal["free", "numeric", "different training"]
 """`free` changes no result beyond the order of sums, `numeric` computes the same training in fewer bits, `different
@@ -103,10 +104,17 @@ class Setting:
     """Whether it decides how weights lie: `vramfit load` takes it."""
     of_weights: ClassVar[bool] = False
     """Whether it is the type of the weights, or where they wait."""
+    less_weight: ClassVar[Any] = None
+    """A value with which the weights of any model take less on a device, and are all there."""
     is_kept_on_resume: ClassVar[bool] = True
     """Whether a resumed run has it as it was, whatever it is planned for."""
     must_match_on_resume: ClassVar[bool] = True
     """Whether another value makes it another training, which a checkpoint is not for."""
+    in_trace: ClassVar[Literal["layers", "step", ""]] = "layers"
+    """What of a trace goes by it: what each layer does, only the step around them, or nothing, since it is filled in
+    afterwards."""
+    not_fitted: ClassVar[str] = ""
+    """Why a plan that `fit_trainer` puts on a Trainer cannot have it."""
     is_measured: ClassVar[bool] = True
     """Whether `vramfit measure` can run it."""
     on_page: ClassVar[bool] = True
@@ -140,12 +148,28 @@ class Setting:
     """Whether a workload that does not ask for the change takes it back."""
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        """What does not go together with it, whatever the model and the GPU."""
+        """What does not go together with it, whatever the model and the GPU; the default goes with everything."""
         yield from ()
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
-        """Why a GPU cannot run it."""
+        """Why a GPU cannot run it; every GPU runs the default."""
         yield from ()
+
+    def advised(self, now: Estimate) -> Iterator[Mapping[str, Any]]:
+        """Changes of it that may take less memory than a job takes now, each with the other keywords it needs."""
+        yield from ()
+
+    def seen_in_trace(self, w: Workload) -> Any:
+        """What a trace sees of its value."""
+        return getattr(w, self.keyword)
+
+    def in_few_layers(self, w: Workload) -> Any:
+        """The value with which two layers of the model take no more than all of them.
+
+        Raises:
+            LookupError: there is none; only a trace of all layers says what they take.
+        """
+        return getattr(w, self.keyword)
 
     @property
     def usual(self) -> Any:
@@ -163,6 +187,18 @@ class Setting:
     def is_applied_for(self, w: Workload) -> bool:
         """Whether a workload asks for a change of the model."""
         return getattr(w, self.keyword) not in (None, False, self.default)
+
+    def trainer_arguments(self, w: Workload) -> Mapping[str, Any]:
+        """As keywords of transformers' `TrainingArguments`.
+
+        Raises:
+            VramfitError: they have nothing like it.
+        """
+        return {}
+
+    def inferred(self, value: Any, *, packs: bool) -> Any:
+        """What evaluation keeps of a value, where it keeps the setting; `packs`: whether its passes may be packed."""
+        return value
 
     def apply(self, model: Module, w: Workload) -> None:
         """Change a model, on the meta device or on a real one, as the workload asks for.

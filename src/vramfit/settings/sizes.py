@@ -1,11 +1,11 @@
 """What runs, and how much of it: the model, its head, the batch and the lengths."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vramfit import tasks
-from vramfit.settings.setting import Setting, Technique, Workload
+from vramfit.settings.setting import Estimate, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
 from vramfit.units import plain, shown
 
@@ -63,11 +63,28 @@ class Batch(Setting):
     in_run = True
     help = "Effective batch: samples per optimizer step."
     in_answers = True
+    in_trace = ""
 
 
 def num_passes(w: Workload) -> int:
     """Passes of a step: micro-batches whose gradients are summed."""
     return w.accumulate or 1
+
+
+def fewest_samples(keywords: Mapping[str, Any]) -> int:
+    """The smallest batch of a job with these keywords: a sample a pass."""
+    passes = keywords.get("accumulate")
+    return passes if isinstance(passes, int) and passes > 0 else 1
+
+
+def split_of(micro_batch: int, num_passes: int) -> dict[str, Any]:
+    """How a batch was split, as records say it."""
+    return {"micro_batch": micro_batch, "accumulate": num_passes}
+
+
+def passes_of(micro_batch: int | None, batch: int) -> dict[str, Any]:
+    """Keywords of a job that splits a batch into passes of so many samples; None does not split it."""
+    return {"batch": batch, "micro_batch": micro_batch, "accumulate": None}
 
 
 class Accumulate(Setting):
@@ -78,6 +95,7 @@ class Accumulate(Setting):
     help = "Micro-batches per optimizer step; give this or micro_batch, and the other follows."
     in_answers = True
     is_planned = is_worked_out = True
+    in_trace = ""
     asked = (num_passes,)
     techniques = (
         Technique(
@@ -97,6 +115,14 @@ class Accumulate(Setting):
 
     is_said = False
 
+    def trainer_arguments(self, w: Workload) -> dict[str, int]:
+        return {"gradient_accumulation_steps": w.num_passes}
+
+    def advised(self, now: Estimate) -> Iterator[dict[str, Any]]:
+        w = now.workload
+        if w.trains and w.batch % 2 == 0 and (w.micro_batch or 1) % 2 == 0:
+            yield {self.keyword: 2 * w.num_passes, "micro_batch": None}
+
 
 class MicroBatch(Setting):
     keyword, order, group = "micro_batch", 60, "job"
@@ -106,9 +132,13 @@ class MicroBatch(Setting):
     help = "Samples per forward pass; of the largest pass, where the batch does not divide evenly."
     in_answers = True
     is_planned = is_worked_out = True
+    in_trace = ""
     must_match_on_resume = is_kept_on_resume = False
 
     is_said = False
+
+    def trainer_arguments(self, w: Workload) -> dict[str, int]:
+        return {"per_device_train_batch_size": w.micro_batch}
 
 
 class Seq(Setting):
@@ -119,6 +149,7 @@ class Seq(Setting):
     help = "Tokens per sequence, padding included; longer texts are truncated."
     in_answers = True
     in_inference = True
+    in_trace = "step"
 
 
 class RealLengths(Setting):
@@ -126,14 +157,13 @@ class RealLengths(Setting):
     value = Lengths()
     help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
+    in_trace = "step"
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.lengths is None:
-            return
         if not w.is_packed:
             yield "lengths need attention 'packed'"
-        if len(w.lengths) != w.batch:
-            yield f"lengths names {len(w.lengths)} sequences but batch is {w.batch}"
+        if len(w.lengths or ()) != w.batch:
+            yield f"lengths names {len(w.lengths or ())} sequences but batch is {w.batch}"
         if w.num_passes > 1:
             yield "lengths are of one micro-batch: accumulate must be 1"
 
@@ -154,12 +184,16 @@ class MaxGradNorm(Setting):
     keyword, order = "max_grad_norm", 170
     value = Number(optional=True)
     in_run = True
+    in_trace = "step"
     label, modes = "Gradient clipping", ("train",)
     help = "Clip gradients to this norm before the optimizer step."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.max_grad_norm is not None and not w.trains:
+        if not w.trains:
             yield f"max_grad_norm is for mode train, not {w.mode}"
+
+    def trainer_arguments(self, w: Workload) -> dict[str, float]:
+        return {"max_grad_norm": w.max_grad_norm or 0.0}
 
     def words(self, w: Workload) -> str | None:
         return None if w.max_grad_norm is None else f"clip {w.max_grad_norm}"

@@ -11,7 +11,7 @@ from importlib import import_module
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.tasks.base import Task
 
-__all__ = ["DEFAULT", "Task", "all_tasks", "encoder_alone", "find_task", "task_names", "trained_tasks"]
+__all__ = ["DEFAULT", "Task", "all_tasks", "encoder_alone", "find_task", "task_names", "trained_tasks", "vector_task"]
 DEFAULT = "sequence-classification"
 """The task where none is named."""
 
@@ -51,3 +51,8 @@ def find_task(name: str) -> Task:
 def encoder_alone() -> Task:
     """The task of an encoder without a head."""
     return next(task for task in all_tasks() if not task.has_head)
+
+
+def vector_task() -> Task:
+    """The task that learns vectors of texts."""
+    return next(task for task in all_tasks() if task.pools_itself)

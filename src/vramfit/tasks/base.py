@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vramfit.tasks.parts.reading import Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts, text_in
+from vramfit.tasks.parts.reading import (
+    Asked,
+    Columns,
+    Encoded,
+    LabelNames,
+    Reference,
+    Row,
+    Tokenizing,
+    encode_texts,
+    text_in,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +200,14 @@ class Task:
         """What columns of text hold, in words; `labels`: where those are looked for too."""
         return "the text"
 
+    def choose_columns(self, asked: Asked) -> Columns | None:
+        """The columns to read; None leaves that to the names above.
+
+        Raises:
+            DataError: columns that do not go with what is asked for.
+        """
+        return None
+
     def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
         """What a sample needs of a row; by default `texts`, one of them.
 
@@ -212,6 +230,19 @@ class Task:
             DataError: what they are, and what to do.
         """
 
+    def unusable(self, references: References) -> dict[int, str]:
+        """Number of a reference → why it cannot be used beside the others."""
+        return {}
+
+    def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
+        """Settings of a workload that follow from the data.
+
+        Args:
+            references: of samples, as `encode` gave them.
+            loss: the one that was chosen.
+        """
+        return {}
+
     def notes(self, labels: LabelNames, names: Sequence[str], num_rows: int) -> tuple[str, ...]:
         """What to know of the labels that were read."""
         return labels.notes
@@ -232,7 +263,16 @@ class Task:
         """
         return {}
 
+    def text_ids(self, references: References) -> Sequence[int]:
+        """A number for each text that those share that are never each other's negatives; of a task with samples of
+        several texts."""
+        return ()
+
     # Answers.
+    def metrics_for(self, label_names: Sequence[str], references: References) -> "RunningMetrics":
+        """The metrics of some samples, at the start; by default those of the task."""
+        return self.metrics(label_names)
+
     def metrics(self, label_names: Sequence[str]) -> "RunningMetrics":
         """Its metrics, at the start."""
         raise NotImplementedError(f"{self.name} has no metrics")

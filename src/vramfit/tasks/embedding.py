@@ -1,9 +1,13 @@
 """Sentence embedding: a vector for a text, learned from texts that belong together and texts that do not."""
 
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vramfit.tasks.base import References, Rows, Task, zeros
-from vramfit.tasks.parts.reading import Tokenizing
+from vramfit.tasks.base import SINGLE_TEXTS, References, Rows, Task, zeros
+from vramfit.tasks.parts import texts
+from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts
+from vramfit.tasks.parts.results import place_of
 from vramfit.tasks.parts.sentence_head import HeadParts, make_head
 
 
@@ -15,11 +19,15 @@ class Embedding(Task):
     rank = 70
     auto_class = "AutoModel"
     has_head = False
-    is_served = True
+    is_trained = is_served = True
     gives_vectors = True
     pools_itself = True
     labels = ("text_rows", "text_ids", "labels")
     texts_per_sample = 2
+    num_texts = (1, texts.MOST_TEXTS)
+    text_names = ()
+    naming_texts = "name them: --text-column ANCHOR,POSITIVE"
+    learns_numbers = True
 
     def finish_model(self, model: Any, parts: HeadParts | None) -> None:
         from vramfit.tasks.parts import pooling
@@ -45,9 +53,79 @@ class Embedding(Task):
     def numbers_per_sample(self, num_labels: int, seq: int, vocab_size: int) -> tuple[int, int]:
         return 0, 0
 
+    def columns_wanted(self, *, labels: bool) -> str:
+        return "pairs of texts, or a text and its class" if labels else "the text"
+
+    def choose_columns(self, asked: Asked) -> Columns | None:
+        return texts.choose_columns(asked, SINGLE_TEXTS)
+
+    def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
+        return texts.read_texts(row, columns, labels)
+
+    def check_labels(self, file: str, labels: LabelNames, num_rows: int, *, has_others: bool) -> None:
+        texts.check_classes(file, labels, num_rows)
+
+    def unusable(self, references: References) -> dict[int, str]:
+        return texts.alone_in_class(references)
+
+    def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
+        first = references[0]
+        usual = texts.USUAL[texts.SCORED if "scores" in first else texts.PAIRS]
+        return {"texts": 2 if "group" in first else first["num_texts"], "loss": loss or usual}
+
+    def encode(self, references: References, how: Tokenizing) -> Iterator[Encoded]:
+        """Every text by itself; its reference has its `place` among the `num_texts` of its row."""
+        for made in encode_texts(_apart(references), how):
+            yield made._replace(labels=made.reference.get("scores", ()))
+
+    def text_ids(self, references: References) -> Sequence[int]:
+        """Of its class, of its id, or else of the text."""
+        return [_number(_identity(reference)) for reference in references]
+
+    def metrics_for(self, label_names: Sequence[str], references: References) -> Any:
+        from vramfit.tasks.parts import vector_metrics
+
+        first = references[0]
+        if "group" in first:
+            return vector_metrics.ClassRetrieval()
+        is_pair = first["num_texts"] == 2  # those with margins are searched for as all others
+        return vector_metrics.PairScores() if "scores" in first and is_pair else vector_metrics.PairRetrieval()
+
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
-        """`embedding`: one vector a text."""
-        return [{"embedding": vector} for vector in output.embedding.float().tolist()]
+        """`embedding`: one vector a text; `column`, where a row has several."""
+        vectors = output.embedding.float().tolist()
+        return [
+            place_of(reference) | _column(reference) | {"embedding": vector}
+            for vector, reference in zip(vectors, references, strict=True)
+        ]
+
+    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
+        return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
+
+
+def _apart(references: References) -> Iterator[Reference]:
+    for reference in references:
+        several: tuple[str, ...] = reference["texts"]
+        for place, text in enumerate(several):
+            yield reference | {"texts": (text,), "place": place, "num_texts": len(several)}
+
+
+def _column(reference: Reference) -> dict[str, int]:
+    """Which of a row's texts it is, from 1."""
+    return {"column": reference["place"] + 1} if reference.get("num_texts", 1) > 1 else {}
+
+
+def _identity(reference: Reference) -> tuple[Any, ...]:
+    if "group" in reference:
+        return "class", reference["group"]
+    place = reference["place"]
+    own = reference["ids"][place] if "ids" in reference else None
+    # queries and documents are counted by themselves
+    return ("text", reference["texts"][0]) if own is None else ("id", place > 0, own)
+
+
+def _number(identity: tuple[Any, ...]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(identity).encode(), digest_size=8).digest(), "big", signed=True)
 
 
 TASK = Embedding()

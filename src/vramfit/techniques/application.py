@@ -62,7 +62,7 @@ def make_optimizer(model: torch.nn.Module, plan: Plan | Workload, lr: float = 1e
         WorkloadError: nothing learns, or no compiler for adamw-8bit on a GPU.
     """
     w = plan.workload if isinstance(plan, Plan) else plan
-    return optimizers.make(w.optimizer, model.parameters(), lr=lr)
+    return optimizers.make(w, model.parameters(), lr=lr)
 
 
 def apply(model: torch.nn.Module, workload: Workload) -> Undo:

@@ -6,14 +6,16 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.techniques import adamw_8bit
+from vramfit.workload import Workload
 
 
-def make(name: str, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-5) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that learn.
+def make(asked: Workload | str, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-5) -> torch.optim.Optimizer:
+    """The optimizer that a workload asks for, or the one of this name, over the parameters that learn.
 
     Raises:
         WorkloadError: an unknown name, no parameter that learns, or no compiler for adamw-8bit on a GPU.
     """
+    name = asked if isinstance(asked, str) else asked.optimizer
     learned = [p for p in parameters if p.requires_grad]
     if not learned:
         raise WorkloadError(["nothing learns: every parameter of the model is frozen"])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
 from vramfit.quiet import quiet
+from vramfit.workload import Workload
 
 OLDEST_TORCHAO = (0, 18)
 """The first whose int8 weights are one tensor class with a scale for each group."""
@@ -30,17 +31,17 @@ INT4_CAPABILITY = (8, 0)
 """torch's int4 product (`_weight_int4pack_mm`) is built for sm_80 and newer, in bfloat16."""
 
 
-def check(quantize: str | None, precision: str, device: torch.device) -> None:
+def check(w: Workload, device: torch.device) -> None:
     """Refuse what the device or the precision cannot do, and a missing torchao.
 
     Raises:
         MissingExtra: torchao is not installed.
         WorkloadError: int4 outside a GPU of sm_80 or newer, or beside another type than bf16.
     """
-    if quantize is None:
+    if not w.is_quantized:
         return
     _torchao()
-    if quantize != "int4":
+    if w.quantize != "int4":
         return
     problems = []
     if device.type != "cuda":
@@ -48,8 +49,8 @@ def check(quantize: str | None, precision: str, device: torch.device) -> None:
     elif torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
         major, minor = torch.cuda.get_device_capability(device)
         problems.append(f"quantize int4 needs a GPU of sm_80 or newer; this one is sm_{major}{minor}")
-    if precision != "bf16":
-        problems.append(f"quantize int4 multiplies in bfloat16: take precision bf16, not {precision}")
+    if not w.has_bf16_weights:
+        problems.append(f"quantize int4 multiplies in bfloat16: take precision bf16, not {w.precision}")
     if problems:
         raise WorkloadError(problems, hint="quantize int8 works everywhere, in every precision")
 
@@ -77,14 +78,22 @@ def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False)
             linear.__class__ = FrozenLinear
 
 
-def quantizable(model: torch.nn.Module, quantize: str | None, *, frozen_only: bool = False) -> list[torch.nn.Linear]:
-    """The linear layers to quantize, in the order of the modules; none for None.
+def _form(asked: Workload | str | None) -> str:
+    """The form of quantized weights that a workload asks for, or the one of this name; empty for none."""
+    return (asked.quantize if isinstance(asked, Workload) else asked) or ""
+
+
+def quantizable(
+    model: torch.nn.Module, asked: Workload | str | None, *, frozen_only: bool = False
+) -> list[torch.nn.Linear]:
+    """The linear layers to quantize for a workload or a form, in the order of the modules; none for None.
 
     Left out: what comes after the encoder (the pooler and the head), since a checkpoint often lacks it and what is
     new must learn; weights that a lookup table shares; and sizes that the integer kernels do not take (torchao would
     compute those on the host). With `frozen_only`, layers that learn too.
     """
-    if quantize is None:
+    quantize = _form(asked)
+    if not quantize:
         return []
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     linears = (m for m in _encoder_modules(model) if isinstance(m, torch.nn.Linear))
@@ -129,8 +138,9 @@ def quantize_linear(linear: torch.nn.Linear, quantize: str) -> None:
     linear.weight = quantize_weight(linear.weight, quantize)
 
 
-def quantize_weight(weight: torch.Tensor, quantize: str) -> torch.nn.Parameter:
+def quantize_weight(weight: torch.Tensor, asked: Workload | str) -> torch.nn.Parameter:
     """A matrix in fewer bits, on the device it lies on."""
+    quantize = _form(asked)
     if weight.device.type != "meta":
         return _quantized(weight, quantize)
     layout = _layout(*weight.shape, weight.dtype, quantize)
@@ -151,7 +161,7 @@ def _quantized(weight: torch.Tensor, quantize: str) -> torch.nn.Parameter:
 
 def quantize_rows(
     source: torch.Tensor,
-    quantize: str,
+    asked: Workload | str,
     dtype: torch.dtype,
     device: torch.device,
     bring: Callable[[torch.Tensor], torch.Tensor],
@@ -164,10 +174,12 @@ def quantize_rows(
 
     Args:
         source: the matrix on the host.
+        asked: the workload, or the form.
         dtype: the type to quantize from.
         device: where the result is to lie.
         bring: gives rows in `dtype` on the device.
     """
+    quantize = _form(asked)
     if device.type != "cuda":
         return quantize_weight(bring(source), quantize)
     rows, columns = source.shape

@@ -16,6 +16,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.resolve import ResolvedModel
+from vramfit.settings import seen_in_trace
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
@@ -141,10 +142,8 @@ def _likeness(resolved: ResolvedModel, workload: Workload, profile: CudaProfile,
     if resolved.module is not None or not workload.is_compiled:
         return None
     sizes = {k: v for k, v in resolved.config.to_dict().items() if k != "num_hidden_layers"}
-    batch = {"batch": 1, "accumulate": 1, "micro_batch": None, "seq": 1, "lengths": None}
-    beside = {"checkpointing": None, "optimizer": "adamw", "max_grad_norm": None, "memory": None, "host_memory": None}
-    job = replace(workload, **batch, **beside, graphs=False)
-    return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, job, profile, num_resident)
+    job = (seen_in_trace(workload, "layers"), profile, num_resident)
+    return (json.dumps(sizes, sort_keys=True, default=str), resolved.model_class, *job)
 
 
 def _own_loss(model: torch.nn.Module, workload: Workload, profile: CudaProfile) -> tuple[HeadLoss | None, bool]:
@@ -265,7 +264,7 @@ def _load(tracer: Tracer, model: torch.nn.Module) -> None:
 
 
 def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
-    optimizer = optimizers.make(workload.optimizer, model.parameters())
+    optimizer = optimizers.make(workload, model.parameters())
     scaler = torch.amp.GradScaler("meta") if workload.scales_loss else None
     for step, num_micro in _traced_steps(workload):
         train_step(
@@ -343,7 +342,7 @@ def _make_step(session: Session, model: torch.nn.Module, workload: Workload) -> 
         on_paper = ShardOnPaper if workload.shards else ReplicaOnPaper
         ranks = on_paper(tracer, model, workload.num_gpus)
         learned = ranks.learned
-    optimizer = optimizers.make(workload.optimizer, learned)
+    optimizer = optimizers.make(workload, learned)
     host = None
     if workload.steps_on_host:  # of it, the device sees the slots that gradients leave by
         tracer.begin("inputs", "optimizer")

@@ -331,7 +331,7 @@ def test_what_would_help_is_said_in_figures_of_the_model(task: str) -> None:
     with pytest.raises(NoPlanFits) as caught:
         load("bert-mini", memory="1MiB", **keywords)
     for change, words in (
-        ({"precision": "bf16"}, "in precision bf16"),
+        ({"precision": "bf16"}, "with precision bf16"),
         ({"quantize": "int8"}, "with quantize int8"),
         ({"precision": "bf16", "quantize": "int8"}, "with both"),
     ):

@@ -14,7 +14,7 @@ from vramfit.planner.predictions import Choice
 from vramfit.planner.recipes import Proposal, recipes
 from vramfit.planner.request import Request, lengths_of
 from vramfit.planner.varied import least_on_lengths, padded_batches, time_on_lengths
-from vramfit.runtime.data.samples import BatchOrder
+from vramfit.runtime.data.order import BatchOrder
 from vramfit.step.splitting import packed_rows, padded_passes, split
 
 

@@ -160,9 +160,10 @@ def test_packed_is_taken_where_its_kernel_is(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
     run_device: Any = SimpleNamespace(device=torch.device(device))
     trained = open_model(str(tmp_path / "m"), task="sequence-classification")
-    assert trained.attention(run_device, precision, asked) == chosen
-    assert trained.attention(run_device, precision, asked, "t4") == asked
+    given = {"precision": precision, "attention": asked}
+    assert trained.suited(run_device, **given) == given | {"attention": chosen}
+    assert trained.suited(run_device, **given, gpu="t4")["attention"] == asked
     words = open_model(str(tmp_path / "m"), task="masked-lm")
-    assert words.attention(run_device, precision) is None
+    assert "attention" not in words.suited(run_device, precision=precision)
     with pytest.raises(WorkloadError, match="every word"):
-        words.attention(run_device, precision, "packed")
+        words.suited(run_device, precision=precision, attention="packed")

@@ -12,7 +12,7 @@ from tests.unit.serve.small_servers import ask, engine_of, write_head
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
-from vramfit.runtime.trained import TrainedModel
+from vramfit.runtime import trained
 from vramfit.serve import engine as engine_module
 from vramfit.serve import requests
 from vramfit.tasks import find_task
@@ -70,7 +70,7 @@ def test_tags_answers_and_fills_come_with_their_places(heads: Heads) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_packed_batches_answer_the_same(heads: Heads, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ask(engine_of(heads["features"], pooling=pooling), list(TEXTS))
-    monkeypatch.setattr(TrainedModel, "attention", lambda *given: "packed")  # as where the GPU has a kernel for it
+    monkeypatch.setattr(trained, "has_packed_kernel", lambda *given: True)  # as on a GPU that has it
     packed = engine_of(heads["features"], pooling=pooling)
     for one, other in zip(plain, ask(packed, list(TEXTS)), strict=True):
         assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-5)

@@ -35,7 +35,9 @@ def test_a_folder_is_served_with_its_own_pooling(
     tmp_path: Path, mode: str, attention: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path, "Dense", "Normalize", **{f"pooling_mode_{mode}": True})
-    monkeypatch.setattr(TrainedModel, "attention", lambda *given: attention)  # as where the GPU has a kernel for it
+    monkeypatch.setattr(
+        TrainedModel, "suited", lambda *_, **settings: settings | {"attention": attention}
+    )  # as where the GPU has a kernel for it
     torch.testing.assert_close(answers(folder, TEXTS), their_vectors(folder, TEXTS), atol=1e-6, rtol=0)
 
 
@@ -44,7 +46,7 @@ def test_a_published_model_answers_as_in_sentence_transformers(
     attention: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, texts = minilm(), [*SENTENCES, "a very long text that is cut " * 60]
-    monkeypatch.setattr(TrainedModel, "attention", lambda *given: attention)
+    monkeypatch.setattr(TrainedModel, "suited", lambda *_, **settings: settings | {"attention": attention})
     assert open_model(str(folder), or_vectors=True).max_length == 256
     torch.testing.assert_close(answers(folder, texts), their_vectors(folder, texts), atol=1e-6, rtol=0)
 

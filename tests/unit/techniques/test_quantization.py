@@ -10,6 +10,7 @@ from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import resolve
 from vramfit.techniques import quantization
 from vramfit.techniques.quantization import inner_tensors
+from vramfit.workload import Workload
 
 pytest.importorskip("torchao", reason='quantization: pip install "vramfit[train]"')
 
@@ -106,9 +107,9 @@ def test_int4_has_a_layout_without_any_gpu() -> None:
 
 def test_int4_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(WorkloadError) as caught:
-        quantization.check("int4", "fp32", torch.device("cpu"))
+        quantization.check(Workload(model="m", mode="infer", quantize="int4"), torch.device("cpu"))
     assert len(caught.value.problems) == 2
-    quantization.check("int8", "fp32", torch.device("cpu"))
+    quantization.check(Workload(model="m", mode="infer", quantize="int8"), torch.device("cpu"))
 
 
 def test_the_integer_product_is_not_asked_for_sizes_it_does_not_take() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.job import read_arguments, read_value
+from vramfit.settings import having
 from vramfit.settings.values import Count, Text, Texts, Value
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 OPTIONS: dict[str, Value] = {
-    **{name: Text() for name in ("memory", "task", "precision", "quantize", "offload", "gpu", "pooling")},
+    **{name: Text() for name in ("memory", "task", *having(of_weights=True), "gpu", "pooling")},
     "device": Texts(),
     "seq": Count(),
     "max-tokens": Count(),

@@ -26,6 +26,7 @@ from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.settings import SETTINGS
 from vramfit.settings.embedding import LOSSES
 from vramfit.step.plain import each_tensor
 from vramfit.step.random_state import RandomState
@@ -209,9 +210,8 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
         problems.append(f"the plan is for attention packed, and {job.why_padded}")
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")
-    problems += [f"the plan has {n}, which a Trainer cannot save" for n in ("lora", "quantize") if getattr(w, n)]
-    if w.offloads:
-        problems.append(f"the plan has offload {w.offload}, and a Trainer's optimizer steps what is on the device")
+    refused = [s for s in SETTINGS.values() if s.not_fitted and getattr(w, s.keyword) not in (None, s.default)]
+    problems += [f"the plan has {s.words(w)}, {s.not_fitted}" for s in refused]
     if job.origin == "own" and plan.workload.num_passes > 1:
         problems.append(
             f"the plan splits a step into {plan.workload.num_passes}, and the Trainer computes a loss of its own"

@@ -162,12 +162,11 @@ class TrainerOutOfMemory(RecoveryExhausted, torch.OutOfMemoryError):
 def see(trainer: Any, error: BaseException, phase: WatchPhase | None = None) -> OutOfMemoryReport | None:
     """What is alive now, while an error is dealt with; for an evaluation on its own a watch is made for the moment."""
     monitor: MonitorCallback = trainer.vramfit.monitor
-    owners = {"model": trainer.model, "optimizer": bare_optimizer(trainer)}
     if monitor.watch is not None:
-        report = monitor.watch.capture(error, **owners)
+        report = monitor.watch.capture(error, model=trainer.model, optimizer=bare_optimizer(trainer))
     else:
         with watch(show_findings=False) as moment:
-            report = moment.capture(error, **owners)
+            report = moment.capture(error, model=trainer.model, optimizer=bare_optimizer(trainer))
     if report is None:
         return None
     return replace(report, step=trainer.state.global_step, phase=phase or report.phase)

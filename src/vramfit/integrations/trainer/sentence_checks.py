@@ -10,6 +10,7 @@ from vramfit.integrations.trainer.job import Job, as_set, effective_batch, job_o
 from vramfit.integrations.trainer.losses import MAX_DIFFERENCE
 from vramfit.integrations.trainer.rows import MAX_ROWS
 from vramfit.integrations.trainer.sentence_losses import cached_in, has_negatives, is_across, is_known, sentence_losses
+from vramfit.integrations.trainer.texts import comparing, make_head
 from vramfit.records.estimate import Estimate
 from vramfit.records.finding import Finding
 from vramfit.runtime.model_state import untouched
@@ -165,4 +166,6 @@ def _predicted(trainer: Any, job: Job, num_texts: int, budget: dict[str, Any]) -
     """A step of a batch in passes of so many texts, padded."""
     texts, batch = int(job.keywords["texts"]), trainer.args.train_batch_size
     passes = {"batch": batch, "micro_batch": max(min(num_texts // texts, batch), 1), "loop": "stepper"}
-    return estimate(job.model, **as_set(trainer, job) | passes | budget)
+    assert job.texts is not None
+    with comparing(trainer, make_head(trainer, job.texts)):
+        return estimate(job.model, **as_set(trainer, job) | passes | budget)

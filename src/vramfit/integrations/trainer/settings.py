@@ -13,7 +13,6 @@ from vramfit.techniques.adamw_8bit import AdamW8bit
 from vramfit.techniques.application import apply_to_steps, prepare, undo_to_steps
 from vramfit.workload import Workload
 
-OPTIM = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
 COPIES_OF_PILE = 3
 """Logits that wait on the GPU, and room for a Trainer that joins them there: both sides of a copy."""
 MOST_STEPS = 128
@@ -103,16 +102,16 @@ def steps_until_moved(plan: Plan, num_bytes: int) -> int:
 
 def put_precision(made: Settings, plan: Plan) -> None:
     """Autocast for training and evaluation alike: accelerate learns of it by being made anew."""
-    precision, trainer = plan.workload.precision, made.trainer
-    if trainer.args.device.type == "cpu" and precision == "fp32":
+    w, trainer = plan.workload, made.trainer
+    if trainer.args.device.type == "cpu" and w.is_32_bit and not w.has_tf32:
         return
     before = trainer.args.mixed_precision
     why = "fewer bits: as precise as fine-tuning needs, and faster; exact=True keeps fp32"
-    made.put("bf16", precision == "amp-bf16", why)
-    made.put("fp16", precision == "amp-fp16", why)
-    if precision == "tf32" and not trainer.args.tf32:
+    made.put("bf16", w.mixed_precision == "bf16", why)
+    made.put("fp16", w.mixed_precision == "fp16", why)
+    if w.has_tf32 and not trainer.args.tf32:
         made.put("tf32", True, "products in TF32; exact=True keeps fp32")
-    trainer.args.mixed_precision = {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(precision, "no")
+    trainer.args.mixed_precision = w.mixed_precision
     if trainer.args.mixed_precision != before:
         from accelerate.state import AcceleratorState
 
@@ -121,12 +120,13 @@ def put_precision(made: Settings, plan: Plan) -> None:
 
 
 def _put_optimizer(made: Settings, plan: Plan) -> None:
-    trainer, name = made.trainer, plan.workload.optimizer
+    trainer, w = made.trainer, plan.workload
     if not is_free(trainer):
         return
-    if name in OPTIM:
-        made.put("optim", _optimizer_name(OPTIM[name]), "the same AdamW in one kernel, without temporaries")
-    elif name == "adamw-8bit":
+    if w.is_adamw:
+        name = _optimizer_name(w.name_in_trainer)
+        made.put("optim", name, "the same AdamW in one kernel, without temporaries")
+    elif w.has_8_bit_state:
         a = trainer.args
         keywords = {"lr": a.learning_rate, "betas": (a.adam_beta1, a.adam_beta2), "eps": a.adam_epsilon}
         trainer.optimizer_cls_and_kwargs = (AdamW8bit, keywords)

@@ -10,7 +10,7 @@ from vramfit.runtime.data.rows import Table, open_table
 from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
 from vramfit.stages import tell
 from vramfit.tasks import all_tasks
-from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, in_order, some_of
+from vramfit.tasks.parts.reading import Asked, BadValue, Columns, LabelNames, Reference, in_order, some_of
 from vramfit.units import counted
 
 NUM_SHOWN = 5
@@ -69,6 +69,13 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
                 good.append({"row": row.number, "index": index} | kind.read_row(row, columns, labels))
             except BadValue as error:
                 bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
+    for number, what in kind.unusable(good).items():
+        reference = good[number]
+        bad.append(BadRow(source.name, reference["row"], what, index=reference["index"]))
+    if bad:
+        out = {row.index for row in bad}
+        good = [reference for reference in good if reference["index"] not in out]
+        bad.sort(key=lambda row: row.index)
     if columns is not None:
         has_others = len(table.columns) > len(columns.texts) + 1
         kind.check_labels(source.name, labels, num_rows, has_others=has_others)
@@ -82,6 +89,8 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         raise DataError(f"{source.name}: {what}", file=source.name, rows=[b.row for b in bad], hint="one sample a row")
     names = kind.class_names(labels, good)
     notes = kind.notes(labels, names, len(good))
+    if columns is not None and columns.note:
+        notes = (columns.note, *notes)
     if table.guess is not None:
         notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
     return Examples(good, names, tuple(bad), notes)
@@ -159,10 +168,25 @@ def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) ->
     if source.label_column and source.label_column not in table.columns:
         others = [c for c in table.columns if c not in source.text_columns]
         raise _missing(source, table, source.label_column, others)
+    own = source.kind.choose_columns(_asked(source, table, first))
+    if own is not None:
+        return own
     texts = source.text_columns or _guess_texts(source, table, first)
     if not source.needs_labels or not source.kind.reads_labels:
         return Columns(texts, None)
     return Columns(texts, source.label_column or _guess_label(source, table, first, texts))
+
+
+def _asked(source: DataSource, table: Table, first: Mapping[str, Any]) -> Asked:
+    return Asked(
+        file=source.name,
+        names=table.columns,
+        first=first,
+        texts=source.text_columns,
+        label=source.label_column,
+        needs_labels=source.needs_labels,
+        loss=source.loss,
+    )
 
 
 def _guess_texts(source: DataSource, table: Table, first: Mapping[str, Any]) -> tuple[str, ...]:
@@ -194,7 +218,7 @@ def _missing(source: DataSource, table: Table, name: str, candidates: list[str])
     if table.is_plain_text and source.needs_labels and source.kind.reads_labels:
         hint = source.kind.files or PLAIN_TEXT
     return DataError(
-        f"{source.name} has no column {name!r}; it has {_shown(table.columns)}",
+        f"{source.name} has no column {name!r}; it has {shown_columns(table.columns)}",
         file=source.name,
         hint=hint if table.columns else "a header line, then one sample a row",
     )
@@ -215,7 +239,9 @@ def _unknown(source: DataSource, table: Table, first: Mapping[str, Any], what: s
     elif other is not None:
         hint = f"these are the columns of another task: --task {other}" + (f"; {files}" if files else "")
     return DataError(
-        f"{source.name}: none of its columns looks like {what}: {_shown(table.columns)}", file=source.name, hint=hint
+        f"{source.name}: none of its columns looks like {what}: {shown_columns(table.columns)}",
+        file=source.name,
+        hint=hint,
     )
 
 
@@ -231,7 +257,8 @@ def _other_task(source: DataSource, table: Table, first: Mapping[str, Any]) -> s
     return None
 
 
-def _shown(columns: tuple[str, ...], most: int = 12) -> str:
+def shown_columns(columns: tuple[str, ...], most: int = 12) -> str:
+    """Their names, for a message."""
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in columns[:most]]
     more = len(columns) - most
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,7 +1,6 @@
-"""`Samples`: a data set, tokenized once and kept compactly on the host; `BatchOrder`: which of them meet in a batch."""
+"""`Samples`: a data set, tokenized once and kept compactly on the host."""
 
 import hashlib
-import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import Examples, read_examples
+from vramfit.runtime.data.groups import TextGroups
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.stages import tell
 from vramfit.step.plain import Batch
@@ -23,7 +23,7 @@ from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
 from vramfit.tasks.parts.reading import CHUNK_ROWS, Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
-from vramfit.techniques.packing import WINDOW_BATCHES, padded_width
+from vramfit.techniques.packing import padded_width
 from vramfit.units import counted
 
 IDS, NUMBERS, OFFSETS = "i", "d", "q"
@@ -83,6 +83,9 @@ class Samples:
         """Tokens of each sample, as cut."""
         self.widths = self._widths()
         """Columns of a batch in which it is the longest."""
+        self._groups: TextGroups | None = None
+        if self._kind.pools_itself and self.references and "place" in self.references[0]:
+            self._groups = TextGroups(self._kind, self.references, self.lengths)
         self.fingerprint = self._hash()
         """Changes with anything that a model would see: a resumed run checks it."""
 
@@ -108,10 +111,45 @@ class Samples:
         digest = hashlib.blake2b(repr((self.task, self.label_names, self._hiding)).encode(), digest_size=16)
         for store in (self._ids, self._types, self._labels):
             store.feed(digest)
+        if self._groups is not None:
+            self._groups.feed(digest)
         return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def num_samples(self) -> int:
+        """What an effective batch is counted in: rows, or groups of rows where samples are of several texts."""
+        return len(self) if self._groups is None else len(self._groups)
+
+    @property
+    def texts_per_sample(self) -> int:
+        """Rows of a sample."""
+        return 1 if self._groups is None else self._groups.texts_per_sample
+
+    @property
+    def sample_lengths(self) -> Sequence[int]:
+        """Tokens of each sample."""
+        return self.lengths if self._groups is None else self._groups.lengths
+
+    @property
+    def sample_ids(self) -> Sequence[tuple[int, ...]] | None:
+        """Numbers of each sample's texts, by which a batch sees those that come twice; None where none is to."""
+        return None if self._groups is None else self._groups.sample_ids
+
+    def collate_samples(self, samples: Sequence[int], *, epoch: int = 0, seed: int = 0) -> Batch:
+        """A batch of whole samples to learn from: rows as `collate` has them.
+
+        Of samples of several texts each is a row, sample by sample, with what their loss needs to know.
+
+        Args:
+            epoch, seed: which partners are drawn, where samples are made of texts of one class.
+        """
+        if self._groups is None:
+            return self.collate(samples, epoch=epoch)
+        rows = self._groups.rows(samples, epoch=epoch, seed=seed)
+        return self.collate(rows, epoch=epoch) | self._groups.inputs(rows, self._labels)
 
     def collate(self, indices: Sequence[int], *, epoch: int = 0) -> Batch:
         """A batch on the host, padded on the right to its longest sample, or a little further for a common width.
@@ -157,6 +195,10 @@ class TokenStore:
         """Of every row."""
         return [end - begin for begin, end in zip(self._ends, self._ends[1:], strict=False)]
 
+    def num_in(self, index: int) -> int:
+        """Numbers of one row."""
+        return int(self._ends[index + 1] - self._ends[index])
+
     def column(self, indices: Sequence[int], place: int) -> torch.Tensor:
         """One number of each of some rows: as torch likes its indices, or in fp32."""
         values = np.array([self._values[self._ends[index] + place] for index in indices])
@@ -190,7 +232,7 @@ def make_metrics(samples: Samples) -> RunningMetrics:
     kind = find_task(samples.task)
     if kind.truth is not None and samples.references[0].get(kind.truth) is None:
         raise WorkloadError(["the data has no labels, so there is nothing to measure against"])
-    return kind.metrics(samples.label_names)
+    return kind.metrics_for(samples.label_names, samples.references)
 
 
 def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> Samples:
@@ -322,58 +364,3 @@ def lengths_of_data(
         return Lengths(values=found[:MAX_ROWS], source=f"{first}{source.name}", complete=is_whole)
 
     return count
-
-
-class BatchOrder:
-    """The effective batches of each epoch.
-
-    Args:
-        lengths: tokens of each sample.
-        batch: samples of an effective batch.
-        seed: of the shuffling.
-        shuffle: False keeps one order for all epochs: with `bucket` the longest first, so that what does not fit is
-            known at once, else as the samples come.
-        bucket: let samples of like length meet, which saves padding.
-
-    >>> BatchOrder([5, 3, 9], 2, seed=0, shuffle=False).epoch(0)
-    [[2, 0], [1]]
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], batch: int, *, seed: int, shuffle: bool = True, bucket: bool = True
-    ) -> None:
-        if batch < 1:
-            raise ValueError(f"a batch of {batch} samples")
-        self._lengths = lengths
-        self._batch = batch
-        self._seed = seed
-        self._shuffle = shuffle
-        self._bucket = bucket
-
-    @property
-    def num_batches(self) -> int:
-        """Effective batches an epoch."""
-        return -(-len(self._lengths) // self._batch)
-
-    def epoch(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch, each a list of samples; every sample is in one. The last may be smaller."""
-        order = list(range(len(self._lengths)))
-        if not self._shuffle:
-            return self._cut(self._longest_first(order) if self._bucket else order)
-        draw = random.Random(f"{self._seed}/{epoch}")
-        draw.shuffle(order)
-        if not self._bucket:
-            return self._cut(order)
-        whole = len(order) - len(order) % self._batch
-        window = WINDOW_BATCHES * self._batch
-        batches = []
-        for begin in range(0, whole, window):
-            batches += self._cut(self._longest_first(order[begin : min(begin + window, whole)]))
-        draw.shuffle(batches)
-        return batches + self._cut(order[whole:])
-
-    def _longest_first(self, samples: list[int]) -> list[int]:
-        return sorted(samples, key=lambda i: (-self._lengths[i], i))
-
-    def _cut(self, samples: list[int]) -> list[list[int]]:
-        return [samples[i : i + self._batch] for i in range(0, len(samples), self._batch)]

@@ -49,6 +49,8 @@ class DataSource:
     """Keep bad rows out and report them, where otherwise they are an error."""
     max_rows: int | None = None
     """Read no more rows than this."""
+    loss: str | None = None
+    """What is to learn from it, where that tells what its rows mean; None where nothing was chosen."""
     of_model: bool = False
     """Whether the task is a trained model's: errors then name no other one."""
 
@@ -60,7 +62,8 @@ class DataSource:
         elif self.text_columns:
             least, most = self.kind.num_texts
             if not least <= len(self.text_columns) <= most:
-                wanted = f"{least}" if least == most else f"{least} or {most}"
+                between = "or" if most == least + 1 else "to"
+                wanted = f"{least}" if least == most else f"{least} {between} {most}"
                 problems.append(f"{self.task} reads {wanted} columns of text, not {len(self.text_columns)}")
         if self.max_rows is not None and self.max_rows < 1:
             problems.append(f"max_rows {self.max_rows} is not a whole number from 1")

@@ -127,12 +127,12 @@ class Loop:
         patience = self._session.run.request.patience
         return patience is not None and self.progress.num_without_better >= patience
 
-    def _learn(self, rows: list[int], epoch: int, num_batches: int) -> None:
+    def _learn(self, samples: list[int], epoch: int, num_batches: int) -> None:
         """One step. A GPU's loss is read when the next step has been sent: so it need not wait for the host."""
         p, stepper, progress, began = self._session, self._session.stepper, self.progress, time.perf_counter()
         if self._taken is None:
             self._read_at = began
-        batch = p.run.data.train.collate(rows, epoch=epoch)
+        batch = p.run.data.train.collate_samples(samples, epoch=epoch, seed=p.run.request.seed)
         lr, skipped_before = p.schedule.lr, stepper.num_skipped
         loss = self._step(batch) if _has_labels(batch) else None
         mask = batch.get("attention_mask")

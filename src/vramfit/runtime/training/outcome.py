@@ -56,7 +56,7 @@ def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:
         output=request.output,
         device=run_device.name,
         status=status,
-        num_samples=len(data.train),
+        num_samples=data.train.num_samples,
         num_truncated=data.train.num_truncated,
         longest_before_truncation=data.train.longest_before_truncation,
         num_bad_rows=len(data.train.bad_rows),

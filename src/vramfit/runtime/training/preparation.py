@@ -206,7 +206,7 @@ def make_plan(
         keywords |= {name: getattr(former, name) for name in KEPT}
     if run_device.emulated is not None:
         keywords["rehearses"] = True
-    keywords |= {**_batches(request, data, num_gpus), "seq": data.longest}
+    keywords |= {**_batches(request, data, num_gpus), **_of_data(request, data), "seq": data.longest}
     keywords |= {"gpu": request.gpu or run_device.gpu, "memory": _memory(request, run_device)}
     if keywords["gpu"] is None and not has_packed_kernel(run_device.device, "amp-bf16"):  # the plan would count on it
         keywords.setdefault("attention", default_attention(data.resolved.model_class))
@@ -228,7 +228,7 @@ def num_steps(request: TrainRequest, data: Data) -> int:
     """Batches to learn from in all."""
     batch: int = _batches(request, data)["batch"]
     max_steps: int | None = request.max_steps
-    return max_steps or math.ceil(request.epochs * -(-len(data.train) // batch))
+    return max_steps or math.ceil(request.epochs * -(-data.train.num_samples // batch))
 
 
 def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
@@ -239,9 +239,28 @@ def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
 
 def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
     """The batch, no larger than the data, and a micro-batch that was asked for, no larger than a process's part."""
-    batch = min(request.batch or DEFAULT_BATCH, len(data.train))
+    batch = min(request.batch or DEFAULT_BATCH, data.train.num_samples)
     share = -(-batch // num_gpus)
     return {"batch": batch} | ({} if request.micro_batch is None else {"micro_batch": min(request.micro_batch, share)})
+
+
+def _of_data(request: TrainRequest, data: Data, planned: Workload | None = None) -> dict[str, Any]:
+    """Settings that follow from the data.
+
+    Raises:
+        WorkloadError: others were asked for, or planned.
+    """
+    found = find_task(request.task).data_settings(data.train.references, request.loss)
+    said = (("asked for", request), *([] if planned is None else [("planned", planned)]))
+    problems = [
+        f"{name} {getattr(source, name)} was {how}, and the data asks for {value}"
+        for how, source in said
+        for name, value in found.items()
+        if getattr(source, name) not in (None, value)
+    ]
+    if problems:
+        raise WorkloadError(problems, hint="leave it out: it follows from the data; or plan anew for the data")
+    return found
 
 
 def _num_labels(request: TrainRequest, data: Data) -> int | None:
@@ -261,7 +280,8 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
             hint=f"plan anew with --num-gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
         )
     if plan is not None:
-        return replace(plan.workload, seq=max(longest, 1)) if plan.workload.seq > longest else plan.workload
+        planned = replace(plan.workload, **_of_data(request, data, plan.workload))
+        return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
     batches = _batches(request, data, num_gpus)
     keywords: dict[str, Any] = {
         "precision": "fp32",
@@ -270,6 +290,7 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
         "num_gpus": num_gpus,
         **request.settings(),
         **batches,
+        **_of_data(request, data),
         "seq": longest,
         "num_labels": _num_labels(request, data),
     }

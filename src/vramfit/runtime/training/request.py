@@ -215,6 +215,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
             label_column=self.label_column,
             skip_bad_rows=self.skip_bad_rows,
             max_rows=self.max_rows,
+            loss=self.loss if path == self.data else None,
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -250,7 +251,7 @@ def _contradictions(r: TrainRequest) -> list[str]:
             smooths and r.task not in smoothed,
             f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
         ),
-        (bool(r.graphs) and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.quantize is not None and r.precision == "bf16", "quantize int8 is trained beside fp32 or amp weights"),
+        (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
+        (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

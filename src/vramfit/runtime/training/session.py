@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vramfit.errors import WorkloadError
 from vramfit.loader.budget import available_bytes
-from vramfit.runtime.data.samples import BatchOrder
+from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training import events
@@ -46,7 +46,7 @@ class Session:
             raise WorkloadError(["device emulated cannot follow shards: take parallel ddp, or device cpu"])
         ranks = self._processes.share(model, workload.parallel)
         bucket = not workload.is_packed  # where there is no padding, like lengths need not meet
-        order = BatchOrder(data.train.lengths, workload.batch, seed=request.seed, bucket=bucket)
+        order = BatchOrder.of(data.train, workload.batch, seed=request.seed, bucket=bucket)
         num_steps = request.max_steps or math.ceil(request.epochs * order.num_batches)
         optimizer = make_optimizer(workload, model, request)
         schedule = Schedule(optimizer, name=request.schedule, lr=request.lr, num_steps=num_steps, warmup=request.warmup)
@@ -59,7 +59,7 @@ class Session:
             model,
             run.run_device,
             max_tokens=evaluation_batch * seq,
-            precision=workload.precision,
+            workload=workload,
             votes=self._processes.votes if self._processes.shards else None,
         )
         self.identity = {
@@ -72,7 +72,8 @@ class Session:
         self.compile_s = 0.0
         """Seconds before the first step that went into compiling and the rehearsal that had it done."""
         self._compile()
-        if (request.graphs or workload.captures_graphs) and not (workload.captures_graphs and self.stepper.uses_graphs):
+        is_captured = workload.captures_graphs and self.stepper.uses_graphs
+        if (request.captures_graphs or workload.captures_graphs) and not is_captured:
             self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
 
     def _compile(self) -> None:
@@ -120,9 +121,9 @@ class Session:
         stepper = self.stepper
         if checkpoint is not None:
             stepper.load_state_dict(self._processes.first(checkpoint.state)["stepper"])
-        lengths = self.run.data.train.lengths
+        lengths = self.run.data.train.sample_lengths
         longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self.run.workload.batch]
-        batch = self.run.data.train.collate(longest)
+        batch = self.run.data.train.collate_samples(longest, seed=self.run.request.seed)
         began = time.perf_counter()
         try:
             with self.run.run_device.active():
@@ -177,9 +178,7 @@ class Session:
             else:
                 restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
         if self.run.workload.is_quantized:
-            self.notes.append(
-                f"weights that were {self.run.workload.quantize} did not learn: saved as the source has them"
-            )
+            self.notes.append("weights that were quantized did not learn: saved as the source has them")
         whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._processes.shards else {}
         source = partial(load_source, self.run)
         self._processes.first(

@@ -72,10 +72,9 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         plan = _first_plan(processes, lambda: saved_plan(request, on_event))
         data = read_data(request, plan)
         _say_what_was_read(data, on_event)
-        if request.batch is not None and request.batch > len(data.train):
-            text = (
-                f"A batch of {request.batch:,} is more than there is: each step sees all {len(data.train):,} samples."
-            )
+        if request.batch is not None and request.batch > data.train.num_samples:
+            num_samples = f"all {data.train.num_samples:,} samples"
+            text = f"A batch of {request.batch:,} is more than there is: each step sees {num_samples}."
             on_event(events.Note(text=text))
         if checkpoint is not None:
             processes.first(lambda: _check_same(request, data, checkpoint))

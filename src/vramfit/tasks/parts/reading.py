@@ -1,7 +1,7 @@
 """Rows as tasks see them, with texts and labels, and texts to tokens; what is wrong with a row is a `BadValue`."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Any, NamedTuple
@@ -46,6 +46,30 @@ class Columns:
     texts: tuple[str, ...]
     label: str | None
     """None where no labels are wanted, or where texts are their own labels."""
+    form: str = ""
+    """What rows are, for a task that reads several forms."""
+    num_texts: int = 0
+    """Texts of a row, where every row has as many."""
+    note: str = ""
+    """What is said of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is known where columns are chosen."""
+
+    file: str
+    names: tuple[str, ...]
+    """Of the columns that are there."""
+    first: Mapping[str, Any]
+    """Fields of a row."""
+    texts: tuple[str, ...]
+    """Columns that the user names; none where they are to be found."""
+    label: str | None
+    """The same, of labels."""
+    needs_labels: bool
+    loss: str | None
+    """What is to learn from them; None where nothing is chosen."""
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -216,7 +240,7 @@ def check_room(tokenizer: Any, max_length: int, *, pair: bool) -> None:
         raise WorkloadError([f"a length of {max_length} tokens leaves no room for text; {least} is the least"])
 
 
-def chunks(references: Sequence[Reference]) -> Iterator[list[Reference]]:
+def chunks(references: Iterable[Reference]) -> Iterator[list[Reference]]:
     """References in parts that go to the tokenizer at once."""
     chunk: list[Reference] = []
     size = 0
@@ -261,7 +285,7 @@ def cut(how: Tokenizing, chunk: list[Reference], **options: Any) -> list[tuple[i
     return list(zip(lengths, results, strict=True))
 
 
-def encode_texts(references: Sequence[Reference], how: Tokenizing) -> Iterator[Encoded]:
+def encode_texts(references: Iterable[Reference], how: Tokenizing) -> Iterator[Encoded]:
     """Texts or pairs of them; a `label` that is a name becomes its number, and one that is a number stays."""
     numbers = how.label_numbers
     for chunk in chunks(references):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.quiet import import_modelling
+from vramfit.workload import Workload
 
 IMPLEMENTATION = "vramfit_packed"
 """The name in transformers' attention interface."""
@@ -92,8 +93,9 @@ def _takes(head_size: int) -> bool:
     return head_size % HEAD_MULTIPLE == 0 and head_size <= MAX_HEAD
 
 
-def has_packed_kernel(device: torch.device, precision: str) -> bool:
-    """Whether a device has the kernel for a precision of `Workload`: 16 bits, on a GPU that is new enough."""
+def has_packed_kernel(device: torch.device, asked: Workload | str) -> bool:
+    """Whether a device has the kernel for the precision of a workload: 16 bits, on a GPU that is new enough."""
+    precision = asked if isinstance(asked, str) else asked.precision
     if device.type != "cuda" or precision not in PACKED_PRECISIONS:
         return False
     return is_new_enough(device)

@@ -101,3 +101,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, tokenizer: str, 
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     with pytest.raises(VramfitError):
         count(tmp_path / name, tokenizer=tokenizer)
+
+
+def test_texts_that_have_a_vector_each_are_counted_one_by_one(tmp_path: Path, tokenizer: str) -> None:
+    file = tmp_path / "train.csv"
+    file.write_text("anchor,positive,negative\na few words,a,text to\na,of text,count\n")
+    found = count(file, task="embedding", tokenizer=tokenizer)
+    assert found.values == (5, 3, 4, 3, 4, 3)

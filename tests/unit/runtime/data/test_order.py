@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.runtime.data.samples import BatchOrder
+from vramfit.runtime.data.order import BatchOrder
 
 LENGTHS = st.lists(st.integers(1, 512), max_size=400)
 

@@ -103,7 +103,7 @@ def test_a_course_names_the_workload_of_its_size() -> None:
     course = StepCourse(
         step=2, device="cuda:0", batch=3, micro_batch=2, seq=10, num_events=1, requested_bytes=(1,), lengths=(9, 4, 6)
     )
-    assert course.size == {"batch": 3, "micro_batch": None, "seq": 10, "accumulate": 1, "lengths": (9, 4, 6)}
+    assert course.size == {"batch": 3, "micro_batch": None, "seq": 10, "accumulate": None, "lengths": (9, 4, 6)}
     larger = replace(course, lengths=(10, 10, 5))  # more than a pass may hold
     assert larger.size == {"batch": 3, "micro_batch": 2, "seq": 10, "accumulate": None}
     assert replace(course, lengths=()).size == {"batch": 3, "micro_batch": 2, "seq": 10, "accumulate": None}
