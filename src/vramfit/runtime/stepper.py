@@ -129,14 +129,14 @@ class Stepper:
         )
         self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
         self._step.place = partial(bring, device=self._device)
-        self._loss: HeadLoss | None = None
-        """Of the user's; None where the labels of each batch decide."""
+        self.loss: HeadLoss | None = None
+        """Of the user's, or of the next batch where a loop sets it; None where the labels of each batch decide."""
         if loss_fn and count_fn:
-            self._loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
-        self._reads_model = self._loss is None and not self._packs and is_own(model)
+            self.loss = HeadLoss.custom(loss_fn, count_fn, takes_labels=needs_labels(model))
+        self._reads_model = self.loss is None and not self._packs and is_own(model)
         self._step.on_output = check_once(loss_fn)
         self._state = ModelState(model, loss=loss_fn)
-        is_plain = ranks is None and self.host is None and self._step.scaler is None and self._loss is None
+        is_plain = ranks is None and self.host is None and self._step.scaler is None and self.loss is None
         is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
         self._graph_use = GraphUse(model, self._autocast, is_on=chosen.graphs and is_able)
         if precision == "tf32":
@@ -332,14 +332,14 @@ class Stepper:
 
     def _loss_for(self, batch: Batch) -> HeadLoss:
         """The user's, a module's own, or what the labels of a batch call for."""
-        if self._reads_model:
+        if self._reads_model and (self.loss is None or self.loss.joint is None):
             rows = telling_rows(batch)
             few = self._bring(take_rows(batch, rows, width_of(batch)))
             with untouched(self.model):
                 found = own_loss(self.model, few, autocast=self._autocast)
-            self._loss = found if found.takes_labels else None
+            self.loss = found if found.takes_labels else None
             self._reads_model = len(rows) < 2  # one sample does not show what a mean is over
-        return self._loss or head_loss(self.model, batch, self.task)
+        return self.loss or head_loss(self.model, batch, self.task)
 
     def _commit_together(self, loss: torch.Tensor) -> torch.Tensor:
         """The step of all ranks, and their loss; where it fails on one, all stop."""

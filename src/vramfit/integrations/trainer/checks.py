@@ -6,19 +6,12 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.integrations.trainer.fit import budget_of
 from vramfit.integrations.trainer.job import effective_batch, frozen_part
-from vramfit.integrations.trainer.losses import (
-    bare_model,
-    follows_count,
-    is_across,
-    is_mean,
-    is_overridden,
-    origin_of,
-    sentence_losses,
-    task_of,
-    way_out,
-)
+from vramfit.integrations.trainer.losses import bare_model, follows_count, is_overridden, origin_of, step_model, task_of
 from vramfit.integrations.trainer.rows import Rows, rows_of
+from vramfit.integrations.trainer.sentence_checks import check_duplicates, check_mini_batch, check_scale
+from vramfit.integrations.trainer.sentence_losses import sentence_losses
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
 from vramfit.runtime.invariance import across_samples
@@ -34,13 +27,15 @@ MUCH_PILED = 256 * 2**20
 ONE_LINE = "vramfit.integrations.trainer.fit_trainer(trainer) sets it right"
 
 
-def check(trainer: Any) -> list[Finding]:
+def check(trainer: Any, *, memory: str | int | None = None, gpu: str | None = None) -> list[Finding]:
     """Everything that is wrong with a Trainer's settings, gravest first; an ok for what is right.
 
     Its model sees a few samples, in evaluation mode. Nothing is changed, and nothing is drawn from random generators.
 
     Args:
         trainer: a `transformers.Trainer` or a subclass, before `train`.
+        memory, gpu: what passes are to fit into, where a loss splits a batch by itself; without both, what is free on
+            the GPU that the Trainer uses.
 
     Raises:
         WorkloadError: it is no Trainer.
@@ -59,6 +54,10 @@ def check(trainer: Any) -> list[Finding]:
         _checkpointing,
     )
     found = [finding for one in checks for finding in one(trainer, rows)]
+    has_budget = memory is not None or gpu is not None or trainer.args.device.type == "cuda"
+    if sentence_losses(trainer):
+        found += check_duplicates(trainer)
+        found += check_mini_batch(trainer, budget_of(trainer, memory, gpu) if has_budget else {})
     order = ("error", "warning", "info", "ok")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
@@ -74,7 +73,7 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
         return
     losses = sentence_losses(trainer)
     if losses:
-        yield from _sentence_losses(trainer, losses)
+        yield from check_scale(trainer, losses)
         return
     if origin_of(trainer) == "own":
         yield Finding(
@@ -125,29 +124,6 @@ def _loss_scale(trainer: Any, rows: Rows) -> Iterator[Finding]:
 
 def _counts_samples(task: str | None) -> bool:
     return task is not None and find_task(task).counts_samples
-
-
-def _sentence_losses(trainer: Any, losses: dict[str, Any]) -> Iterator[Finding]:
-    """Its trainer divides by the accumulation steps: right for a mean over samples, and for nothing else."""
-    check_name, steps = "trainer.loss_scale", trainer.args.gradient_accumulation_steps
-    samples = trainer.args.per_device_train_batch_size
-    for dataset, loss in losses.items():
-        name = type(loss).__name__
-        mean = not is_across(loss) and is_mean(trainer, dataset, loss)
-        if mean is None:
-            yield Finding(check=check_name, severity="info", what=f"{name} could not be tried on parts of a batch")
-        elif mean:
-            what = f"{name} is a mean over samples: right over {steps} equal accumulation steps"
-            yield Finding(check=check_name, severity="ok", what=what)
-        else:
-            yield Finding(
-                check=check_name,
-                severity="warning",
-                what=f"{name} compares the samples of a pass with each other: {steps} passes of {samples} are not a "
-                f"step of {effective_batch(trainer)}",
-                why="a sample is held against those of its own pass only, and the step is another, and shorter",
-                fix=way_out(loss),
-            )
 
 
 def _on_device(trainer: Any, batch: Batch) -> Batch:
@@ -242,7 +218,7 @@ def _beyond_gpu(device: torch.device, num_bytes: int) -> bool:
 
 def _checkpointing(trainer: Any, rows: Rows) -> Iterator[Finding]:
     name, args = "trainer.checkpointing", trainer.args
-    on = args.gradient_checkpointing or getattr(trainer.model, "is_gradient_checkpointing", False)
+    on = args.gradient_checkpointing or getattr(step_model(trainer), "is_gradient_checkpointing", False)
     if not on:
         return
     frozen = frozen_part(bare_model(trainer))

@@ -20,12 +20,14 @@ from vramfit.integrations.trainer.losses import (
 from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.rows import keeps_moves
 from vramfit.integrations.trainer.settings import put_plan
+from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.settings import SETTINGS
+from vramfit.settings.embedding import LOSSES
 from vramfit.step.plain import each_tensor
 from vramfit.step.random_state import RandomState
 from vramfit.workload import CHOICES
@@ -96,9 +98,10 @@ def fit_trainer(
             attention=attention,
         )
         if plan is None:
-            budget = _budget(trainer, wishes.get("memory"), wishes.get("gpu"))
+            budget = budget_of(trainer, wishes.get("memory"), wishes.get("gpu"))
             chosen = {"allow": allow, "exact": wishes.get("exact", False), "margin": wishes.get("margin")}
-            plan = _plan(trainer, job, budget | chosen)
+            with comparing(trainer, None if job.texts is None else make_head(trainer, job.texts)):
+                plan = _plan(trainer, job, budget | chosen)
         _check_plan(plan, job, attention)
         _compare_losses(trainer, job)
     finally:
@@ -108,13 +111,14 @@ def fit_trainer(
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
     loss = (loss_fn, count_fn) if has_loss else loss_pair(trainer)
-    waits = plan.workload.is_packed and not keeps_moves(trainer)
+    waits = (plan.workload.is_packed or job.texts is not None) and not keeps_moves(trainer)
     trainer.vramfit = Fit(
         plan=plan,
         origin=job.origin,
         loss=loss,
         waits=waits,
         attention=job.attention,
+        texts=job.texts,
         monitor=_monitor(trainer, show),
     )
     trainer.__class__ = type(f"Fitted{names[0]}", (FittedTrainer, type(trainer)), {})
@@ -148,7 +152,12 @@ def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any
         raise WorkloadError(problems)
 
 
-def _budget(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str, Any]:
+def budget_of(trainer: Any, memory: str | int | None, gpu: str | None) -> dict[str, Any]:
+    """What there is to fit into, as keywords of `plan`.
+
+    Raises:
+        WorkloadError: nothing says.
+    """
     device = trainer.args.device
     if memory is None and gpu is None and device.type != "cuda":
         raise WorkloadError(["no budget: the Trainer runs on no GPU, so give memory= or gpu="])
@@ -188,10 +197,12 @@ def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
         WorkloadError: everything in which they differ.
     """
     w = plan.workload
+    found = {name: getattr(w, name) for name in ("task", "batch", "precision", "optimizer", "freeze")}
+    found |= {"texts": w.texts_per_sample, "loss": w.loss or LOSSES[0]}
     problems = [
-        f"the plan is for {name} {getattr(w, name)}, the Trainer has {job.keywords[name]}"
-        for name in ("task", "batch", "precision", "optimizer", "freeze")
-        if name in job.keywords and getattr(w, name) != job.keywords[name]
+        f"the plan is for {name} {value}, the Trainer has {job.keywords[name]}"
+        for name, value in found.items()
+        if name in job.keywords and value != job.keywords[name]
     ]
     if attention is not None and w.attention != attention:
         problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")
@@ -255,9 +266,30 @@ def _notes(trainer: Any, job: Job, plan: Plan) -> tuple[str, ...]:
         notes.append("a batch whose gradient packing would change is padded, and passes half as many tokens at once")
     elif job.why_padded is not None and job.lengths is not None and job.lengths.varies:
         notes.append(f"passes are padded: {job.why_padded}")
+    if job.texts is not None:
+        notes += _notes_on_texts(trainer, job.texts, plan)
     if trainer.args.dataloader_drop_last:
         notes.append("dataloader_drop_last leaves out the last incomplete step, not only its last incomplete pass")
     return tuple(notes)
+
+
+def _notes_on_texts(trainer: Any, texts: TextSteps, plan: Plan) -> list[str]:
+    name, compared, batch = texts.loss.name, texts.compared, plan.workload.batch
+    notes = []
+    if "Cached" in name:
+        notes.append(f"{name} is the loss of the same name without Cached: its mini_batch_size is not used in steps")
+    if compared < batch:
+        notes.append(
+            f"a step is the mean loss of {-(-batch // compared)} batches of {compared}, each compared within itself, "
+            f"as with accumulation; per_device_train_batch_size={batch} compares all of them, in the same memory"
+        )
+    at_once = trainer.args.per_device_eval_batch_size * max(texts.loss.contrast.num_texts - 1, 1)
+    if trainer.eval_dataset is not None and at_once > plan.evaluation_batch:
+        notes.append(
+            f"an evaluation passes {at_once} texts at once, and {plan.evaluation_batch} are predicted to fit beside "
+            "the training state: set per_device_eval_batch_size lower"
+        )
+    return notes
 
 
 def _show(fitting: Fitting) -> None:

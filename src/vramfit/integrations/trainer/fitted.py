@@ -4,7 +4,7 @@ The Trainer's own loop stays: order of samples, callbacks, clipping, optimizer, 
 asks of a step, a gradient and a loss, is made by `Stepper`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,12 @@ import torch
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
 from vramfit.integrations.trainer.evaluation import put_together_once
-from vramfit.integrations.trainer.losses import LossPair, Origin
+from vramfit.integrations.trainer.losses import LossPair, Origin, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.rows import why_padded
+from vramfit.integrations.trainer.sentence_models import encoder_in
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
+from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.monitor.places import warn_user
 from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
 from vramfit.records.plan import Plan
@@ -26,7 +28,8 @@ from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
 from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
-from vramfit.tasks.parts.losses import head_loss
+from vramfit.tasks.parts.losses import HeadLoss, head_loss
+from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques import packing
 from vramfit.techniques.application import undo_to_steps
 
@@ -43,6 +46,10 @@ class Fit:
     """Whether batches wait on the host until a pass takes its part of one."""
     attention: str | None = None
     """Of transformers, where it was asked for."""
+    texts: TextSteps | None = None
+    """How texts are compared; None where a step is a mean over samples or labels."""
+    head: tuple[Any, EmbeddingHead] | None = None
+    """The model that it is for, and what makes vectors of texts out of its encoder's outputs."""
     stepper: Stepper | None = None
     padded: Stepper | None = None
     """Beside one that packs: for batches that cannot be."""
@@ -60,6 +67,14 @@ class Fit:
         """What the watch saw, of the training that goes on or the last one; None before the first."""
         return self.monitor.record
 
+    def read(self, trainer: Any, inputs: Any) -> tuple[Batch, HeadLoss | None, EmbeddingHead | None]:
+        """The samples of a batch; where texts are compared, a row for each text, their loss and the model's head."""
+        if self.texts is None:
+            return samples_of(inputs), None, None
+        if self.head is None or self.head[0] is not trainer.model:
+            self.head = trainer.model, make_head(trainer, self.texts)
+        return *self.texts.read(trainer, inputs, self.head[1]), self.head[1]
+
 
 class FittedTrainer:
     """Put before the class of a Trainer by `fit_trainer`."""
@@ -74,7 +89,7 @@ class FittedTrainer:
 
     def train(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; memory that runs out where nothing can be done again is explained."""
-        prepare_steps(self.model, self.vramfit.plan.workload)
+        prepare_steps(step_model(self), self.vramfit.plan.workload)
         try:
             return super().train(*given, **keywords)  # type: ignore[misc]
         except BaseException as error:
@@ -83,7 +98,7 @@ class FittedTrainer:
             raise monitoring.outside_a_step(self, error) from error
         finally:
             self.vramfit.monitor.close(tell=False)  # a run that failed has not told its callbacks
-            undo_to_steps(self.model)
+            undo_to_steps(step_model(self))
 
     def evaluation_loop(self: Any, *given: Any, **keywords: Any) -> Any:
         """As the Trainer's own; what piles up between its batches is put together once, or explained."""
@@ -98,8 +113,8 @@ class FittedTrainer:
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
         model = super().call_model_init(trial)  # type: ignore[misc]
-        put_techniques(model, self.vramfit.plan.workload, self.vramfit.attention)
-        prepare_steps(model, self.vramfit.plan.workload)
+        put_techniques(encoder_in(model), self.vramfit.plan.workload, self.vramfit.attention)
+        prepare_steps(encoder_in(model), self.vramfit.plan.workload)
         return model
 
     def get_train_dataloader(self: Any) -> Any:
@@ -125,15 +140,18 @@ class FittedTrainer:
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        batch = samples_of(inputs if self.vramfit.waits else self._prepare_inputs(inputs))
+        fit: Fit = self.vramfit
+        batch, loss, head = fit.read(self, inputs if fit.waits else self._prepare_inputs(inputs))
         packs = is_packed(self, batch)
         stepper = stepper_for(self, packs=packs)
         stepper.on_out_of_memory = lambda error: self._see_last(stepper, error)
+        passed = step_model(self)
         try:
-            with _forward_as_written(self.model), packing.in_use(self.model) if packs else nullcontext():
+            with _forward_as_written(passed), comparing(self, head), packing.in_use(passed) if packs else nullcontext():
+                stepper.loss = loss or stepper.loss
                 return stepper.gradients(batch)
         except RecoveryExhausted as error:
-            raise monitoring.given_up(self, error, self.vramfit.report) from None
+            raise monitoring.given_up(self, error, fit.report) from None
         finally:
             stepper.on_out_of_memory = None  # or it would keep a Trainer that is dropped, and its model, alive
 
@@ -170,6 +188,8 @@ class FittedTrainer:
     ) -> tuple[Any, Any, Any]:
         """An evaluation batch; in halves where memory runs out."""
         own_step = super().prediction_step  # type: ignore[misc]
+        if self.vramfit.texts is not None:  # their loss is that of the whole batch, and of no half
+            return self._predict_whole(lambda: own_step(model, {**inputs}, prediction_loss_only, ignore_keys))
 
         def see(error: BaseException) -> None:
             if len(next(iter(samples_of(inputs).values()))) < 2:
@@ -186,6 +206,23 @@ class FittedTrainer:
             raise monitoring.one_sample([found.message], self.vramfit.report)
         self.vramfit.num_recoveries += 1
         return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)
+
+    def _predict_whole(self: Any, predict: Callable[[], tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+        """An evaluation batch whose texts are compared: done again as it was where memory runs out."""
+        attempts: list[str] = []
+
+        def see(error: BaseException) -> None:
+            if len(attempts) == SAME_SIZE_RETRIES:
+                self.vramfit.report = monitoring.see(self, error, "evaluation")
+
+        with state_kept(self, "evaluation") as state:
+            while len(attempts) <= SAME_SIZE_RETRIES:
+                found = state.attempt(predict, see=see)
+                if not isinstance(found, Failed):
+                    return found
+                attempts.append(found.message)
+                self.vramfit.num_recoveries += 1
+        raise monitoring.compared_batch(self, attempts, self.vramfit.report)
 
     def _predict_halves(
         self: Any, model: Any, batch: Batch, prediction_loss_only: bool, ignore_keys: Any
@@ -280,7 +317,7 @@ def is_packed(trainer: Any, batch: Batch) -> bool:
     w = fit.plan.workload
     if not w.is_packed:
         return False
-    why = why_padded(batch, trainer.model, w.task)
+    why = why_padded(batch, step_model(trainer), w.task)
     if why is not None:
         fit.num_padded += 1
         if fit.num_padded == 1:
@@ -293,7 +330,7 @@ def stepper_for(trainer: Any, *, packs: bool) -> Stepper:
     fit: Fit = trainer.vramfit
     optimizer = monitoring.bare_optimizer(trainer)
     made = fit.stepper or fit.padded
-    if made is not None and (made.optimizer is not optimizer or made.model is not trainer.model):
+    if made is not None and (made.optimizer is not optimizer or made.model is not step_model(trainer)):
         fit.num_recoveries = trainer.num_recoveries
         fit.stepper = fit.padded = None
     if fit.plan.workload.is_packed and not packs:
@@ -327,12 +364,13 @@ def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Steppe
     else:
         seq = max(seq // share, 1)
     stepper = Stepper(
-        trainer.model,
+        step_model(trainer),
         optimizer,
         micro_batch=micro_batch,
         seq=seq,
         precision=fit.plan.workload.precision,
         attention="packed" if packs else "sdpa",
+        texts_per_sample=fit.plan.workload.texts_per_sample,
         loss_fn=fit.loss[0] if fit.loss else None,
         count_fn=fit.loss[1] if fit.loss else None,
     )

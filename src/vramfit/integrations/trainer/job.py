@@ -8,17 +8,10 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.losses import (
-    Origin,
-    bare_model,
-    is_across,
-    is_overridden,
-    origin_of,
-    sentence_losses,
-    task_of,
-    way_out,
-)
-from vramfit.integrations.trainer.rows import Rows, rows_of, why_not
+from vramfit.integrations.trainer.losses import Origin, bare_model, is_overridden, origin_of, step_model, task_of
+from vramfit.integrations.trainer.rows import Rows, is_changed, rows_of, why_not
+from vramfit.integrations.trainer.sentence_losses import sentence_losses, settings_of
+from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts, rows_of_dataset
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.request import Lengths
@@ -32,9 +25,11 @@ OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused", "sgd":
 """`optim` → the optimizer as it is predicted; AdamW may become another implementation of itself."""
 SMALLER_PASSES = (
     "smaller per_device_train_batch_size and more gradient_accumulation_steps keep the step, where check(trainer) "
-    "calls the loss a mean over samples; MonitorCallback shows the memory"
+    "calls the loss a mean over samples; else bf16 and checkpointing make room; MonitorCallback shows the memory"
 )
 LOOK = "vramfit.integrations.trainer.check(trainer) looks without changing anything"
+TEXTS = "embedding"
+"""The task of a trainer that compares texts."""
 ALLOWED = ("freeze", "bf16")
 """What fit_trainer may be allowed to change in what is learned."""
 
@@ -56,6 +51,8 @@ class Job:
     """Why steps cannot be packed; None where they can."""
     attention: str | None
     """Of transformers, where the caller asked for it."""
+    texts: TextSteps | None = None
+    """How texts are compared, by a trainer of sentence-transformers."""
 
     @property
     def batch(self) -> int:
@@ -80,26 +77,32 @@ def job_of(
     problems = obstacles(trainer)
     task = task_of(trainer)
     origin: Origin = "function" if has_loss else origin_of(trainer)
+    texts: TextSteps | None = None
+    losses = sentence_losses(trainer)
+    if losses:
+        texts, refused = read_texts(trainer)
+        problems += refused
+        task, origin = TEXTS, "texts"
+        if has_loss:
+            problems.append("loss_fn: losses of sentence-transformers are functions of all vectors, not sums")
+    elif task is None:
+        problems.append(f"{type(bare_model(trainer)).__name__} is no head of transformers that vramfit knows")
     if origin == "own" and micro_batch is not None and micro_batch < effective_batch(trainer):
         problems.append(
             f"micro_batch {micro_batch}: {type(trainer).__name__} computes a loss of its own, which cannot be split "
             "without loss_fn and count_fn"
         )
-    losses = sentence_losses(trainer)
-    across = [loss for loss in losses.values() if is_across(loss)]
-    problems += [f"{type(loss).__name__} compares the samples of a batch, and no split keeps that" for loss in across]
-    if losses:
-        problems.append(f"{type(bare_model(trainer)).__name__} of sentence-transformers: its memory is not predicted")
-    elif task is None:
-        problems.append(f"{type(bare_model(trainer)).__name__} is no head of transformers that vramfit knows")
     if problems:
-        raise WorkloadError(problems, hint=next(map(way_out, across), SMALLER_PASSES if losses else LOOK))
+        raise WorkloadError(problems, hint=SMALLER_PASSES if losses else LOOK)
     assert task is not None
-    rows, evaluation = rows_of(trainer, trainer.train_dataset), rows_of(trainer, trainer.eval_dataset)
+    look = rows_of if texts is None else rows_of_dataset
+    rows, evaluation = look(trainer, trainer.train_dataset), look(trainer, trainer.eval_dataset)
     limits = [n for n in (max_positions(bare_model(trainer)), seq) if n]
     lengths, longest = _lengths(trainer, rows, evaluation, limits)
-    planned = _planned(trainer, task)
+    planned = _planned(trainer, task, texts)
     keywords = {"task": task, "batch": effective_batch(trainer), "seq": longest, **_settings(trainer)}
+    if texts is not None:
+        keywords |= dict(settings_of(texts.loss.contrast)) | {"pooling": make_head(trainer, texts).pooling}
     if isinstance(planned, torch.nn.Module):
         keywords.pop("freeze", None)  # it knows by itself what learns
     if origin == "own":
@@ -110,7 +113,14 @@ def job_of(
     keywords |= _attention(trainer, attention, why)
     given = attention if attention in ("sdpa", "eager") else None
     return Job(
-        model=planned, origin=origin, keywords=keywords, lengths=lengths, rows=rows, why_padded=why, attention=given
+        model=planned,
+        origin=origin,
+        keywords=keywords,
+        lengths=lengths,
+        rows=rows,
+        why_padded=why,
+        attention=given,
+        texts=texts,
     )
 
 
@@ -190,10 +200,18 @@ def _optimizer(trainer: Any) -> str | None:
     return "sgd" if isinstance(made, torch.optim.SGD) and not made.defaults.get("momentum") else None
 
 
+def as_set(trainer: Any, job: Job) -> dict[str, Any]:
+    """A step as the script has it, before anything is chosen: keywords of `estimate`."""
+    made: dict[str, Any] = {}
+    made["optimizer"] = _optimizer(trainer)
+    return made | job.keywords
+
+
 def is_free(trainer: Any) -> bool:
     """Whether the optimizer is still to be made, and AdamW, so that another implementation may take its place."""
     named = trainer.optimizer is None and (_optimizer(trainer) or "").startswith("adamw")
-    return named and not is_overridden(trainer, "create_optimizer")
+    has_rates = bool(getattr(trainer.args, "learning_rate_mapping", None))  # of sentence-transformers, by parameter
+    return named and not has_rates and not is_overridden(trainer, "create_optimizer")
 
 
 def _settings(trainer: Any) -> dict[str, Any]:
@@ -217,7 +235,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
     frozen = frozen_part(bare_model(trainer))
     if frozen is not None:
         made["freeze"] = frozen
-    if getattr(trainer.model, "is_gradient_checkpointing", False) and not args.gradient_checkpointing:
+    if getattr(step_model(trainer), "is_gradient_checkpointing", False) and not args.gradient_checkpointing:
         made["checkpointing"] = "full"  # turned on by hand: left on
     return made
 
@@ -240,11 +258,13 @@ def frozen_part(model: Any) -> str | int | tuple[str, ...] | None:
     return tuple(name for name, p in model.named_parameters() if not p.requires_grad)
 
 
-def _planned(trainer: Any, task: str) -> Any:
+def _planned(trainer: Any, task: str, texts: TextSteps | None) -> Any:
     """What is traced: the configuration, where a model made of it is the model at hand; it is traced once then."""
     model = bare_model(trainer)
     config, kind = copy.deepcopy(model.config), type(model)
-    if model is not trainer.accelerator.unwrap_model(trainer.model) or kind is not class_for_task(config, task):
+    if model is not trainer.accelerator.unwrap_model(step_model(trainer)) or kind is not class_for_task(config, task):
+        return model
+    if texts is not None and (len(make_head(trainer, texts).layers) or is_changed(model)):
         return model
     config.problem_type = None  # labels are traced as classes; what the loss takes is a few numbers a sample either way
     return config

@@ -1,7 +1,4 @@
-"""The loss of a Trainer: whose it is, whether any split of a batch gives the same, and the sum it stands for.
-
-Losses of sentence-transformers may compare the samples of a batch; they are known by name, or tried.
-"""
+"""The loss of a Trainer: whose it is, and the sum it stands for."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,44 +6,31 @@ from typing import Any, Literal
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.integrations.trainer.sentence_models import encoder_in
 from vramfit.models.tasks import task_of_class
 from vramfit.runtime.model_state import untouched
 from vramfit.step.own_loss import still
-from vramfit.step.plain import Batch, each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.plain import Batch
 from vramfit.tasks import find_task, task_names
 from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import head_loss, loss_of, model_inputs
 
-Origin = Literal["head", "smoother", "function", "own"]
+Origin = Literal["head", "smoother", "function", "texts", "own"]
 MAX_DIFFERENCE = 1e-3
 """Of a head's loss against the mean that vramfit takes; half precision stays below."""
 
-PACKAGE = "sentence_transformers"
-NUM_TRIED = 4
-"""Samples that a loss is tried on, and on half of them at a time."""
-CACHED = "CachedMultipleNegatives", "CachedGIST"
-NEGATIVES = "MultipleNegatives", "GIST"
-ACROSS_SAMPLES = (
-    *CACHED,
-    *NEGATIVES,
-    "CoSENT",
-    "AnglE",
-    "OnlineContrastive",
-    "BatchHard",
-    "BatchSemiHard",
-    "BatchAll",
-    "MegaBatch",
-    "ContrastiveTensionLossInBatch",
-)
-"""How the names of losses begin that look at all samples of a batch together."""
 LossPair = tuple[Callable[[Any, Batch], torch.Tensor], Callable[[Batch], int]]
 
 
 def bare_model(trainer: Any) -> Any:
-    """The model of transformers, beneath what accelerate or peft put around it."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    """The model of transformers, beneath what accelerate, peft or sentence-transformers put around it."""
+    model = encoder_in(trainer.accelerator.unwrap_model(trainer.model))
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def step_model(trainer: Any) -> Any:
+    """The model that the passes of a step go through: the encoder, where sentence-transformers has more around it."""
+    return encoder_in(trainer.model)
 
 
 def task_of(trainer: Any) -> str | None:
@@ -126,57 +110,3 @@ def summed_loss(model: Any, batch: Batch) -> float:
     with untouched(model), still(model):
         sums = loss.sums(model(**model_inputs(batch)), batch)
     return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)
-
-
-def sentence_losses(trainer: Any) -> dict[str, Any]:
-    """Losses by dataset, of a trainer of sentence-transformers with one for all under ""; empty for other trainers."""
-    if not any(kind.__module__.partition(".")[0] == PACKAGE for kind in type(trainer).__mro__):
-        return {}
-    loss = getattr(trainer, "loss", None)
-    losses = loss if isinstance(loss, dict) else {"": loss}
-    return {name: one for name, one in losses.items() if isinstance(one, torch.nn.Module)}
-
-
-def is_across(loss: Any) -> bool:
-    """Whether a loss, or one that it wraps, is known to compare the samples of a batch with each other."""
-    return any(type(module).__name__.startswith(ACROSS_SAMPLES) for module in loss.modules())
-
-
-def is_mean(trainer: Any, name: str, loss: Any) -> bool | None:
-    """Whether the loss of a few samples is the mean of their halves'; None where that could not be tried."""
-    datasets = trainer.train_dataset
-    start = RandomState.now()
-    try:
-        dataset = datasets[name] if isinstance(datasets, dict) and name else datasets
-        rows = [dataset[i] for i in range(NUM_TRIED)]
-        with untouched(loss), still(loss):
-            whole, first, last = (
-                _loss(trainer, loss, part) for part in (rows, rows[: NUM_TRIED // 2], rows[NUM_TRIED // 2 :])
-            )
-    except Exception:  # anybody's loss, of anybody's rows
-        return None
-    finally:
-        start.restore()
-    return abs(whole - (first + last) / 2) <= MAX_DIFFERENCE * max(abs(whole), 1e-6)
-
-
-def _loss(trainer: Any, loss: Any, rows: list[Any]) -> float:
-    batch = each_tensor(trainer.data_collator(rows), lambda value: value.to(trainer.args.device))
-    batch.pop("dataset_name", None)
-    features, labels = trainer.collect_features(batch)
-    found = loss(features, labels)
-    return float(sum(found.values()) if isinstance(found, dict) else found)
-
-
-def way_out(loss: Any) -> str:
-    """What to do where a loss compares samples and a step of them does not fit in one pass."""
-    names = [type(module).__name__ for module in loss.modules()]
-    cached = next((name for name in names if name.startswith(CACHED)), None)
-    if cached is not None:
-        return (
-            f"one pass a step, with a smaller mini_batch_size: {cached} splits a batch by itself and compares all of it"
-        )
-    negatives = next((name for name in names if name.startswith(NEGATIVES)), None)
-    if negatives is not None:
-        return f"one pass a step, with Cached{negatives}(mini_batch_size=…), which splits it by itself and compares all"
-    return "one pass a step: per_device_train_batch_size as large as the step; bf16 and checkpointing make room for it"

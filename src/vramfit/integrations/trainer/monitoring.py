@@ -244,6 +244,17 @@ def one_sample(attempts: Sequence[str], report: OutOfMemoryReport | None) -> Tra
     )
 
 
+def compared_batch(trainer: Any, attempts: Sequence[str], report: OutOfMemoryReport | None) -> TrainerOutOfMemory:
+    """An evaluation batch whose loss compares its texts."""
+    return TrainerOutOfMemory(
+        f"an evaluation batch of {trainer.args.per_device_eval_batch_size} samples found no memory beside the training "
+        f"state in {len(attempts)} tries, and its loss compares them, so that halves of it would be another loss",
+        attempts=attempts,
+        hint="set per_device_eval_batch_size lower; an evaluator of sentence-transformers has a batch_size of its own",
+        report=report,
+    )
+
+
 def outside_a_step(trainer: Any, error: BaseException) -> TrainerOutOfMemory:
     """In what is the Trainer's own: clipping, the optimizer's step, callbacks."""
     optimizer = bare_optimizer(trainer)

@@ -140,7 +140,7 @@ def why_not(trainer: Any, task: str, origin: Origin, planned: Any, batch: Batch)
             "the softmax over an answer's places runs over padding too, which would be gone",
         ),
         (
-            isinstance(planned, torch.nn.Module),
+            isinstance(planned, torch.nn.Module) and (origin != "texts" or is_changed(model)),
             f"{type(trainer.model).__name__} is not the model that transformers makes of its configuration",
         ),
         (

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramfit.integrations.trainer.job import Job, is_free
-from vramfit.integrations.trainer.losses import bare_model
+from vramfit.integrations.trainer.losses import bare_model, step_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task
@@ -46,15 +46,16 @@ def _words(value: Any) -> str:
 def put_plan(trainer: Any, job: Job, plan: Plan) -> tuple[Change, ...]:
     """Change a Trainer's arguments and its model as a plan says; what is so already is left."""
     made = Settings(trainer)
-    _put_batches(made, plan)
-    _put_evaluation(made, job, plan)
+    _put_batches(made, job, plan)
+    if job.texts is None:  # a loss that compares texts is another at another batch, and nothing piles up
+        _put_evaluation(made, job, plan)
     put_precision(made, plan)
     _put_optimizer(made, plan)
     _put_model(made, job, plan)
     return tuple(made.changes)
 
 
-def _put_batches(made: Settings, plan: Plan) -> None:
+def _put_batches(made: Settings, job: Job, plan: Plan) -> None:
     args, w = made.trainer.args, plan.workload
     how = (
         "in one pass"
@@ -64,7 +65,10 @@ def _put_batches(made: Settings, plan: Plan) -> None:
     if w.is_packed:
         how = f"passes of up to {plan.micro_batch * w.sample_tokens:,} tokens"
     made.put("per_device_train_batch_size", w.batch, f"a batch is a whole step; inside it, {how}")
-    made.put("gradient_accumulation_steps", 1, "losses are summed inside the step and divided by its own count")
+    summed = "losses are summed inside the step and divided by its own count"
+    if job.texts is not None:
+        summed = f"inside the step, {job.texts.compared} samples at a time are compared, and their losses averaged"
+    made.put("gradient_accumulation_steps", 1, summed)
     made.put("auto_find_batch_size", False, "it would change the effective batch")
     made.trainer._train_batch_size = args.train_batch_size
 
@@ -154,7 +158,7 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
         made.say("attention", before, "packed (no padding)", "sequences lie end to end, so that padding takes nothing")
     elif job.attention is not None and job.attention != before:
         made.say("attention", before, job.attention, "asked for")
-    put_techniques(trainer.model, w, job.attention)
+    put_techniques(step_model(trainer), w, job.attention)
 
 
 def put_techniques(model: Any, workload: Workload, attention: str | None) -> None:

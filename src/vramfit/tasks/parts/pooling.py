@@ -143,10 +143,10 @@ def make_layer(part: LayerPart) -> torch.nn.Module:
     return kinds[part.kind](part) if part.kind in kinds else UnitLength()
 
 
-def attach(model: Any, head: EmbeddingHead) -> None:
-    """Have an encoder give vectors of texts, in place of those of tokens."""
+def attach(model: Any, head: EmbeddingHead) -> Any:
+    """Have an encoder give vectors of texts, in place of those of tokens, until the hook that it gives is removed."""
     model.add_module(NAME, head)
-    model.register_forward_hook(_give_vectors, with_kwargs=True)
+    return model.register_forward_hook(_give_vectors, with_kwargs=True)
 
 
 def head_of(model: torch.nn.Module) -> EmbeddingHead | None:
