@@ -19,7 +19,7 @@ from vramfit.quiet import CHATTY
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
-    *("index.md", "quickstart.md", "concepts.md", "troubleshooting.md"),
+    *("index.md", "quickstart.md", "concepts.md", "troubleshooting.md", "embeddings.md"),
     *("howto/import.md", "howto/out-of-memory.md", "howto/sagemaker-memory.md", "howto/how-much.md"),
 )
 GUIDES = ("training.md", "sagemaker.md", "watching.md")

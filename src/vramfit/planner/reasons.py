@@ -209,15 +209,25 @@ def _why_rows(found: Found) -> str:
     mean = job.base.step_texts * sum(job.lengths.values) / len(job.lengths.values)
     passes = -(-timed_batch(job, found.recipe) // micro_batch)
     several = "one pass" if passes == 1 else f"{passes} passes"
+    summed = "passes run twice, so that all texts are compared," if job.base.is_joint else "with gradients summed"
     return (
         f"a pass holds {micro_batch * job.base.sample_tokens:,} tokens, and {job.base.batch} samples have {mean:,.0f} "
-        f"on average: {several} for most batches, with gradients summed where there are several"
+        f"on average: {several} for most batches, {summed} where there are several"
     )
+
+
+def _why_same(job: Job) -> str:
+    """Why a split changes nothing that is learned."""
+    if job.base.is_joint:
+        return (
+            f"passes run twice, and all {job.base.step_texts:,} texts of a step are compared, so that nothing changes"
+        )
+    return f"gradients of {job.base.batch} samples are summed, so that nothing changes"
 
 
 def _why_not_larger(found: Found) -> str:
     job, recipe, limit_bytes = found.job, found.recipe, found.search.limit_bytes
-    same = f"gradients of {job.base.batch} samples are summed, so that nothing changes"
+    same = _why_same(job)
     larger = min((m for m in found.search.sizes if m > found.choice.micro_batch), default=None)
     if larger is None:
         return same

@@ -230,3 +230,11 @@ def test_what_is_kept_of_the_head_is_what_the_workload_says() -> None:
     prepare(model, w)
     head = model.embedding_head
     assert (head.pooling, head.contrast.temperature, head.contrast.num_texts) == ("max", 0.1, 3)
+
+
+def test_poolings_that_are_joined_are_compared_whole() -> None:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model("bert", **SMALL))
+    attach(model, EmbeddingHead("mean+cls"))
+    stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=1e-3), micro_batch=8, seq=SEQ)
+    assert stepper.step(make_batch(2, "in-batch")) > 0

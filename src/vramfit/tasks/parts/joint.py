@@ -10,6 +10,7 @@ from vramfit.errors import WorkloadError
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
 from vramfit.tasks.parts.losses import Batch, HeadLoss
 from vramfit.tasks.parts.pooling import EmbeddingHead
+from vramfit.tasks.parts.sentence_head import JOINED
 from vramfit.units import counted
 
 PLACES = "text_rows"
@@ -68,4 +69,4 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
 def width_of(head: EmbeddingHead, model: Any) -> int:
     """Numbers of a vector that a model gives."""
     sizes = [layer.out_features for layer in head.modules() if isinstance(layer, torch.nn.Linear)]
-    return sizes[-1] if sizes else int(model.config.hidden_size)
+    return sizes[-1] if sizes else int(model.config.hidden_size) * len(head.pooling.split(JOINED))
