@@ -25,7 +25,7 @@ import forked
 
 TASKS = ("xquad", "banking77")
 SIDES = ("before", "batch-32", "batch-512", "peer-32")
-SEED, LR, SEQ, EPOCHS = 0, 2e-5, 128, 2
+SEED, LR = 0, 2e-5
 NUM_TEST_ARTICLES = 12
 NUM_PAIRS, NUM_QUERIES = 1024, 400
 """Of banking77."""
@@ -120,8 +120,17 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
         model = source
         if side.startswith("batch-"):
             model = str(Path(folder) / "model")
-            batch = ["--batch", side.partition("-")[2], "--seed", str(SEED), "--lr", str(LR), "--epochs", str(EPOCHS)]
-            length = ["--seq", str(SEQ), "--schedule", "linear", "--warmup", "0.1", "--device", options.device]
+            batch = [
+                "--batch",
+                side.partition("-")[2],
+                "--seed",
+                str(SEED),
+                "--lr",
+                str(LR),
+                "--epochs",
+                str(options.epochs),
+            ]
+            length = ["--seq", str(options.seq), "--schedule", "linear", "--warmup", "0.1", "--device", options.device]
             _call(
                 "train",
                 str(files["pairs"]),
@@ -136,18 +145,19 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
             )
         elif side.startswith("peer-"):
             model = str(Path(folder) / "model")
-            train_peer(source, files["pairs"], model, int(side.partition("-")[2]), options.device)
+            train_peer(source, files["pairs"], model, int(side.partition("-")[2]), options)
         train_s = time.perf_counter() - began
         found = json.loads(
             _call(
                 "evaluate", model, "--queries", str(files["queries"]), "--documents", str(files["documents"]),
-                "--relevant", str(files["relevant"]), "--seq", str(SEQ), "--device", options.device, "--json",
+                "--relevant", str(files["relevant"]), "--seq", str(options.seq), "--device", options.device, "--json",
             )
         )  # fmt: skip
-    return {"train_s": round(train_s, 1), "seq": SEQ, "epochs": EPOCHS, "lr": LR, **found, **versions(options.device)}
+    made = {"train_s": round(train_s, 1), "seq": options.seq, "epochs": options.epochs, "lr": LR}
+    return made | found | versions(options.device)
 
 
-def train_peer(source: str, pairs: Path, output: str, batch: int, device: str) -> None:
+def train_peer(source: str, pairs: Path, output: str, batch: int, options: argparse.Namespace) -> None:
     """The trainer of sentence-transformers with its own loss for such pairs."""
     import torch
     from datasets import Dataset
@@ -161,12 +171,12 @@ def train_peer(source: str, pairs: Path, output: str, batch: int, device: str) -
     with pairs.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     torch.manual_seed(SEED)
-    model = SentenceTransformer(source, device=device)
-    model.max_seq_length = SEQ
+    model = SentenceTransformer(source, device=options.device)
+    model.max_seq_length = options.seq
     args = SentenceTransformerTrainingArguments(
-        output_dir=output + "-run", per_device_train_batch_size=batch, num_train_epochs=EPOCHS, learning_rate=LR,
+        output_dir=output + "-run", per_device_train_batch_size=batch, num_train_epochs=options.epochs, learning_rate=LR,
         lr_scheduler_type="linear", warmup_steps=0.1, seed=SEED, report_to="none", save_strategy="no",
-        use_cpu=device == "cpu", disable_tqdm=True, batch_sampler="no_duplicates",
+        use_cpu=options.device == "cpu", disable_tqdm=True, batch_sampler="no_duplicates",
     )  # fmt: skip
     data = Dataset.from_list(rows)
     loss = losses.MultipleNegativesRankingLoss(model)
@@ -202,6 +212,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("embedding_learning.jsonl"))
     return parser.parse_args(arguments)
 
