@@ -174,8 +174,8 @@ def train_peer(source: str, pairs: Path, output: str, batch: int, options: argpa
     model = SentenceTransformer(source, device=options.device)
     model.max_seq_length = options.seq
     args = SentenceTransformerTrainingArguments(
-        output_dir=output + "-run", per_device_train_batch_size=batch, num_train_epochs=options.epochs, learning_rate=LR,
-        lr_scheduler_type="linear", warmup_steps=0.1, seed=SEED, report_to="none", save_strategy="no",
+        output_dir=output + "-run", per_device_train_batch_size=batch, num_train_epochs=options.epochs,
+        learning_rate=LR, lr_scheduler_type="linear", warmup_steps=0.1, seed=SEED, report_to="none", save_strategy="no",
         use_cpu=options.device == "cpu", disable_tqdm=True, batch_sampler="no_duplicates",
     )  # fmt: skip
     data = Dataset.from_list(rows)

@@ -97,6 +97,8 @@ class VectorOptions:
     documents: str | None = opt(None, "Search: documents with id and text.", "FILE")
     relevant: str | None = opt(None, "Search: query id, document id and grade, as BEIR's qrels have them.", "FILE")
     dims: str | None = opt(None, "Cut vectors to these lengths too, side by side.", "N,…")
+    rerank: str | None = opt(None, "Search: a model that puts the best documents of each query in order.", "MODEL")
+    top: int = opt(100, "Search: documents of a query that --rerank looks at.", "N", min=1)
 
     @property
     def files(self) -> tuple[str, ...]:

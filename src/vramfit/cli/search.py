@@ -1,15 +1,18 @@
 """`vramfit evaluate --queries …`: a model's vectors as a search."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vramfit.cli.terminal import say, working
 from vramfit.errors import WorkloadError
 from vramfit.stages import tell
-from vramfit.tasks import find_task, vector_task
+from vramfit.tasks import find_task, ranking_task, vector_task
 from vramfit.units import counted
 
 if TYPE_CHECKING:
     from vramfit.cli.inference import InferenceOptions, VectorOptions
+    from vramfit.runtime.data.collection import Collection
+    from vramfit.runtime.retrieval import Search
 
 
 def evaluate_search(options: "InferenceOptions", vectors: "VectorOptions", *, skip_bad_rows: bool) -> dict[str, Any]:
@@ -48,5 +51,23 @@ def evaluate_search(options: "InferenceOptions", vectors: "VectorOptions", *, sk
         figures = search.figures(
             inference, run_device, vectors.lengths, lambda done, total: tell(f"{done:,} of {total:,} done")
         )
+    if vectors.rerank is not None:
+        del inference
+        second = _reranked(options, vectors, search, collection, run_device)
+        figures |= {f"reranked_{name}": value for name, value in second.items()}
     read = {"num_queries": len(collection.queries), "num_documents": len(collection.documents)}
     return {**read, "num_relevant": len(collection.relevant), "num_bad_rows": len(collection.bad_rows), **figures}
+
+
+def _reranked(
+    options: "InferenceOptions", vectors: "VectorOptions", search: "Search", collection: "Collection", run_device: Any
+) -> dict[str, float]:
+    """The figures after a second model has ordered the best documents of each query."""
+    from vramfit.runtime.retrieval import Scorer
+
+    with working("Reranking"):
+        second = replace(options, model=vectors.rerank or "", task=None)
+        trained, _, settings = second.open(ranking_task().name)
+        scorer = Scorer(trained, collection, search.candidates(vectors.top, run_device))
+        scorer.inference = second.load(trained, run_device, scorer.samples, settings)
+        return search.reranked(scorer, run_device, lambda done, total: tell(f"{done:,} of {total:,} done"))

@@ -57,8 +57,65 @@ class Search:
                 ranks = vector_metrics.ranks_of(*vectors, relevant, device=run_device.device)
             return vector_metrics.retrieval_scores(ranks, relevant)
 
-        made = tuple(_vectors(inference, samples, on_progress) for samples in (self.queries, self.documents))
-        return vector_metrics.at_dims(made, found, dims)
+        queries = _vectors(inference, self.queries, on_progress)
+        self._made, self._relevant = (queries, _vectors(inference, self.documents, on_progress)), relevant
+        return vector_metrics.at_dims(self._made, found, dims)
+
+    def candidates(self, num: int, run_device: RunDevice) -> torch.Tensor:
+        """The nearest documents of each query, the nearest first; after `figures`."""
+        with run_device.active():
+            return vector_metrics.nearest(*self._made, num, device=run_device.device)
+
+    def reranked(self, scorer: "Scorer", run_device: RunDevice, on_progress: OnProgress) -> dict[str, float]:
+        """The same figures where a model has put the candidates of each query in another order.
+
+        What is no candidate stays where the search has put it.
+        """
+        with run_device.active():
+            ranks = vector_metrics.ranks_of(*self._made, self._relevant, device=run_device.device)
+        places = scorer.places(on_progress)
+        for number, (query, document) in enumerate(
+            zip(self._relevant.queries.tolist(), self._relevant.documents.tolist(), strict=True)
+        ):
+            ranks[number] = places[query].get(document, int(ranks[number]))
+        return vector_metrics.retrieval_scores(ranks, self._relevant)
+
+
+class Scorer:
+    """Candidates beside their queries, tokenized for a model that scores them.
+
+    Args:
+        trained: the model.
+        candidates: numbers of documents, a row for each query.
+    """
+
+    def __init__(self, trained: TrainedModel, collection: Collection, candidates: torch.Tensor) -> None:
+        self._candidates, how = candidates.tolist(), trained.tokenizing
+        texts = [reference["texts"][0] for reference in collection.documents]
+        asked = [
+            {"row": number, "index": number, "texts": (query["texts"][0], *(texts[i] for i in numbers))}
+            for number, (query, numbers) in enumerate(zip(collection.queries, self._candidates, strict=True))
+        ]
+        self.samples = Samples(trained.task, trained.kind.encode(asked, how), how)
+        self.inference: Inference | None = None
+        """Set before `places`: the model on its device."""
+
+    def places(self, on_progress: OnProgress) -> list[dict[int, int]]:
+        """For each query, the place from 1 of each candidate by its score."""
+        scores = [[0.0] * len(numbers) for numbers in self._candidates]
+
+        def take(output: Any, batch: Any, rows: list[int]) -> None:
+            for row, score in zip(rows, output.logits[:, 0].float().tolist(), strict=True):
+                reference = self.samples.references[row]
+                scores[reference["index"]][reference["place"]] = score
+
+        assert self.inference is not None
+        self.inference.run(self.samples, take, on_progress)
+        made = []
+        for numbers, own in zip(self._candidates, scores, strict=True):
+            order = sorted(range(len(numbers)), key=lambda place: (-own[place], place))
+            made.append({numbers[place]: rank for rank, place in enumerate(order, 1)})
+        return made
 
 
 def check_dims(model: torch.nn.Module, dims: Sequence[int]) -> None:

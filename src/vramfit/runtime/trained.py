@@ -326,4 +326,4 @@ def _tasks_of(config: Any) -> tuple[str, ...]:
         kind = find_task(task)
         if kind.is_trained and kind.has_head and any(c.__name__ in architectures for c in classes if c is not None):
             tasks.append(task)
-    return tuple(tasks)
+    return tuple([task for task in tasks if find_task(task).recognises(config)] or tasks)

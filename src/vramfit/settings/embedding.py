@@ -6,18 +6,12 @@ from typing import Any, ClassVar
 
 from vramfit.settings.setting import Module, Setting, Workload
 from vramfit.settings.values import Choice, Count, Number, Value, is_count
-from vramfit.tasks import find_task
-from vramfit.units import counted, plain, shown
+from vramfit.tasks import all_tasks, find_task
+from vramfit.units import plain, shown
 
-LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
-"""In-batch negatives, one way and both; then by the names they are known by."""
-IN_BATCH = LOSSES[:2]
-OF_PAIRS = ("contrastive", "cosent", "angle")
-"""Losses of two texts and the score of the two."""
-OF_NEGATIVES = ("triplet", "margin-mse")
-"""Losses that compare an anchor's positive with its negatives, and know no others."""
-SCORED = (*OF_PAIRS, "margin-mse")
-"""Losses that read scores beside texts."""
+LOSSES = tuple(dict.fromkeys(loss for task in all_tasks() for loss in task.losses))
+"""Of all tasks."""
+IN_BATCH = ("in-batch", "in-batch-symmetric")
 POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
 
 
@@ -25,7 +19,14 @@ def texts_per_sample(w: Workload) -> int:
     """Texts of a sample that is learned from, each of which passes by itself; elsewhere a text is a sample."""
     if not w.trains:
         return 1
-    return w.texts or (3 if w.loss in OF_NEGATIVES else find_task(w.task).texts_per_sample)
+    kind = find_task(w.task)
+    return w.texts or (kind.fewest_texts(loss_of(w)) if kind.losses else 1)
+
+
+def loss_of(w: Workload) -> str:
+    """The loss, of a task that has several."""
+    losses = find_task(w.task).losses
+    return w.loss or (losses[0] if losses else "")
 
 
 def sample_tokens(w: Workload) -> int:
@@ -35,7 +36,7 @@ def sample_tokens(w: Workload) -> int:
 
 def is_joint(w: Workload) -> bool:
     """Whether the loss of a step looks at all of its samples at once: no pass has a loss of its own."""
-    return w.trains and find_task(w.task).pools_itself
+    return w.trains and loss_of(w) in find_task(w.task).joint_losses
 
 
 def runs_twice(w: Workload) -> bool:
@@ -48,19 +49,8 @@ def step_texts(w: Workload) -> int:
     return w.batch * texts_per_sample(w)
 
 
-def texts_problems(loss: str, num_texts: int) -> Iterator[str]:
-    """Why a loss cannot take samples of so many texts."""
-    if loss in OF_PAIRS and num_texts != 2:
-        yield f"loss {loss} compares the two texts of a pair, and a sample has {num_texts}: take texts 2"
-    if loss in IN_BATCH and num_texts < 2:
-        yield f"loss {loss} needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
-    if loss in OF_NEGATIVES and num_texts < 3:
-        has = counted(num_texts, "text")
-        yield f"loss {loss} needs an anchor, a positive and a negative, and a sample has {has}: take texts 3 or more"
-
-
-class OfEmbeddings(Setting):
-    """A setting that only a task with vectors has."""
+class OfComparison(Setting):
+    """A setting that only a task with losses to choose from has."""
 
     losses: ClassVar[tuple[str, ...]] = LOSSES
     """Those that it does something to."""
@@ -71,13 +61,14 @@ class OfEmbeddings(Setting):
     def contradictions(self, w: Workload) -> Iterator[str]:
         if getattr(w, self.keyword) is None:
             return
-        if not find_task(w.task).pools_itself:
-            yield f"{self.keyword} is for tasks that learn vectors of texts, not {w.task}"
-        elif (w.loss or LOSSES[0]) not in self.losses:
-            yield f"{self.keyword} is for loss {', '.join(self.losses)}, not {w.loss or LOSSES[0]}: leave it out"
+        read_by = [loss for loss in find_task(w.task).losses if loss in self.losses]
+        if not read_by:
+            yield f"{self.keyword} is not for {w.task}: leave it out"
+        elif loss_of(w) not in read_by:
+            yield f"{self.keyword} is for loss {', '.join(read_by)}, not {loss_of(w)}: leave it out"
 
 
-class Texts(OfEmbeddings):
+class Texts(OfComparison):
     keyword, order, group = "texts", 85, "job"
     value = Count(optional=True)
     label = "Texts a sample"
@@ -87,64 +78,71 @@ class Texts(OfEmbeddings):
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         yield from super().contradictions(w)
-        if is_joint(w) and w.loss is None:
-            yield from texts_problems(LOSSES[0], texts_per_sample(w))
+        if w.trains and w.loss is None:
+            yield from find_task(w.task).texts_problems(loss_of(w), texts_per_sample(w))
 
 
-class Pooling(OfEmbeddings):
+class Pooling(OfComparison):
     keyword, order, applied = "pooling", 92, 5
     value = Choice(names=POOLINGS, optional=True)
     modes = ("train", "forward", "infer")
     help = "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean."
     at_load = in_inference = True
 
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.pooling is not None and not find_task(w.task).pools_itself:
+            yield f"pooling is for tasks that give vectors of texts, not {w.task}"
+
     def is_applied_for(self, w: Workload) -> bool:
-        return find_task(w.task).pools_itself
+        return w.pooling is not None
 
     def apply(self, model: Module, w: Workload) -> None:
-        from vramfit.tasks.parts.pooling import Contrast, head_of
+        from vramfit.tasks.parts.pooling import head_of
 
         head = head_of(model)
-        if head is None:
-            return
-        if w.pooling is not None:
+        if head is not None and w.pooling is not None:
             head.pool_by(w.pooling)
-        given: dict[str, Any] = {
-            "loss": w.loss,
-            "temperature": w.temperature,
-            "margin": w.loss_margin,
-            "dims": w.matryoshka,
-        }
-        given |= {"num_texts": texts_per_sample(w), "mask_above": w.mask_above}
-        head.contrast = Contrast(**{name: value for name, value in given.items() if value is not None})
 
 
-class Loss(OfEmbeddings):
-    keyword, order = "loss", 94
+class Loss(OfComparison):
+    keyword, order, applied = "loss", 94, 6
     value = Choice(names=LOSSES, optional=True)
-    help = "What vectors learn: every other sample is a negative (in-batch), or as the loss of that name compares them."
+    help = "How texts are compared: with all others of a step (in-batch), or as the loss of that name does."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        yield from super().contradictions(w)
-        if is_joint(w) and w.loss is not None:
-            yield from texts_problems(w.loss, texts_per_sample(w))
+        kind = find_task(w.task)
+        if w.loss is not None and w.loss not in kind.losses:
+            instead = f"; it has {', '.join(kind.losses)}" if kind.losses else ", whose labels say what its loss is"
+            yield f"loss {w.loss} is not for {w.task}{instead}"
+        elif w.trains and w.loss is not None:
+            yield from kind.texts_problems(w.loss, texts_per_sample(w))
+
+    def is_applied_for(self, w: Workload) -> bool:
+        return bool(find_task(w.task).losses)
+
+    def apply(self, model: Module, w: Workload) -> None:
+        from vramfit.tasks.parts.pooling import Contrast
+
+        given: dict[str, Any] = {"temperature": w.temperature, "margin": w.loss_margin, "dims": w.matryoshka}
+        given |= {"loss": loss_of(w), "num_texts": texts_per_sample(w), "mask_above": w.mask_above}
+        find_task(w.task).learn_by(model, Contrast(**{n: value for n, value in given.items() if value is not None}))
 
 
-class Temperature(OfEmbeddings):
+class Temperature(OfComparison):
     keyword, order = "temperature", 95
-    losses = (*IN_BATCH, "cosent", "angle")
+    losses = (*IN_BATCH, "cosent", "angle", "listwise")
     value = Number(optional=True)
-    help = "What similarities are divided by, for in-batch, cosent and angle. Default: 0.05."
+    help = "What similarities are divided by, for in-batch, cosent and angle (default 0.05), and listwise (default 1)."
 
 
-class Margin(OfEmbeddings):
+class Margin(OfComparison):
     keyword, order = "loss_margin", 96
     losses = ("triplet", "contrastive")
     value = Number(optional=True)
     help = "How far apart texts are to be that do not belong together, for triplet (default 5) and contrastive (0.5)."
 
 
-class MaskAbove(OfEmbeddings):
+class MaskAbove(OfComparison):
     keyword, order = "mask_above", 97
     losses = IN_BATCH
     value = Number(optional=True)
@@ -173,7 +171,7 @@ class Dimensions(Value):
         return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-class Matryoshka(OfEmbeddings):
+class Matryoshka(OfComparison):
     keyword, order = "matryoshka", 98
     value = Dimensions()
     help = "Shorter vectors that are to be as good: losses of vectors cut to these lengths are added up."

@@ -129,8 +129,7 @@ class JointPasses:
 
     def _pass(self, batch: Batch) -> torch.Tensor:
         with self._step.autocast():
-            found: torch.Tensor = self._step.model(**self._loss.inputs(batch)).embedding
-            return found
+            return self._joint.vectors_of(self._step.model(**self._loss.inputs(batch)))
 
     def _tell(self, part: str, name: str) -> None:
         """What is done beside passes; part of the only pass, where there is one."""

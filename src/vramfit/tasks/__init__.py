@@ -11,7 +11,17 @@ from importlib import import_module
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.tasks.base import Task
 
-__all__ = ["DEFAULT", "Task", "all_tasks", "encoder_alone", "find_task", "task_names", "trained_tasks", "vector_task"]
+__all__ = [
+    "DEFAULT",
+    "Task",
+    "all_tasks",
+    "encoder_alone",
+    "find_task",
+    "ranking_task",
+    "task_names",
+    "trained_tasks",
+    "vector_task",
+]
 DEFAULT = "sequence-classification"
 """The task where none is named."""
 
@@ -56,3 +66,8 @@ def encoder_alone() -> Task:
 def vector_task() -> Task:
     """The task that learns vectors of texts."""
     return next(task for task in all_tasks() if task.pools_itself)
+
+
+def ranking_task() -> Task:
+    """The task that scores candidates of a query."""
+    return next(task for task in all_tasks() if task.ranks_candidates)

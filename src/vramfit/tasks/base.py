@@ -99,8 +99,12 @@ class Task:
     """Whether its head looks at one vector a sequence, so that packed rows are pooled before it."""
     pools_itself: bool = False
     """Whether its head pools the vectors of tokens, those of packed rows too."""
-    texts_per_sample: int = 1
-    """Texts of a sample that go through the model one by one, where a workload does not say."""
+    ranks_candidates: bool = False
+    """Whether it gives a score to a query beside a candidate."""
+    losses: tuple[str, ...] = ()
+    """Losses to choose from, the usual one first; none for a task whose labels say what its loss is."""
+    joint_losses: tuple[str, ...] = ()
+    """Those of them that look at all texts of a step at once: no pass has a loss of its own."""
     why_not_unpacked: str | None = None
     """Why packed outputs are not laid out again as padded ones, in evaluation and prediction; None where they are."""
     reads_padding: bool = False
@@ -119,6 +123,21 @@ class Task:
     """Those of them that are a token's place in its sequence."""
     counts_samples: bool = False
     """Whether every sample has one label, so that a mean over labels is one over samples."""
+
+    def fewest_texts(self, loss: str) -> int:
+        """Texts of a sample that go through the model one by one, where a workload does not say."""
+        return 1
+
+    def texts_problems(self, loss: str, num_texts: int) -> Iterator[str]:
+        """Why a loss cannot take samples of so many texts."""
+        yield from ()
+
+    def learn_by(self, model: Any, how: Any) -> None:
+        """Keep with a model how texts are compared (a `Contrast`), for a task with losses to choose from."""
+
+    def recognises(self, config: Any) -> bool:
+        """Whether a configuration was saved for this task, where its class alone does not say."""
+        return False
 
     def finish_model(self, model: Any, parts: "HeadParts | None") -> None:
         """Give a model of transformers, on the meta device, what its task needs beside it.

@@ -9,6 +9,27 @@ from vramfit.tasks.parts import texts
 from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts
 from vramfit.tasks.parts.results import place_of
 from vramfit.tasks.parts.sentence_head import HeadParts, make_head
+from vramfit.units import counted
+
+LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
+"""In-batch negatives, one way and both; then by the names they are known by."""
+OF_PAIRS = ("contrastive", "cosent", "angle")
+"""Losses of two texts and the score of the two."""
+OF_NEGATIVES = ("triplet", "margin-mse")
+"""Losses that compare an anchor's positive with its negatives, and know no others."""
+SCORED = (*OF_PAIRS, "margin-mse")
+"""Losses that read scores beside texts."""
+
+
+def texts_problems(loss: str, num_texts: int) -> Iterator[str]:
+    """Why a loss cannot take samples of so many texts."""
+    if loss in OF_PAIRS and num_texts != 2:
+        yield f"loss {loss} compares the two texts of a pair, and a sample has {num_texts}: take texts 2"
+    if loss in LOSSES[:2] and num_texts < 2:
+        yield f"loss {loss} needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
+    if loss in OF_NEGATIVES and num_texts < 3:
+        has = counted(num_texts, "text")
+        yield f"loss {loss} needs an anchor, a positive and a negative, and a sample has {has}: take texts 3 or more"
 
 
 class Embedding(Task):
@@ -23,11 +44,24 @@ class Embedding(Task):
     gives_vectors = True
     pools_itself = True
     labels = ("text_rows", "text_ids", "labels")
-    texts_per_sample = 2
+    losses = joint_losses = LOSSES
     num_texts = (1, texts.MOST_TEXTS)
     text_names = ()
     naming_texts = "name them: --text-column ANCHOR,POSITIVE"
     learns_numbers = True
+
+    def fewest_texts(self, loss: str) -> int:
+        return 3 if loss in OF_NEGATIVES else 2
+
+    def texts_problems(self, loss: str, num_texts: int) -> Iterator[str]:
+        return texts_problems(loss, num_texts)
+
+    def learn_by(self, model: Any, how: Any) -> None:
+        from vramfit.tasks.parts import pooling
+
+        head = pooling.head_of(model)
+        if head is not None:
+            head.contrast = how
 
     def finish_model(self, model: Any, parts: HeadParts | None) -> None:
         from vramfit.tasks.parts import pooling

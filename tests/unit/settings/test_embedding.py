@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vramfit.errors import WorkloadError
-from vramfit.settings.embedding import LOSSES
+from vramfit.tasks.embedding import LOSSES
 from vramfit.workload import Workload
 
 

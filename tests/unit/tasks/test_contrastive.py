@@ -14,8 +14,8 @@ from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_for
 from vramfit.models.resolve import resolve
-from vramfit.settings.embedding import LOSSES
 from vramfit.tasks import find_task
+from vramfit.tasks.embedding import LOSSES
 from vramfit.tasks.parts import contrastive
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
 from vramfit.tasks.parts.pooling import Contrast

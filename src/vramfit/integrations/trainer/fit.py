@@ -27,9 +27,9 @@ from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.settings import SETTINGS
-from vramfit.settings.embedding import LOSSES
 from vramfit.step.plain import each_tensor
 from vramfit.step.random_state import RandomState
+from vramfit.tasks.embedding import LOSSES
 from vramfit.workload import CHOICES
 
 

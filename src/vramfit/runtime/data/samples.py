@@ -84,7 +84,7 @@ class Samples:
         self.widths = self._widths()
         """Columns of a batch in which it is the longest."""
         self._groups: TextGroups | None = None
-        if self._kind.pools_itself and self.references and "place" in self.references[0]:
+        if self._kind.losses and self.references and "place" in self.references[0]:
             self._groups = TextGroups(self._kind, self.references, self.lengths)
         self.fingerprint = self._hash()
         """Changes with anything that a model would see: a resumed run checks it."""

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from vramfit.settings.embedding import IN_BATCH, SCORED, texts_problems
+from vramfit.tasks.embedding import LOSSES, SCORED, texts_problems
 from vramfit.tasks.parts.pooling import Contrast
 from vramfit.units import counted
 
 Labels = Mapping[str, torch.Tensor]
+IN_BATCH = LOSSES[:2]
 BLOCK_NUMBERS = 2**24
 """Most numbers of a block of similarities: 64 MiB."""
 SHORTEST = 1e-12
@@ -131,7 +132,7 @@ class _Similarities:
             if text == side.own:
                 left_out.diagonal(rows.start).fill_(False)
             made.masked_fill_(left_out, -torch.inf)
-        return made.div_(self.how.temperature)
+        return made.div_(self.how.divisor)
 
     def _left_out(self, cosines: torch.Tensor, side: _Side, text: int, rows: slice) -> torch.Tensor | None:
         """Candidates that are no negatives: too similar, or equal to the query or to what it is to find.
@@ -178,7 +179,7 @@ class _InBatch(torch.autograd.Function):
             for rows in _blocks(len(vectors), _row_numbers(similarities)):
                 _add_gradients(cut, similarities, side, rows, of_side[rows, None])
         _through_lengths(cut, similarities)
-        gradient.mul_(grads[0] / (logsums.numel() * ctx.how.temperature))
+        gradient.mul_(grads[0] / (logsums.numel() * ctx.how.divisor))
         return gradient, None, None, None
 
 
@@ -315,7 +316,7 @@ def _margin_mse(products: torch.Tensor, scores: torch.Tensor, how: Contrast) -> 
 
 
 def _in_order(similarities: torch.Tensor, scores: torch.Tensor, how: Contrast) -> torch.Tensor:
-    return _apply(_InOrder, similarities[:, 0] / how.temperature, scores[:, 0])
+    return _apply(_InOrder, similarities[:, 0] / how.divisor, scores[:, 0])
 
 
 class _InOrder(torch.autograd.Function):

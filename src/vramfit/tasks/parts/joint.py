@@ -31,6 +31,8 @@ class JointLoss:
     """What the loss reads beside the vectors, of the whole batch."""
     of_vectors: Callable[[torch.Tensor, Batch], torch.Tensor]
     """A row for each text, in the order of the batch, and the labels on the same device → the mean loss."""
+    vectors_of: Callable[[Any], torch.Tensor] = lambda output: output.embedding
+    """What a model gives → a row for each text, in fp32."""
 
     def room(self, device: torch.device) -> torch.Tensor:
         """Where the vectors of all texts come together; zeros, so that ranks can add up theirs."""

@@ -84,7 +84,7 @@ def needs_labels(model: torch.nn.Module) -> bool:
 def mean_of(loss: HeadLoss, output: Any, batch: Batch) -> torch.Tensor:
     """The mean loss of a batch that is not split."""
     if loss.joint is not None:
-        return loss.joint.of_vectors(output.embedding, loss.joint.labels)
+        return loss.joint.of_vectors(loss.joint.vectors_of(output), loss.joint.labels)
     terms = [s / n for s, n in zip(loss.sums(output, batch), loss.counts(batch), strict=True) if n]
     return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
 

@@ -34,13 +34,19 @@ class Contrast:
     loss: str = "in-batch"
     num_texts: int = 2
     """Texts of a sample."""
-    temperature: float = 0.05
+    temperature: float | None = None
+    """What similarities are divided by; None takes the loss's usual one."""
     margin: float | None = None
     """None takes the loss's usual one."""
     mask_above: float | None = None
     """Candidates more similar than this are taken for positives that nobody marked, and left out."""
     dims: tuple[int, ...] = ()
     """Shorter vectors that are to be as good: losses of vectors cut to each of these lengths are added up."""
+
+    @property
+    def divisor(self) -> float:
+        """The temperature, or the loss's usual one."""
+        return self.temperature or (1.0 if self.loss == "listwise" else 0.05)
 
 
 class EmbeddingHead(torch.nn.Module):

@@ -7,6 +7,7 @@ with negatives or without, pairs with a score, or single texts with a class.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -70,11 +71,22 @@ NOT_A_SCORE = "give numbers; or keep only pairs that belong together, and take -
 OVERRIDES = "--text-column and --label-column name others"
 
 
-def choose_columns(asked: Asked, singles: Sequence[str]) -> Columns | None:
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What the losses of a task learn from."""
+
+    of_loss: Mapping[str, tuple[str, ...]]
+    """Loss → forms of data."""
+    usual: Mapping[str, str]
+    """Form → the loss where none is chosen."""
+
+
+def choose_columns(asked: Asked, singles: Sequence[str], forms: Forms | None = None) -> Columns | None:
     """Which columns hold texts and what else is known of them; None where no name says so.
 
     Args:
         singles: names of columns that hold a text by itself.
+        forms: of the task; None takes those of embeddings.
 
     Raises:
         DataError: columns that do not go with the loss.
@@ -84,13 +96,15 @@ def choose_columns(asked: Asked, singles: Sequence[str]) -> Columns | None:
         return None
     if not asked.needs_labels:
         return Columns(texts, None, form=TEXTS, num_texts=_num_texts(asked, texts))
+    forms = forms or Forms(FORMS, USUAL)
     num_texts = _num_texts(asked, texts)
-    form, label = _form(asked, num_texts, _label(asked, texts, num_texts))
+    form, label = _form(asked, forms, num_texts, _label(asked, texts, num_texts))
     if label is None and form in (CLASSES, SCORED, BINARY, MARGINS):
         raise _without_label(asked, texts, form)
-    if asked.loss is not None and form not in FORMS[asked.loss]:
-        raise _for_other_loss(asked, texts, form)
-    return Columns(texts, label, form=form, num_texts=num_texts, note=_note(asked, texts, form, label))
+    if form not in (forms.usual if asked.loss is None else forms.of_loss[asked.loss]):
+        raise _for_other_loss(asked, forms, texts, form)
+    loss = asked.loss or forms.usual[form]
+    return Columns(texts, label, form=form, num_texts=num_texts, note=_note(asked, texts, form, label, loss))
 
 
 def _texts_by_name(asked: Asked, singles: Sequence[str]) -> tuple[str, ...]:
@@ -118,8 +132,8 @@ def _label(asked: Asked, texts: Sequence[str], num_texts: int) -> str | None:
     return next((known[name] for name in names if name in known), None)
 
 
-def _form(asked: Asked, num_texts: int, label: str | None) -> tuple[str, str | None]:
-    loss, wants = asked.loss, FORMS.get(asked.loss or "", ())
+def _form(asked: Asked, forms: Forms, num_texts: int, label: str | None) -> tuple[str, str | None]:
+    loss, wants = asked.loss, forms.of_loss.get(asked.loss or "", ())
     if num_texts == 1:
         return CLASSES, label
     if num_texts > NUM_OF_PAIR:
@@ -142,18 +156,19 @@ def _without_label(asked: Asked, texts: Sequence[str], form: str) -> DataError:
     )
 
 
-def _for_other_loss(asked: Asked, texts: Sequence[str], form: str) -> DataError:
-    wanted = " or ".join(FORMS[asked.loss or ""])
-    suiting = ", ".join(loss for loss, forms in FORMS.items() if form in forms)
+def _for_other_loss(asked: Asked, forms: Forms, texts: Sequence[str], form: str) -> DataError:
+    wanted = " or ".join(dict.fromkeys(forms.usual if asked.loss is None else forms.of_loss[asked.loss]))
+    suiting = ", ".join(loss for loss, taken in forms.of_loss.items() if form in taken)
+    who = "the task" if asked.loss is None else f"loss {asked.loss}"
+    other = f"take another loss ({suiting}), or " if suiting else "add what is missing, or "
     return DataError(
-        f"{asked.file}: loss {asked.loss} learns from {wanted}, and these are {form} ({', '.join(texts)})",
+        f"{asked.file}: {who} learns from {wanted}, and these are {form} ({', '.join(texts)})",
         file=asked.file,
-        hint=f"take another loss ({suiting}), or name the columns: --text-column ANCHOR,POSITIVE,NEGATIVE",
+        hint=f"{other}name the columns: --text-column ANCHOR,POSITIVE,NEGATIVE",
     )
 
 
-def _note(asked: Asked, texts: Sequence[str], form: str, label: str | None) -> str:
-    loss = asked.loss or USUAL[form]
+def _note(asked: Asked, texts: Sequence[str], form: str, label: str | None, loss: str) -> str:
     beside = "" if label is None else f", {label}"
     unread = _label(asked, texts, NUM_OF_PAIR) if form == PAIRS else None
     left = "" if unread is None else f"; {unread} is not read: every pair is taken as two texts that belong together"

@@ -70,6 +70,24 @@ def ranks_of(
     return ranks
 
 
+def nearest(
+    queries: torch.Tensor, documents: torch.Tensor, num: int, *, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Numbers of the nearest documents of each query, the nearest first; as many as there are at most."""
+    num = min(num, len(documents))
+    found = []
+    for begin in range(0, len(queries), QUERIES):
+        block = F.normalize(queries[begin : begin + QUERIES].to(device).float(), dim=-1)
+        best = torch.zeros(len(block), 0, device=device)
+        numbers = torch.zeros(len(block), 0, dtype=torch.long, device=device)
+        for first, scores in _blocks(block, documents, None):
+            here = torch.arange(first, first + scores.shape[1], device=device).expand(len(block), -1)
+            best, chosen = torch.cat([best, scores], 1).topk(min(num, best.shape[1] + scores.shape[1]), dim=1)
+            numbers = torch.cat([numbers, here], 1).gather(1, chosen)
+        found.append(numbers.cpu())
+    return torch.cat(found)
+
+
 def _blocks(queries: torch.Tensor, documents: torch.Tensor, skipped: torch.Tensor | None) -> Any:
     """The number of a block's first document, and similarities to its documents."""
     for first in range(0, len(documents), DOCUMENTS):
