@@ -368,3 +368,11 @@ def test_labels_without_data_are_what_a_loss_needs(name: str) -> None:
     labels = task.meta_labels(model, 12, 8, "meta")
     assert ("labels" in labels) == (name not in ("in-batch", "in-batch-symmetric", "triplet"))
     assert task.loss(model, labels) is not None
+
+
+def test_blocks_are_few_whatever_the_number_of_samples() -> None:
+    for num in (2**16, 10**6, 10**9):
+        blocks = list(contrastive._blocks(num, num))
+        assert len(blocks) <= contrastive.MOST_BLOCKS
+        assert (blocks[0].start, blocks[-1].stop) == (0, num)
+    assert blocks[0].stop - blocks[0].start > contrastive.BLOCK_NUMBERS // num

@@ -25,6 +25,8 @@ Labels = Mapping[str, torch.Tensor]
 IN_BATCH = LOSSES[:2]
 BLOCK_NUMBERS = 2**24
 """Most numbers of a block of similarities: 64 MiB."""
+MOST_BLOCKS = 1024
+"""Of more than 131,072 samples, blocks are larger: still less than their vectors, up to millions of them."""
 SHORTEST = 1e-12
 """Vectors shorter than this count as this long, as in `torch.nn.functional.normalize`."""
 MARGINS = {"triplet": 5.0, "contrastive": 0.5}
@@ -88,8 +90,8 @@ def _apply(function: Any, *args: Any) -> torch.Tensor:
 
 
 def _blocks(num_rows: int, row_numbers: int) -> Iterator[slice]:
-    """Rows in turn, so many at a time as make a block."""
-    step = max(BLOCK_NUMBERS // row_numbers, 1)
+    """Rows in turn, so many at a time as make a block; of very many rows more, so that blocks are not too many."""
+    step = max(BLOCK_NUMBERS // row_numbers, -(-num_rows // MOST_BLOCKS), 1)
     for begin in range(0, num_rows, step):
         yield slice(begin, min(begin + step, num_rows))
 
