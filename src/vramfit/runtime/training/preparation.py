@@ -125,6 +125,8 @@ def adapted_plan(plan: Plan, run_device: RunDevice, gpu: str | None, on_event: e
 
 WITHOUT_PLAN = 8
 """Samples of a forward pass on a CPU, where memory is not the question."""
+COMPARED_WITHOUT_PLAN = 64
+"""The same where passes would run twice: a batch that one pass holds runs once."""
 KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
@@ -282,15 +284,16 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
     if plan is not None:
         planned = replace(plan.workload, **_of_data(request, data, plan.workload))
         return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
-    batches = _batches(request, data, num_gpus)
+    batches, of_data = _batches(request, data, num_gpus), _of_data(request, data)
+    is_joint = of_data.get("loss") in find_task(request.task).joint_losses
     keywords: dict[str, Any] = {
         "precision": "fp32",
         "optimizer": "adamw-fused",
-        "micro_batch": min(-(-batches["batch"] // num_gpus), WITHOUT_PLAN),
+        "micro_batch": min(-(-batches["batch"] // num_gpus), COMPARED_WITHOUT_PLAN if is_joint else WITHOUT_PLAN),
         "num_gpus": num_gpus,
         **request.settings(),
         **batches,
-        **_of_data(request, data),
+        **of_data,
         "seq": longest,
         "num_labels": _num_labels(request, data),
     }
