@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from vramfit.estimator.predict import estimate
+    from vramfit.integrations.drop_ins import fit_encoder, fit_reranker
     from vramfit.loader.load import load
     from vramfit.planner.margin import max_batch
     from vramfit.planner.plan import plan
@@ -62,6 +63,8 @@ _HOME = {
     "WorkloadError": "vramfit.errors",
     "company": "vramfit.runtime.distributed.processes",
     "estimate": "vramfit.estimator.predict",
+    "fit_encoder": "vramfit.integrations.drop_ins",
+    "fit_reranker": "vramfit.integrations.drop_ins",
     "load": "vramfit.loader.load",
     "make_optimizer": "vramfit.techniques.application",
     "max_batch": "vramfit.planner.margin",
@@ -93,6 +96,8 @@ __all__ = [
     "__version__",
     "company",
     "estimate",
+    "fit_encoder",
+    "fit_reranker",
     "load",
     "make_optimizer",
     "max_batch",

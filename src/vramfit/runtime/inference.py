@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from vramfit.errors import RecoveryExhausted
-from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.step.plain import Batch, bring, each_tensor
@@ -30,9 +29,27 @@ MAX_HOST_BYTES = 64 * 2**20
 """Outputs up to this size are looked at on the host; larger ones, a logit for every word of the vocabulary, stay on
 the device."""
 
+
+class Rows(Protocol):
+    """Tokenized texts: `Samples`, or what another package has tokenized."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each."""
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Columns of a batch in which it is the longest."""
+
+    def __len__(self) -> int: ...
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """A batch on the host, padded on the right."""
+
+
 OnOutput = Callable[[Any, Batch, list[int]], None]
 """Takes the output for a batch, the batch beside it, and the numbers of its samples."""
-OnPartOutput = Callable[[Samples, Any, Batch, list[int]], None]
+OnPartOutput = Callable[[Any, Any, Batch, list[int]], None]
 """The same with the part that the samples are of."""
 OnProgress = Callable[[int, int], None]
 
@@ -41,7 +58,7 @@ OnProgress = Callable[[int, int], None]
 class _Passed:
     """A batch that went through the model; its output may still be on the way to the host."""
 
-    samples: Samples
+    samples: Rows
     rows: list[int]
     batch: Batch
     output: Any = None
@@ -87,7 +104,7 @@ class Inference:
 
     def run(
         self,
-        samples: Samples,
+        samples: Rows,
         on_output: OnOutput,
         on_progress: OnProgress = lambda done, total: None,
         *,
@@ -112,7 +129,7 @@ class Inference:
 
     def run_parts(
         self,
-        parts: Iterable[Samples],
+        parts: Iterable[Rows],
         on_output: OnPartOutput,
         on_progress: Callable[[int], None] = lambda done: None,
         *,
@@ -142,9 +159,7 @@ class Inference:
                 self.model.train()
             generators.restore()
 
-    def _passes(
-        self, parts: Iterable[Samples], on_output: OnPartOutput, rows: Sequence[int] | None
-    ) -> Iterator[_Passed]:
+    def _passes(self, parts: Iterable[Rows], on_output: OnPartOutput, rows: Sequence[int] | None) -> Iterator[_Passed]:
         """Batches that went through, each given only when the next one is on its way."""
         flying: deque[_Passed] = deque()
         for samples in parts:
@@ -161,7 +176,7 @@ class Inference:
                     yield flying.popleft()
         yield from flying
 
-    def _smaller_groups(self, samples: Samples, group: list[int], left: list[int], failure: str) -> list[list[int]]:
+    def _smaller_groups(self, samples: Rows, group: list[int], left: list[int], failure: str) -> list[list[int]]:
         """What is left to do, in half the tokens a batch."""
         self.num_recoveries += 1
         if len(group) == 1:
@@ -173,19 +188,19 @@ class Inference:
         self.max_tokens = max(self.max_tokens // 2, 1)
         return self._groups(samples, left)
 
-    def _groups(self, samples: Samples, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    def _groups(self, samples: Rows, chosen: Sequence[int] | None = None) -> list[list[int]]:
         if not self.packs:
             return group_by_length(samples.widths, self.max_tokens, chosen=chosen)
         rows = range(len(samples)) if chosen is None else chosen
         most = even_tokens([samples.lengths[i] for i in rows], self.max_tokens)
         return group_by_length(samples.lengths, most, chosen=rows, packs=True)
 
-    def _try(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed | Failed:
+    def _try(self, samples: Rows, group: list[int], on_output: OnPartOutput) -> _Passed | Failed:
         """One batch."""
         self._state.keep()
         return self._state.attempt(lambda: self._pass(samples, group, on_output), see=self._votes.report)
 
-    def _pass(self, samples: Samples, group: list[int], on_output: OnPartOutput) -> _Passed:
+    def _pass(self, samples: Rows, group: list[int], on_output: OnPartOutput) -> _Passed:
         on_host = samples.collate(group)
         packed = packing.pack(on_host, self.model) if self.packs else None
         inputs = model_inputs(on_host if packed is None else packed)

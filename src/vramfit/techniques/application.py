@@ -2,12 +2,16 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from vramfit.models.anatomy import backbone
+from vramfit.models.tasks import supported_attention
 from vramfit.records.plan import Plan
 from vramfit.settings import APPLIED
-from vramfit.techniques import compiling, offloading, optimizers, quantization
+from vramfit.techniques import compiling, offloading, optimizers, precision, quantization
+from vramfit.techniques.packing.attention import has_packed_kernel, takes_heads
 from vramfit.workload import Workload
 
 Undo = Callable[[], None]
@@ -53,6 +57,25 @@ def prepare(
     if w.compile and compiles:
         compile_layers(model)
     return model
+
+
+def settings_found(model: torch.nn.Module, device: torch.device, *, packs: bool | None = None) -> dict[str, str]:
+    """What a model that somebody else has made and runs is, as keywords of a workload.
+
+    Args:
+        model: of transformers, with its weights.
+        device: where it computes.
+        packs: whether sequences are to lie end to end; None where the model and the device have what it takes.
+    """
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    found = precision.name_of(next(model.parameters()).dtype, autocast)
+    base: Any = backbone(model)
+    if packs is None:
+        can = "packed" in supported_attention(type(base)) and takes_heads(base.config)
+        packs = can and has_packed_kernel(device, found)
+    own = base.config._attn_implementation
+    kernel = "packed" if packs else own if own in ("sdpa", "eager") else "sdpa"
+    return {"precision": found, "attention": kernel, "allocator": "expandable"}
 
 
 def make_optimizer(model: torch.nn.Module, plan: Plan | Workload, lr: float = 1e-5) -> torch.optim.Optimizer:

@@ -16,6 +16,16 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
     return AUTOCAST.get(precision)
 
 
+def name_of(weights: torch.dtype, autocast: torch.dtype | None = None) -> str:
+    """What weights of a type are called, under autocast to another or without.
+
+    >>> name_of(torch.float32), name_of(torch.bfloat16), name_of(torch.float32, torch.float16)
+    ('fp32', 'bf16', 'amp-fp16')
+    """
+    names, dtype = (WEIGHTS, weights) if autocast is None else (AUTOCAST, autocast)
+    return next((name for name, of_name in names.items() if of_name is dtype), "fp32")
+
+
 def needs_scaler(precision: str) -> bool:
     """fp16's small range needs the loss scaled; bf16's does not."""
     return precision == "amp-fp16"

@@ -38,10 +38,10 @@ def is_of_package(value: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == PACKAGE for kind in type(value).__mro__)
 
 
-def is_sentence_model(model: Any) -> bool:
-    """Whether it is a SentenceTransformer; a cross-encoder and a sparse encoder are none."""
+def is_sentence_model(model: Any, kind: str = "SentenceTransformer") -> bool:
+    """Whether it is a SentenceTransformer, or a model of another kind; a sparse encoder is none."""
     names = [kind.__name__ for kind in type(model).__mro__ if kind.__module__.partition(".")[0] == PACKAGE]
-    return names[:1] == ["SentenceTransformer"]
+    return names[:1] == [kind]
 
 
 def encoder_in(model: Any) -> Any:

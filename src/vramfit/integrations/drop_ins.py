@@ -1,0 +1,345 @@
+"""`fit_encoder` and `fit_reranker`: models of sentence-transformers that encode and score inside a memory budget.
+
+A fitted model keeps its class, its modules and all code around its passes: arguments, prompts, conversions. Only the
+loop over batches (`_inference`) is another one, that of `runtime/inference.py`. What that loop cannot compute goes
+through the model's own.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar, Unpack
+
+import torch
+import torch.nn.functional as F
+
+from vramfit.errors import WorkloadError
+from vramfit.integrations.text_passes import Key, Passes, TextRows, Unfit, Wishes, plan_passes, read_ahead
+from vramfit.integrations.trainer.sentence_models import PACKAGE, encoder_in, is_sentence_model, read_head
+from vramfit.models.anatomy import max_positions
+from vramfit.runtime.data.samples import LONGEST
+from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.tasks.parts.pooling import EmbeddingHead
+from vramfit.techniques.application import settings_found
+
+LOOP = "_inference"
+"""The method of sentence-transformers that runs batches."""
+LOGITS = ("logits", ["logits"], ("logits",))
+OF_TOKENIZING = {"task", "processing_kwargs"}
+"""Further arguments of a call that only tokenizing reads, unless a module says otherwise."""
+Kind = TypeVar("Kind", bound="Fitted")
+
+
+def fit_encoder(model: Any, **wishes: Unpack[Wishes]) -> "FittedEncoder":
+    """Let a SentenceTransformer encode inside a budget, in place: `encode` and what calls it stay as they are.
+
+    Batches are made by tokens, as many as fit the memory, of texts of like length; where the GPU has the kernel for the
+    model's precision, texts lie end to end, without padding. Memory that runs out costs nothing: the batch is done
+    again in halves. The `batch_size` of a call is not used.
+
+    Args:
+        model: on its device. Calls for anything but vectors of texts, and calls of several processes, go through its
+            own code, unplanned.
+        memory, gpu: the budget, as for `plan`; without both, what is free on the model's GPU. On a CPU nothing is
+            planned without them.
+        max_tokens: of a batch at most, whatever fits.
+        packs: whether texts lie end to end; None where the GPU has the kernel for it.
+        device: `emulated` counts what a GPU of size `memory` would.
+
+    Returns:
+        What was planned; its `undo()` gives the model back as it was.
+
+    Raises:
+        WorkloadError: a model that cannot be fitted, or was already; nothing was changed.
+        NoPlanFits: not even one text of full length fits; nothing was changed.
+        BudgetExceeded: the process holds more than the budget already.
+    """
+    return _fit(FittedEncoder, model, wishes)
+
+
+def fit_reranker(model: Any, **wishes: Unpack[Wishes]) -> "FittedReranker":
+    """Let a CrossEncoder score inside a budget, in place: `predict`, `rank` and what calls them stay as they are.
+
+    Args:
+        model, **wishes: as for `fit_encoder`.
+
+    Returns:
+        What was planned; its `undo()` gives the model back as it was.
+
+    Raises:
+        WorkloadError, NoPlanFits, BudgetExceeded: as `fit_encoder`.
+    """
+    return _fit(FittedReranker, model, wishes)
+
+
+def _fit(kind: type[Kind], model: Any, wishes: Wishes) -> Kind:
+    unknown = [name for name in wishes if name not in Wishes.__annotations__]
+    if unknown:
+        raise TypeError(f"{kind.made_by}() got an unexpected keyword argument {unknown[0]!r}")
+    problems = [kind.problem_with(model)]
+    if problems == [None] and LOOP in vars(model):
+        problems.append("this model was fitted already: undo that first, to fit it otherwise")
+    most = wishes.get("max_tokens")
+    if most is not None and (type(most) is not int or most < 1):
+        problems.append(f"max_tokens {most!r} is no number of tokens: give a whole number from 1")
+    device = wishes.get("device")
+    if device not in (None, "emulated"):
+        problems.append(f"device {device!r} is not emulated: the model runs where it is, and model.to() moves it")
+    found = [f"{kind.made_by}: {problem}" for problem in problems if problem is not None]
+    if found:
+        raise WorkloadError(found)
+    fitted = kind(model, wishes)
+    setattr(model, LOOP, fitted)
+    return fitted
+
+
+class Fitted:
+    """Stands in for the loop over batches of one model; its subclasses know what passes give.
+
+    Args:
+        model: of sentence-transformers.
+        wishes: what its calls are planned for.
+    """
+
+    made_by: ClassVar[str]
+    task: ClassVar[str]
+    takes: ClassVar[str]
+    """The class of models."""
+    arguments: ClassVar = frozenset({"prompt", "batch_size", "show_progress_bar"})
+    """Of `_inference`, which passes know."""
+
+    def __init__(self, model: Any, wishes: Wishes) -> None:
+        self.model = model
+        self.num_recoveries = 0
+        """How often memory ran out and a batch was halved."""
+        self.num_planned = self.num_own = 0
+        """Calls that went through in planned batches, and those that went through the model's own code."""
+        self._wishes: Wishes | None = wishes
+        self._lock = threading.RLock()
+        self._share_before: float | None = None
+        self._passes: Passes | None = None
+        self.run_device = RunDevice(wishes.get("device") or str(model.device), memory=wishes.get("memory"))
+        self._find_passes(model.device)
+        self._hold_budget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, such as that of a worker process: it runs the model's own code."""
+        return {"model": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _wishes=None, _passes=None, _lock=threading.RLock(), _share_before=None)
+        self.num_recoveries = self.num_planned = self.num_own = 0
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens of a batch, for now: fewer than planned for a while after memory ran out. None once undone."""
+        return None if self._passes is None else self._passes.ceiling.num_tokens
+
+    @property
+    def packs(self) -> bool:
+        """Whether texts lie end to end, so that padding takes nothing."""
+        return self._passes is not None and self._passes.key.packs
+
+    def undo(self) -> None:
+        """Give the model back as it was."""
+        with self._lock:
+            if vars(self.model).get(LOOP) is self:
+                delattr(self.model, LOOP)
+            if self._share_before is not None:
+                torch.cuda.set_per_process_memory_fraction(self._share_before, self.run_device.device)
+            self._wishes = self._passes = self._share_before = None
+
+    def __call__(self, inputs: list[Any], *, device: Any = None, **asked: Any) -> Any:
+        """As `_inference` of the model, with the same arguments; one call at a time."""
+        with self._lock, torch.inference_mode():
+            where = self.model._resolve_inference_device(device)
+            passes = self._find_passes(where) if inputs and self._is_known(asked) else None
+            if passes is not None:
+                try:
+                    made = self._finish(self._run(passes, inputs, asked), where, asked)
+                    self.num_planned += 1
+                    return made
+                except Unfit:
+                    pass
+            self.num_own += 1
+        return getattr(type(self.model), LOOP)(self.model, inputs, device=device, **asked)
+
+    def _run(self, passes: Passes, inputs: list[Any], asked: dict[str, Any]) -> torch.Tensor:
+        """What passes give for each input, in the order of the call, on the host."""
+        model, inference = self.model, passes.inference
+        model.eval()
+        of_tokenizing = {name: asked[name] for name in OF_TOKENIZING & asked.keys()}
+        order = sorted(range(len(inputs)), key=lambda n: -model._input_length(inputs[n]))
+        parts = read_ahead(inputs, order, lambda some: model.preprocess(some, prompt=asked["prompt"], **of_tokenizing))
+        found: list[torch.Tensor] = []
+
+        def take(part: TextRows, output: Any, batch: Any, rows: list[int]) -> None:
+            made = self._read(output, asked)
+            if not found:
+                found.append(made.new_empty((len(inputs), *made.shape[1:])))
+            found[0][part.numbers[rows]] = made
+
+        inference.max_tokens, before = passes.ceiling.num_tokens, inference.num_recoveries
+        with _progress(len(inputs), asked["show_progress_bar"]) as tell, passes.packed():
+            try:
+                inference.run_parts(parts, take, tell)
+            finally:
+                passes.ceiling.note(inference.max_tokens)
+                self.num_recoveries += inference.num_recoveries - before
+        return found[0]
+
+    def _find_passes(self, where: torch.device) -> Passes | None:
+        """How batches go through the model as it is now; None where its own code is to run."""
+        wishes = self._wishes
+        if wishes is None or self.problem_with(self.model) is not None:
+            return None
+        module = self.module_of(self.model)
+        longest = self.model.max_seq_length or max_positions(module) or LONGEST
+        settings = settings_found(module, where, packs=wishes.get("packs"))
+        key = Key(self.task, where, tuple(settings.items()), longest, self._parts())
+        if self._passes is None or self._passes.key != key:
+            if self.run_device.emulated is None and where != self.run_device.device:
+                self.run_device = RunDevice(str(where))
+            with torch.inference_mode(False):
+                self._passes = plan_passes(key, module, self._head(), self.run_device, wishes)
+        return self._passes
+
+    def _hold_budget(self) -> None:
+        """Hold the process to the memory that was given."""
+        memory, device = (self._wishes or {}).get("memory"), self.run_device.device
+        use_expandable_segments(device)
+        if memory is not None and device.type == "cuda":
+            self._share_before = torch.cuda.get_per_process_memory_fraction(device)
+            enforce(memory, device)
+
+    @classmethod
+    def problem_with(cls, model: Any) -> str | None:
+        """Why a model cannot be fitted; None where it can."""
+        if not is_sentence_model(model, cls.takes):
+            return f"it takes a {cls.takes}, not {type(model).__name__}"
+        loop = getattr(type(model), LOOP, None)
+        if getattr(loop, "__module__", "").partition(".")[0] != PACKAGE:
+            return f"{type(model).__name__} has no loop over batches that is known: take sentence-transformers 6.2"
+        if model._placement_is_delegated:
+            return "a device map places its layers: load it on one device"
+        around = [model, *model.children()]
+        if any(m._compiled_call_impl or m._forward_hooks or m._forward_pre_hooks for m in around):
+            return "its modules are compiled or have forward hooks, which planned passes would leave out"
+        return cls._unread(model)
+
+    @staticmethod
+    def _unread(model: Any) -> str | None:
+        """What of the modules is not known; None where all of it is."""
+        raise NotImplementedError
+
+    @staticmethod
+    def module_of(model: Any) -> Any:
+        """The model of transformers inside."""
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What decides how outputs are read."""
+        return tuple(map(id, (self.module_of(self.model), *self.model.children())))
+
+    def _head(self) -> EmbeddingHead | None:
+        return None
+
+    def _is_known(self, asked: dict[str, Any]) -> bool:
+        """Whether passes give what a call asks for."""
+        more = asked.keys() - self.arguments
+        return more <= OF_TOKENIZING and not more & set(self.model.get_model_kwargs())
+
+    def _read(self, output: Any, asked: dict[str, Any]) -> torch.Tensor:
+        """What is kept of the output of a pass, on the host."""
+        raise NotImplementedError
+
+    def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
+        """What a call gives, of all outputs."""
+        raise NotImplementedError
+
+
+class FittedEncoder(Fitted):
+    """A SentenceTransformer that encodes inside a budget."""
+
+    made_by, task, takes = "fit_encoder", "embedding", "SentenceTransformer"
+    arguments = Fitted.arguments | {"output_value", "save_to_cpu", "normalize_embeddings", "truncate_dim"}
+
+    @staticmethod
+    def _unread(model: Any) -> str | None:
+        head = read_head(model)
+        return head if isinstance(head, str) else None
+
+    @staticmethod
+    def module_of(model: Any) -> Any:
+        return encoder_in(model)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (*super()._parts(), self.model[1].pooling_mode)
+
+    def _head(self) -> EmbeddingHead:
+        head = read_head(self.model)
+        assert isinstance(head, EmbeddingHead), "problem_with has looked"
+        return head.eval()
+
+    def _is_known(self, asked: dict[str, Any]) -> bool:
+        if asked["output_value"] != "sentence_embedding" or (asked["prompt"] and not self.model[1].include_prompt):
+            return False
+        # under autocast, dense layers give 16 bits; here they compute in their own type
+        has_dense = any(True for part in list(self.model.children())[2:] for _ in part.parameters())
+        is_cast = torch.is_autocast_enabled(self.model.device.type)
+        return super()._is_known(asked) and not (has_dense and is_cast)
+
+    def _read(self, output: Any, asked: dict[str, Any]) -> torch.Tensor:
+        vectors: torch.Tensor = output.embedding.cpu()[:, : asked["truncate_dim"]]
+        if asked["normalize_embeddings"]:
+            vectors = F.normalize(vectors, p=2, dim=1)
+        is_cast = torch.is_autocast_enabled(self.model.device.type)
+        return vectors if is_cast else vectors.to([p.dtype for p in self.model.parameters()][-1])
+
+    def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
+        return found if asked["save_to_cpu"] else found.to(where)
+
+
+class FittedReranker(Fitted):
+    """A CrossEncoder that scores inside a budget."""
+
+    made_by, task, takes = "fit_reranker", "sequence-classification", "CrossEncoder"
+    arguments = Fitted.arguments | {"activation_fn", "apply_softmax"}
+
+    @staticmethod
+    def _unread(model: Any) -> str | None:
+        from transformers import PreTrainedModel
+
+        first, *others = model.children()
+        text = getattr(first, "modality_config", {}).get("text", {})
+        if others or not isinstance(getattr(first, "model", None), PreTrainedModel):
+            names = ", ".join(type(part).__name__ for part in (first, *others))
+            return f"its modules are {names}, and a model of transformers that gives scores is known"
+        if text.get("method") != "forward" or text.get("method_output_name") not in LOGITS:
+            return f"{type(first).__name__} takes its scores from something else than the logits of its model"
+        return None
+
+    @staticmethod
+    def module_of(model: Any) -> Any:
+        return model[0].model
+
+    def _read(self, output: Any, asked: dict[str, Any]) -> torch.Tensor:
+        logits: torch.Tensor = output.logits.cpu()
+        return logits if logits.dtype.itemsize >= torch.float32.itemsize else logits.float()
+
+    def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
+        scores, activation = found.to(where), asked["activation_fn"]
+        if activation is not None:
+            scores = activation(scores)
+        if self.model.num_labels == 1 and scores.ndim > 1:
+            scores = scores.squeeze(-1)
+        return torch.softmax(scores, dim=1) if asked["apply_softmax"] and scores.ndim > 1 else scores
+
+
+@contextmanager
+def _progress(num_texts: int, shows: bool) -> Iterator[Callable[[int], None]]:
+    """A bar, where one is asked for, and what tells it how many texts are done."""
+    from tqdm.autonotebook import tqdm  # type: ignore[import-untyped]
+
+    with tqdm(total=num_texts, desc="Texts", disable=not shows) as bar:
+        yield lambda done: bar.update(done - bar.n)

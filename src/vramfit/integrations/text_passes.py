@@ -1,0 +1,219 @@
+"""Passes over texts that a model of sentence-transformers tokenizes: rows, the tokens of a batch, what is packed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+
+from vramfit.errors import NoPlanFits
+from vramfit.integrations.trainer.sentence_models import giving_vectors
+from vramfit.loader.budget import free_bytes
+from vramfit.planner.margin import max_batch
+from vramfit.runtime.device import RunDevice
+from vramfit.runtime.inference import Inference
+from vramfit.runtime.trained import MAX_PACKED_TOKENS
+from vramfit.serve.engine import Ceiling
+from vramfit.serve.settings import CPU_TOKENS
+from vramfit.step.plain import Batch
+from vramfit.tasks.parts.pooling import EmbeddingHead, EmbeddingOutput
+from vramfit.techniques import packing
+from vramfit.units import parse_bytes
+
+PART_ROWS = 1024
+"""Texts that are tokenized at once: some batches of a large GPU, so that texts of like length meet."""
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+"""Features that become a batch."""
+BESIDE = ("modality", "prompt_length")
+"""Features that no pass reads, unless pooling leaves a prompt out."""
+
+
+class Wishes(TypedDict, total=False):
+    """What calls are planned for."""
+
+    memory: str | int | None
+    gpu: str | None
+    max_tokens: int | None
+    packs: bool | None
+    device: str | None
+
+
+class Unfit(Exception):
+    """Features that are no plain rows of tokens: the model's own code knows what to do with them."""
+
+
+class TextRows:
+    """Texts of one part.
+
+    Args:
+        features: what `preprocess` of sentence-transformers gave.
+        numbers: which texts of the call they are.
+
+    Raises:
+        Unfit: something else than tokens padded on the right.
+    """
+
+    def __init__(self, features: dict[str, Any], numbers: Sequence[int]) -> None:
+        mask = features.get("attention_mask")
+        if not features.keys() <= {*TOKENS, *BESIDE} or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            raise Unfit
+        attended = mask.numpy() != 0
+        if features.get("modality", "text") != "text" or len(mask) != len(numbers) or not _is_right_padded(attended):
+            raise Unfit
+        self.numbers = torch.as_tensor(numbers)
+        self.lengths: list[int] = attended.sum(1).tolist()
+        self.widths = [packing.padded_width(length, mask.shape[1]) for length in self.lengths]
+        self._features = {name: features[name] for name in TOKENS if name in features}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """A batch as wide as its longest text, or a little wider."""
+        width = max(self.widths[i] for i in indices)
+        chosen = torch.as_tensor(indices)
+        return {name: value[:, :width].index_select(0, chosen) for name, value in self._features.items()}
+
+
+def _is_right_padded(attended: "np.ndarray[Any, np.dtype[np.bool_]]") -> bool:
+    return bool(attended[:, 0].all() and (attended[:, :-1] >= attended[:, 1:]).all())
+
+
+def read_ahead(
+    inputs: Sequence[Any], order: Sequence[int], preprocess: Callable[[list[Any]], dict[str, Any]]
+) -> Iterator[TextRows]:
+    """The texts of a call in parts, each tokenized while the one before it is in use.
+
+    Args:
+        inputs: texts, or pairs of them.
+        order: their numbers, sorted by length.
+        preprocess: gives the features of some of them.
+
+    Raises:
+        Unfit: features that are no plain rows of tokens.
+    """
+
+    def read(numbers: Sequence[int]) -> TextRows:
+        return TextRows(preprocess([inputs[n] for n in numbers]), numbers)
+
+    parts = [order[begin : begin + PART_ROWS] for begin in range(0, len(order), PART_ROWS)]
+    if len(parts) == 1:
+        yield read(parts[0])
+        return
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(read, parts[0])
+        for part in [*parts[1:], None]:
+            made = reading.result()
+            if part is not None:
+                reading = thread.submit(read, part)
+            yield made
+
+
+class Vectors(torch.nn.Module):
+    """An encoder and what makes vectors of texts; the encoder itself stays as it is."""
+
+    def __init__(self, encoder: torch.nn.Module, head: EmbeddingHead) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, **batch: Any) -> EmbeddingOutput:
+        ends = batch.get("cu_seq_lens_q")
+        hidden = self.encoder(**batch)[0]
+        made = self.head(hidden, batch.get("attention_mask"), None if ends is None else ends.long())
+        return EmbeddingOutput(embedding=made)
+
+
+class Key(NamedTuple):
+    """What passes were planned for: where a call finds something else, they are planned anew."""
+
+    task: str
+    device: torch.device
+    settings: tuple[tuple[str, str], ...]
+    max_length: int
+    parts: tuple[Any, ...]
+    """The modules of the model, and how it pools."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether texts lie end to end."""
+        return "packed" in dict(self.settings).values()
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How batches go through a model."""
+
+    key: Key
+    module: Any
+    """The model of transformers."""
+    inference: Inference
+    ceiling: Ceiling
+
+    @contextmanager
+    def packed(self) -> Iterator[None]:
+        """Inside, the model takes texts end to end, where that was planned; it is as it was afterwards."""
+        with _packed(self.module, self.key):
+            yield
+
+
+def plan_passes(key: Key, module: Any, head: EmbeddingHead | None, run_device: RunDevice, wishes: Wishes) -> Passes:
+    """Batches of as many tokens as fit.
+
+    Args:
+        module: the model of transformers.
+        head: what makes vectors of its outputs; None where they are scores already.
+
+    Raises:
+        NoPlanFits: not even one text of full length fits.
+    """
+    most = min(MAX_PACKED_TOKENS, wishes.get("max_tokens") or MAX_PACKED_TOKENS)
+    budget = _budget(module, run_device, wishes)
+    max_tokens = min(_fitting(key, module, head, budget) if budget else CPU_TOKENS, most)
+    wrapped = module if head is None else Vectors(module, head)
+    with _packed(module, key):
+        inference = Inference(wrapped, run_device, max_tokens=max_tokens)
+    return Passes(key, module, inference, Ceiling(max_tokens))
+
+
+@contextmanager
+def _packed(model: Any, key: Key) -> Iterator[None]:
+    if not key.packs:
+        yield
+        return
+    packing.apply(model, key.task)
+    try:
+        yield
+    finally:
+        packing.undo(model)
+
+
+def _budget(module: Any, run_device: RunDevice, wishes: Wishes) -> dict[str, Any]:
+    """What there is to fit into, as keywords of an estimate; none on a CPU that nothing is said of."""
+    memory, gpu = wishes.get("memory"), wishes.get("gpu") or run_device.gpu
+    if run_device.device.type != "cuda":
+        return {"memory": memory, "gpu": gpu} if memory is not None or gpu is not None else {}
+    own = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    if memory is not None:  # what else the process holds there is no part of the prediction
+        beside = max(torch.cuda.memory_allocated(run_device.device) - own, 0)
+        memory = max(parse_bytes(memory, name="memory") - beside, 1)
+    elif wishes.get("gpu") is None:
+        memory = (free_bytes(run_device.device) or 0) + own
+    return {"memory": memory, "gpu": gpu}
+
+
+def _fitting(key: Key, module: Any, head: EmbeddingHead | None, budget: dict[str, Any]) -> int:
+    """Tokens of a batch that any texts may have, so that it fits as predicted, with a margin where there is room."""
+    job = {"task": key.task, "mode": "infer", "seq": key.max_length} | budget | dict(key.settings)
+    with nullcontext() if head is None else giving_vectors(module, head):
+        found = max_batch(module, **job)
+    if not found.batch:
+        raise NoPlanFits(
+            f"not even one text of {key.max_length} tokens fits: {found.limited_by}",
+            best=found.estimate,
+            budget_bytes=found.estimate.capacity_bytes,
+            hint="give more memory, set the model's max_seq_length lower, or load it in bfloat16",
+        )
+    return (found.margin_batch or found.batch) * key.max_length
