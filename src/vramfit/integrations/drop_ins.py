@@ -14,7 +14,16 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.text_passes import Key, Passes, TextRows, Unfit, Wishes, plan_passes, read_ahead
+from vramfit.integrations.text_passes import (
+    Key,
+    Passes,
+    TextRows,
+    Unfit,
+    Wishes,
+    plan_passes,
+    read_ahead,
+    split_by_size,
+)
 from vramfit.integrations.trainer.sentence_models import PACKAGE, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
 from vramfit.runtime.data.samples import LONGEST
@@ -169,7 +178,7 @@ class Fitted:
         model, inference = self.model, passes.inference
         model.eval()
         of_tokenizing = {name: asked[name] for name in OF_TOKENIZING & asked.keys()}
-        order = sorted(range(len(inputs)), key=lambda n: -model._input_length(inputs[n]))
+        order = split_by_size([model._input_length(one) for one in inputs], passes.key.max_length)
         parts = read_ahead(inputs, order, lambda some: model.preprocess(some, prompt=asked["prompt"], **of_tokenizing))
         found: list[torch.Tensor] = []
 

@@ -23,8 +23,10 @@ from vramfit.tasks.parts.pooling import EmbeddingHead, EmbeddingOutput
 from vramfit.techniques import packing
 from vramfit.units import parse_bytes
 
-PART_ROWS = 1024
-"""Texts that are tokenized at once: some batches of a large GPU, so that texts of like length meet."""
+PART_ROWS, PART_CHARACTERS = 1024, 300_000
+"""Texts that are tokenized at once: about the largest batch, so that neither the GPU nor the tokenizer waits long."""
+TOKEN_CHARACTERS = 6
+"""Of a token at most, nearly always: what is beyond in a text is cut, and counts for nothing."""
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 """Features that become a batch."""
 BESIDE = ("modality", "prompt_length")
@@ -82,24 +84,45 @@ def _is_right_padded(attended: "np.ndarray[Any, np.dtype[np.bool_]]") -> bool:
     return bool(attended[:, 0].all() and (attended[:, :-1] >= attended[:, 1:]).all())
 
 
+def split_by_size(sizes: Sequence[int], max_length: int) -> list[list[int]]:
+    """Numbers of texts in parts that are tokenized at once, the longest first.
+
+    Args:
+        sizes: characters of each text.
+        max_length: tokens at which texts are cut.
+
+    >>> split_by_size([3, 200_000, 150_000, 9], 10**6)
+    [[1], [2, 3, 0]]
+    """
+    parts: list[list[int]] = []
+    total = 0
+    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        size = min(sizes[number], TOKEN_CHARACTERS * max_length)
+        total += size
+        if not parts or len(parts[-1]) == PART_ROWS or total > PART_CHARACTERS:
+            parts.append([])
+            total = size
+        parts[-1].append(number)
+    return parts
+
+
 def read_ahead(
-    inputs: Sequence[Any], order: Sequence[int], preprocess: Callable[[list[Any]], dict[str, Any]]
+    inputs: Sequence[Any], parts: Sequence[list[int]], preprocess: Callable[[list[Any]], dict[str, Any]]
 ) -> Iterator[TextRows]:
     """The texts of a call in parts, each tokenized while the one before it is in use.
 
     Args:
         inputs: texts, or pairs of them.
-        order: their numbers, sorted by length.
+        parts: their numbers.
         preprocess: gives the features of some of them.
 
     Raises:
         Unfit: features that are no plain rows of tokens.
     """
 
-    def read(numbers: Sequence[int]) -> TextRows:
+    def read(numbers: list[int]) -> TextRows:
         return TextRows(preprocess([inputs[n] for n in numbers]), numbers)
 
-    parts = [order[begin : begin + PART_ROWS] for begin in range(0, len(order), PART_ROWS)]
     if len(parts) == 1:
         yield read(parts[0])
         return

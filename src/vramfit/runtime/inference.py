@@ -95,6 +95,8 @@ class Inference:
         self.max_tokens = max_tokens
         self.num_recoveries = 0
         """How often a batch ran out of memory and was halved."""
+        self._alone: tuple[int, int] | None = None
+        """The sample that failed last in a batch of its own; memory that was freed since may be enough for it."""
         self._run_device = run_device
         self._state = ModelState(model)
         self._dtype = None if workload is None else workload.autocast_dtype
@@ -146,6 +148,7 @@ class Inference:
             RecoveryExhausted: a single sample does not fit.
         """
         was_training, generators = self.model.training, RandomState.now()
+        self._alone = None
         if any(module.training for module in self.model.modules()):  # setting a mode takes ten times as long
             self.model.eval()
         done = 0
@@ -177,14 +180,15 @@ class Inference:
         yield from flying
 
     def _smaller_groups(self, samples: Rows, group: list[int], left: list[int], failure: str) -> list[list[int]]:
-        """What is left to do, in half the tokens a batch."""
+        """What is left to do, in half the tokens a batch; one sample is tried again by itself, once."""
         self.num_recoveries += 1
-        if len(group) == 1:
+        if len(group) == 1 and self._alone == (id(samples), group[0]):
             raise RecoveryExhausted(
                 f"one sample of {samples.lengths[group[0]]} tokens does not fit: {failure}",
                 attempts=[failure],
                 hint="free the GPU, give more memory, or cut the sequences: --seq",
             )
+        self._alone = (id(samples), group[0]) if len(group) == 1 else None
         self.max_tokens = max(self.max_tokens // 2, 1)
         return self._groups(samples, left)
 
