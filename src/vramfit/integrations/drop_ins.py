@@ -26,6 +26,7 @@ from vramfit.integrations.text_passes import (
 )
 from vramfit.integrations.trainer.sentence_models import PACKAGE, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
+from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.tasks.parts.pooling import EmbeddingHead
@@ -148,6 +149,11 @@ class Fitted:
     def packs(self) -> bool:
         """Whether texts lie end to end, so that padding takes nothing."""
         return self._passes is not None and self._passes.key.packs
+
+    def estimate(self) -> Estimate | None:
+        """What the largest batch takes, as predicted; None where there is nothing to fit into, and once undone."""
+        with self._lock:
+            return None if self._passes is None else self._passes.estimate()
 
     def undo(self) -> None:
         """Give the model back as it was."""

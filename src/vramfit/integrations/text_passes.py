@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from vramfit.errors import NoPlanFits
+from vramfit.estimator.predict import estimate
 from vramfit.integrations.trainer.sentence_models import giving_vectors
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.margin import max_batch
+from vramfit.records.estimate import Estimate
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import MAX_PACKED_TOKENS
@@ -172,8 +174,18 @@ class Passes:
     key: Key
     module: Any
     """The model of transformers."""
+    head: EmbeddingHead | None
+    job: dict[str, Any]
+    """Keywords of an estimate; none where there is nothing to fit into."""
     inference: Inference
     ceiling: Ceiling
+
+    def estimate(self) -> Estimate | None:
+        """What the largest batch takes, beside the weights; None where there is nothing to fit into."""
+        if not self.job:
+            return None
+        with _whole(self.module, self.head):
+            return estimate(self.module, batch=max(self.ceiling.num_tokens // self.key.max_length, 1), **self.job)
 
     @contextmanager
     def packed(self) -> Iterator[None]:
@@ -193,12 +205,12 @@ def plan_passes(key: Key, module: Any, head: EmbeddingHead | None, run_device: R
         NoPlanFits: not even one text of full length fits.
     """
     most = min(MAX_PACKED_TOKENS, wishes.get("max_tokens") or MAX_PACKED_TOKENS)
-    budget = _budget(module, run_device, wishes)
-    max_tokens = min(_fitting(key, module, head, budget) if budget else CPU_TOKENS, most)
+    job = _job(key, module, run_device, wishes)
+    max_tokens = min(_fitting(module, head, job) if job else CPU_TOKENS, most)
     wrapped = module if head is None else Vectors(module, head)
     with _packed(module, key):
         inference = Inference(wrapped, run_device, max_tokens=max_tokens)
-    return Passes(key, module, inference, Ceiling(max_tokens))
+    return Passes(key, module, head, job, inference, Ceiling(max_tokens))
 
 
 @contextmanager
@@ -213,30 +225,36 @@ def _packed(model: Any, key: Key) -> Iterator[None]:
         packing.undo(model)
 
 
-def _budget(module: Any, run_device: RunDevice, wishes: Wishes) -> dict[str, Any]:
-    """What there is to fit into, as keywords of an estimate; none on a CPU that nothing is said of."""
+def _whole(module: Any, head: EmbeddingHead | None) -> AbstractContextManager[None]:
+    """Inside, a model gives what passes give, for an estimate to see."""
+    return nullcontext() if head is None else giving_vectors(module, head)
+
+
+def _job(key: Key, module: Any, run_device: RunDevice, wishes: Wishes) -> dict[str, Any]:
+    """Keywords of an estimate; none on a CPU that nothing is said of."""
     memory, gpu = wishes.get("memory"), wishes.get("gpu") or run_device.gpu
-    if run_device.device.type != "cuda":
-        return {"memory": memory, "gpu": gpu} if memory is not None or gpu is not None else {}
-    own = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    if memory is not None:  # what else the process holds there is no part of the prediction
-        beside = max(torch.cuda.memory_allocated(run_device.device) - own, 0)
-        memory = max(parse_bytes(memory, name="memory") - beside, 1)
-    elif wishes.get("gpu") is None:
-        memory = (free_bytes(run_device.device) or 0) + own
-    return {"memory": memory, "gpu": gpu}
+    if run_device.device.type == "cuda":
+        own = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        if memory is not None:  # what else the process holds there is no part of the prediction
+            beside = max(torch.cuda.memory_allocated(run_device.device) - own, 0)
+            memory = max(parse_bytes(memory, name="memory") - beside, 1)
+        elif wishes.get("gpu") is None:
+            memory = (free_bytes(run_device.device) or 0) + own
+    if memory is None and gpu is None:
+        return {}
+    asked = {"task": key.task, "mode": "infer", "seq": key.max_length, "memory": memory, "gpu": gpu}
+    return asked | dict(key.settings)
 
 
-def _fitting(key: Key, module: Any, head: EmbeddingHead | None, budget: dict[str, Any]) -> int:
+def _fitting(module: Any, head: EmbeddingHead | None, job: dict[str, Any]) -> int:
     """Tokens of a batch that any texts may have, so that it fits as predicted, with a margin where there is room."""
-    job = {"task": key.task, "mode": "infer", "seq": key.max_length} | budget | dict(key.settings)
-    with nullcontext() if head is None else giving_vectors(module, head):
+    with _whole(module, head):
         found = max_batch(module, **job)
     if not found.batch:
         raise NoPlanFits(
-            f"not even one text of {key.max_length} tokens fits: {found.limited_by}",
+            f"not even one text of {job['seq']} tokens fits: {found.limited_by}",
             best=found.estimate,
             budget_bytes=found.estimate.capacity_bytes,
             hint="give more memory, set the model's max_seq_length lower, or load it in bfloat16",
         )
-    return (found.margin_batch or found.batch) * key.max_length
+    return int((found.margin_batch or found.batch) * job["seq"])
