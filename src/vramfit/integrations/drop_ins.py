@@ -237,6 +237,8 @@ class Fitted:
             return f"{type(model).__name__} has no loop over batches that is known: take sentence-transformers 6.2"
         if model._placement_is_delegated:
             return "a device map places its layers: load it on one device"
+        if model._can_flatten_inputs():
+            return "it packs texts by itself, with flash attention: load it with attn_implementation sdpa"
         around = [model, *model.children()]
         if any(m._compiled_call_impl or m._forward_hooks or m._forward_pre_hooks for m in around):
             return "its modules are compiled or have forward hooks, which planned passes would leave out"
@@ -308,10 +310,11 @@ class FittedEncoder(Fitted):
         vectors: torch.Tensor = output.embedding.cpu()[:, : asked["truncate_dim"]]
         if asked["normalize_embeddings"]:
             vectors = F.normalize(vectors, p=2, dim=1)
-        is_cast = torch.is_autocast_enabled(self.model.device.type)
-        return vectors if is_cast else vectors.to([p.dtype for p in self.model.parameters()][-1])
+        return vectors
 
     def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
+        if not torch.is_autocast_enabled(where.type):  # heads compute in fp32
+            found = found.to([p.dtype for p in self.model.parameters()][-1])
         return found if asked["save_to_cpu"] else found.to(where)
 
 

@@ -13,7 +13,7 @@ from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
 from vramfit.integrations.trainer.sentence_models import giving_vectors
 from vramfit.loader.budget import free_bytes
-from vramfit.planner.margin import max_batch
+from vramfit.planner.margin import margin_of, max_batch
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
@@ -206,7 +206,7 @@ def plan_passes(key: Key, module: Any, head: EmbeddingHead | None, run_device: R
     """
     most = min(MAX_PACKED_TOKENS, wishes.get("max_tokens") or MAX_PACKED_TOKENS)
     job = _job(key, module, run_device, wishes)
-    max_tokens = min(_fitting(module, head, job) if job else CPU_TOKENS, most)
+    max_tokens = _fitting(module, head, job, most) if job else min(CPU_TOKENS, most)
     wrapped = module if head is None else Vectors(module, head)
     with _packed(module, key):
         inference = Inference(wrapped, run_device, max_tokens=max_tokens)
@@ -246,15 +246,28 @@ def _job(key: Key, module: Any, run_device: RunDevice, wishes: Wishes) -> dict[s
     return asked | dict(key.settings)
 
 
-def _fitting(module: Any, head: EmbeddingHead | None, job: dict[str, Any]) -> int:
-    """Tokens of a batch that any texts may have, so that it fits as predicted, with a margin where there is room."""
+def _fitting(module: Any, head: EmbeddingHead | None, job: dict[str, Any], most: int) -> int:
+    """Tokens of a batch, `most` at most, that any texts may have, so that it fits as predicted.
+
+    With a margin for batches of varied lengths, where there is room for one.
+    """
+    longest = job["seq"]
     with _whole(module, head):
+        if _leaves_margin(estimate(module, batch=max(most // longest, 1), **job)):
+            return most
         found = max_batch(module, **job)
     if not found.batch:
         raise NoPlanFits(
-            f"not even one text of {job['seq']} tokens fits: {found.limited_by}",
+            f"not even one text of {longest} tokens fits: {found.limited_by}",
             best=found.estimate,
             budget_bytes=found.estimate.capacity_bytes,
             hint="give more memory, set the model's max_seq_length lower, or load it in bfloat16",
         )
-    return int((found.margin_batch or found.batch) * job["seq"])
+    return int(min((found.margin_batch or found.batch) * longest, most))
+
+
+def _leaves_margin(found: Estimate) -> bool:
+    if found.capacity_bytes is None or not found.fits:
+        return False
+    margin = margin_of(found.capacity_bytes, found.basis, found.workload, varied=True)
+    return found.safe_reserved_bytes + margin.num_bytes <= found.capacity_bytes

