@@ -120,7 +120,7 @@ def look_at_data_for(model: str, source: Callable[[str], "DataSource"], task: st
 
     head = saved_head(Path(model).expanduser())
     if head is not None and task in (None, head.task):
-        look_at_data(replace(source(head.task), of_model=True), head.label_names or None)
+        look_at_data(replace(source(head.task), of_model=True, problem=head.problem), head.label_names or None)
 
 
 def is_path(text: str) -> bool:

@@ -233,8 +233,11 @@ class PredictOptions:
 
     def num_scores(self, trained: Any) -> int | None:
         """How many scores are given; None for the best alone."""
+        from vramfit.tasks.parts.heads import REGRESSION
         from vramfit.tasks.parts.results import wrong_top_k
 
+        if trained.problem == REGRESSION and (self.all_scores or self.top_k is not None):
+            raise WorkloadError([f"{trained.model} predicts numbers: there are no scores of labels to choose from"])
         if self.all_scores and not trained.label_names:
             most = trained.kind.max_scores
             more = f": take --top-k, up to {most}" if most is not None else ""

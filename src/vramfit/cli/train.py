@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
@@ -84,9 +85,10 @@ def _look(request: TrainRequest) -> None:
     source = request.source(request.data)
     found = look_at_data(source)
     if found is not None:
-        check_classes(source, found.label_names)
+        check_classes(source, found.label_names, found.problem)
     if request.eval_data is not None and found is not None:
-        look_at_data(request.source(request.eval_data), found.label_names or None)
+        evaluated = replace(request.source(request.eval_data), problem=found.problem)
+        look_at_data(evaluated, found.label_names or None)
     elif request.eval_data is not None:
         look_at_columns(request.source(request.eval_data))
 

@@ -8,6 +8,7 @@ from typing import Any
 from vramfit.errors import WorkloadError
 from vramfit.quiet import import_modelling
 from vramfit.tasks import all_tasks, find_task
+from vramfit.tasks.parts.heads import problem_of
 
 ENCODER = "AutoModel"
 """The auto class of an encoder alone."""
@@ -111,6 +112,8 @@ class SavedHead:
     task: str
     label_names: tuple[str, ...]
     """In the order of their numbers; none for tasks without classes."""
+    problem: str | None = None
+    """What it has learned, of a task whose head may learn several things."""
 
 
 def saved_head(folder: Path) -> SavedHead | None:
@@ -126,6 +129,7 @@ def saved_head(folder: Path) -> SavedHead | None:
         if not task.has_classes:
             return SavedHead(task=task.name, label_names=())
         names = {int(number): label for number, label in config["id2label"].items()}
-        return SavedHead(task=task.name, label_names=tuple(str(names[number]) for number in range(len(names))))
+        ordered = tuple(str(names[number]) for number in range(len(names)))
+        return SavedHead(task=task.name, label_names=ordered, problem=problem_of(config) if task.has_problems else None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RuntimeError):
         return None

@@ -27,6 +27,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
+from vramfit.tasks.parts.heads import problem_of, thresholds_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
@@ -61,6 +62,10 @@ class TrainedModel:
     """Whether the configuration names the head of the task."""
     learned_pairs: bool = False
     """Whether the record of its run says that texts came in pairs."""
+    problem: str | None = None
+    """What its head has learned, of a task whose head may learn several things."""
+    thresholds: tuple[float, ...] = ()
+    """The probability from which each label is given, where several may be."""
 
     @property
     def kind(self) -> Task:
@@ -75,6 +80,8 @@ class TrainedModel:
             max_length=self.max_length,
             label_names=self.label_names,
             stride=min(STRIDE, self.max_length // 4),
+            problem=self.problem,
+            thresholds=self.thresholds,
         )
 
     def check_head(self) -> None:
@@ -95,7 +102,7 @@ class TrainedModel:
         Raises:
             DataError: rows, columns or files that cannot be used.
         """
-        return read_samples(replace(source, of_model=True), self.tokenizing)
+        return read_samples(replace(source, of_model=True, problem=self.problem), self.tokenizing)
 
     def read_ahead(self, source: DataSource) -> Iterator[Samples]:
         """The samples of a file in parts, each tokenized while the one before it is in use; windows come as one.
@@ -105,7 +112,7 @@ class TrainedModel:
         """
         if self.kind.reads_windows:
             return iter([self.read(source)])
-        return read_ahead(replace(source, of_model=True), self.tokenizing)
+        return read_ahead(replace(source, of_model=True, problem=self.problem), self.tokenizing)
 
     def notes_on(self, samples: Samples) -> tuple[str, ...]:
         """What to know of samples beside this model: single texts, where it learned from pairs; and of their labels."""
@@ -275,6 +282,8 @@ def open_model(
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
         names_head=kind.name in named or not kind.has_head,
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
+        problem=problem_of(config.to_dict()) if kind.has_problems else None,
+        thresholds=thresholds_of(config.to_dict()) if kind.has_problems else (),
     )
 
 

@@ -20,6 +20,7 @@ class Fields:
     lengths: tuple[int, ...] | None
     texts: int | None
     num_labels: int | None
+    problem: str | None
     pooling: str | None
     loss: str | None
     temperature: float | None
@@ -64,6 +65,7 @@ class Fields:
         lengths: tuple[int, ...] | None = ...,
         texts: int | None = ...,
         num_labels: int | None = ...,
+        problem: str | None = ...,
         pooling: str | None = ...,
         loss: str | None = ...,
         temperature: float | None = ...,
@@ -118,6 +120,10 @@ class Fields:
     @property
     def step_texts(self) -> int:
         """Texts of a whole step, those of all GPUs."""
+
+    @property
+    def leaves_labels_out(self) -> bool:
+        """Whether the loss leaves out labels that are ignored, so that a batch can be filled up with them."""
 
     @property
     def autocasts(self) -> bool:

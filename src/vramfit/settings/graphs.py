@@ -53,8 +53,9 @@ class Graphs(Setting):
             yield (
                 "graphs and checkpointing do not go together: layers that are computed again look at random generators"
             )
-        if not find_task(w.task).can_record:
-            yield f"graphs are not for {w.task}: its head does not leave out what a pass was filled up with"
+        if not w.leaves_labels_out:
+            what = f"problem {w.problem}" if find_task(w.task).can_record else w.task
+            yield f"graphs are not for {what}: its loss does not leave out what a pass was filled up with"
         if w.precision not in PRECISIONS:
             yield f"graphs are for precision {' or '.join(PRECISIONS)}, not {w.precision}"
         if not w.steps_in_place:

@@ -4,12 +4,13 @@ The defaults are those of a task of transformers that takes one text a sample an
 served, a task says what it reads and what it answers. Importing a task imports no torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vramfit.tasks.parts.reading import (
     Asked,
+    BadValue,
     Columns,
     Encoded,
     LabelNames,
@@ -63,6 +64,8 @@ class BatchRows:
     labels: Any
     """A `TokenStore` of all samples' labels, as `encode` gave them."""
     are_labelled: bool
+    how: Tokenizing
+    """What the labels mean: names of classes, what the head learns."""
 
 
 class Task:
@@ -111,6 +114,8 @@ class Task:
     """Whether its loss runs over padding too, so that a batch's width is part of the training."""
     why_packed: str = ""
     """What packing changes about it, for the reasons of a plan."""
+    has_problems: bool = False
+    """Whether its head learns one of several things, which the labels decide: `tasks/parts/heads.py`."""
     max_scores: int | None = None
     """The most scores that are given of one text, word or mask; None for a task without scores to choose from."""
     gives_vectors: bool = False
@@ -235,6 +240,18 @@ class Task:
         """
         return {"texts": (text_in(row, columns.texts[0]),)}
 
+    def read_labels(self, references: References, columns: Columns, labels: LabelNames) -> Mapping[int, BadValue]:
+        """Read what is true of rows, in place, where only all of them together tell what that is.
+
+        Args:
+            references: as `read_row` gave them; those with labels.
+            labels: is told what was decided.
+
+        Returns:
+            Number of a reference → what is wrong with it.
+        """
+        return {}
+
     def class_names(self, labels: LabelNames, references: References) -> tuple[str, ...]:
         """Names of the classes; none for a task that has no classes."""
         return ()
@@ -291,6 +308,10 @@ class Task:
     def metrics_for(self, label_names: Sequence[str], references: References) -> "RunningMetrics":
         """The metrics of some samples, at the start; by default those of the task."""
         return self.metrics(label_names)
+
+    def metrics_with(self, how: Tokenizing, references: References) -> "RunningMetrics":
+        """The same of a model whose thresholds were chosen before."""
+        return self.metrics_for(how.label_names, references)
 
     def metrics(self, label_names: Sequence[str]) -> "RunningMetrics":
         """Its metrics, at the start."""

@@ -1,13 +1,13 @@
-"""Sequence classification: one class for a text or a pair of texts."""
+"""Sequence classification: a class for a text or a pair of texts, several labels, or numbers."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from vramfit.errors import DataError
 from vramfit.tasks.base import SINGLE_TEXTS, BatchRows, References, Rows, Task, zeros
-from vramfit.tasks.parts.reading import Columns, LabelNames, Reference, Row, Tokenizing, some_of, text_in
+from vramfit.tasks.parts import heads
+from vramfit.tasks.parts.heads import MANY, MULTI_LABEL, OTHER_COLUMN, REGRESSION, SINGLE, is_decimal
+from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, Tokenizing, some_of, text_in
 from vramfit.tasks.parts.results import (
     ClassCounts,
     MeanLoss,
@@ -28,12 +28,6 @@ PAIRS = (
     ("question", "sentence"),
     ("question", "context"),
 )
-OTHER_COLUMN = "name the column of the labels: --label-column NAME"
-MANY = 10
-"""Fewer labels than this are no reason to wonder, however few rows there are; nor are so few decimals, such as half
-stars, where each of them comes again."""
-MARKS = (",", ";")
-"""They join labels where each part is a label of another row; elsewhere they belong to a name."""
 
 
 class SequenceClassification(Task):
@@ -47,11 +41,15 @@ class SequenceClassification(Task):
     has_classes = shares_head_names = True
     can_record = can_smooth = True
     pools_sequences = True
+    has_problems = True
     max_scores = 1000
     counts_samples = True
     num_texts = (1, 2)
     text_names = (*PAIRS, *((name,) for name in SINGLE_TEXTS))
-    label_columns = ("label", "labels", "intent", "category", "class", "target", "sentiment", "topic")
+    label_columns = (
+        *("label", "labels", "intent", "category", "class", "target", "sentiment", "topic"),
+        *("score", "scores", "rating", "stars", "similarity"),
+    )
     truth = "label"
     takes_lists = False
     guesses_header = True
@@ -59,7 +57,12 @@ class SequenceClassification(Task):
     request_fields = (("text", "text_pair"), ("text",))
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
-        return {"labels": zeros(device, batch)}
+        import torch
+
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "problem_type", None) in (None, heads.PROBLEM_TYPES[SINGLE]):
+            return {"labels": zeros(device, batch)}
+        return {"labels": torch.zeros(batch, config.num_labels, device=device)}
 
     def loss(self, model: Any, batch: Any) -> Any:
         from vramfit.tasks.parts import losses
@@ -75,37 +78,111 @@ class SequenceClassification(Task):
         return num_labels, 1
 
     def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
-        """`texts`: one or two; `label`: its name, or None."""
-        label = None if columns.label is None else labels.name_of(row.fields.get(columns.label))
-        return {"texts": tuple(text_in(row, c) for c in columns.texts), "label": label}
+        """`texts`: one or two; `label`: what the row has for it, until `read_labels` knows what that means; or None."""
+        return {"texts": tuple(text_in(row, c) for c in columns.texts), "label": heads.raw_label(row, columns)}
+
+    def read_labels(self, references: References, columns: Columns, labels: LabelNames) -> Mapping[int, BadValue]:
+        """`label`: a name, a tuple of names, or one of numbers."""
+        return heads.read_labels(references, columns, labels)
 
     def class_names(self, labels: LabelNames, references: References) -> tuple[str, ...]:
-        return labels.names(r["label"] for r in references if r["label"] is not None)
+        found = [r["label"] for r in references if r["label"] is not None]
+        if labels.problem == REGRESSION:
+            return labels.value_names
+        if labels.problem == MULTI_LABEL:
+            return labels.marked or labels.names(name for names in found for name in names)
+        return labels.names(found)
 
     def check_labels(self, file: str, labels: LabelNames, num_rows: int, *, has_others: bool) -> None:
-        wrong = wrong_kind(labels.new, num_rows, labels.known)
-        if wrong is None:
+        if not labels.are_given or labels.problem != SINGLE:
             return
-        hint = f"give data with the labels that are known: {some_of(labels.known)}" if labels.are_given else wrong.hint
-        raise DataError(f"{file}: {wrong.what}", file=file, hint=f"{hint}; or {OTHER_COLUMN}" if has_others else hint)
+        wrong = wrong_kind(labels.new, num_rows, labels.known)
+        if wrong is not None:
+            hint = f"give data with the labels that are known: {some_of(labels.known)}"
+            hint = f"{hint}; or {OTHER_COLUMN}" if has_others else hint
+            raise DataError(f"{file}: {wrong}", file=file, hint=hint)
+
+    def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
+        return {"problem": _problem(references[0])}
 
     def notes(self, labels: LabelNames, names: Sequence[str], num_rows: int) -> tuple[str, ...]:
-        return labels.notes if labels.are_given else doubts(names, num_rows)
+        if labels.said:
+            return (labels.said,)
+        return labels.notes if labels.are_given or labels.problem != SINGLE else doubts(names, num_rows)
 
     def batch_labels(self, batch: Any, rows: BatchRows, hiding: Any) -> Any:
-        return {"labels": rows.labels.column(rows.indices, 0)} if rows.are_labelled else {}
+        if not rows.are_labelled:
+            return {}
+        num_labels, problem = len(rows.how.label_names), rows.how.problem
+        if problem == MULTI_LABEL:
+            return {"labels": rows.labels.marked(rows.indices, num_labels)}
+        if problem == REGRESSION:
+            return {"labels": rows.labels.columns(rows.indices, num_labels)}
+        return {"labels": rows.labels.column(rows.indices, 0)}
 
     def metrics(self, label_names: Sequence[str]) -> "ClassMetrics":
         return ClassMetrics(len(label_names))
 
+    def metrics_for(self, label_names: Sequence[str], references: References) -> Any:
+        return self._metrics(label_names, _problem(references[0]))
+
+    def metrics_with(self, how: Tokenizing, references: References) -> Any:
+        return self._metrics(how.label_names, _problem(references[0]), how.thresholds)
+
+    def _metrics(self, names: Sequence[str], problem: str, thresholds: Sequence[float] = ()) -> Any:
+        if problem == SINGLE:
+            return self.metrics(names)
+        from vramfit.tasks.parts import head_metrics
+
+        if problem == REGRESSION:
+            return head_metrics.NumberMetrics(names)
+        return head_metrics.LabelMetrics(names, thresholds)
+
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
-        """`label` and `probability`."""
-        rows, names = [], how.label_names
-        for reference, values, places in zip(references, *best_labels(output.logits, references), strict=True):
-            row = place_of(reference) | {"label": names[places[0]], "probability": rounded(values[0])}
-            top_k = reference.get("top_k")
-            rows.append(row | {"scores": best_scores(values, places, names, top_k)} if top_k else row)
-        return rows
+        """`label` and `probability`; `labels` with theirs; `value`, or `values` by name."""
+        if how.problem == REGRESSION:
+            found = [_numbers(values, how.label_names) for values in output.logits.float().tolist()]
+        elif how.problem == MULTI_LABEL:
+            found = _labels(output.logits, references, how)
+        else:
+            found = _classes(output.logits, references, how.label_names)
+        return [place_of(reference) | row for reference, row in zip(references, found, strict=True)]
+
+
+def _problem(reference: Reference) -> str:
+    """What a head learns from such a label."""
+    label = reference["label"]
+    if not isinstance(label, tuple):
+        return SINGLE
+    return REGRESSION if label and not isinstance(label[0], str) else MULTI_LABEL
+
+
+def _classes(logits: Any, references: References, names: Sequence[str]) -> Rows:
+    rows = []
+    for reference, values, places in zip(references, *best_labels(logits, references), strict=True):
+        row = {"label": names[places[0]], "probability": rounded(values[0])}
+        top_k = reference.get("top_k")
+        rows.append(row | {"scores": best_scores(values, places, names, top_k)} if top_k else row)
+    return rows
+
+
+def _labels(logits: Any, references: References, how: Tokenizing) -> Rows:
+    """Labels from their thresholds on, the likeliest first."""
+    rows, names = [], how.label_names
+    least = how.thresholds or [0.5] * len(names)
+    values, places = logits.float().sigmoid().sort(-1, descending=True, stable=True)
+    for reference, own, order in zip(references, values.tolist(), places.tolist(), strict=True):
+        scores = best_scores(own, order, names, len(names))
+        given = [s for s, value, place in zip(scores, own, order, strict=True) if value >= least[place]]
+        top_k = reference.get("top_k")
+        rows.append({"labels": given} | ({"scores": scores[:top_k]} if top_k else {}))
+    return rows
+
+
+def _numbers(values: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    if len(names) == 1:
+        return {"value": rounded(values[0])}
+    return {"values": {name: rounded(value) for name, value in zip(names, values, strict=True)}}
 
 
 class ClassMetrics:
@@ -131,45 +208,27 @@ class ClassMetrics:
         return self._counts.scores() | {"loss": self._loss.mean()}
 
 
-@dataclass(frozen=True, slots=True)
-class WrongKind:
-    """What labels are instead of classes."""
-
-    what: str
-    hint: str
-
-
-def wrong_kind(rows: Mapping[str, int], num_rows: int, known: Collection[str] = ()) -> WrongKind | None:
-    """What labels are that cannot be learned or compared as classes; None where they can.
+def wrong_kind(rows: Mapping[str, int], num_rows: int, known: Collection[str] = ()) -> str | None:
+    """What labels are that cannot be compared with a model's classes; None where they can.
 
     Args:
         rows: label → how many rows have it; of those that are not known.
         num_rows: of all labels.
         known: names of classes, whatever they look like.
 
-    >>> wrong_kind({"toxic": 5, "toxic|insult": 2}, 7).what
-    'rows with several labels are not supported, and 2 of 7 rows have them: toxic|insult'
-    >>> wrong_kind({f"{n / 8}": 1 for n in range(40)}, 40).what.partition(":")[0]
-    'numbers are not predicted (regression is not supported), and the labels are 35 different decimals in 40 rows'
+    >>> wrong_kind({"toxic|insult": 2}, 7, ["toxic", "insult"])
+    'the model gives each row one class, and 2 of 7 rows have several labels: toxic|insult'
     >>> wrong_kind({"1.0": 20, "1.5": 20, "2.0": 20, "Food, Drinks": 20}, 80)
     """
-    alone = {*rows, *known}
-    several = [name for name in rows if _is_several(name, alone)]
+    several = heads.several_in(rows, known)
     if several:
         num_several = sum(rows[name] for name in several)
-        what = f"{num_several:,} of {counted(num_rows, 'row')} {'has' if num_several == 1 else 'have'} them"
-        return WrongKind(
-            f"rows with several labels are not supported, and {what}: {some_of(several)}",
-            "give each row one label; a class whose own name has such a mark needs a name without it",
-        )
-    decimals = [name for name in rows if is_decimal(name)]
-    are_repeated = sum(rows[name] for name in decimals) >= 2 * len(decimals)
-    if len(decimals) > MANY or (len(decimals) > 1 and not are_repeated):
-        return WrongKind(
-            "numbers are not predicted (regression is not supported), and the labels are "
-            f"{len(decimals):,} different decimals in {counted(num_rows, 'row')}: {some_of(decimals)}",
-            "sort the numbers into a few classes with names; names that look like numbers need a letter before them",
-        )
+        what = f"{num_several:,} of {counted(num_rows, 'row')} {'has' if num_several == 1 else 'have'} several labels"
+        return f"the model gives each row one class, and {what}: {some_of(several)}"
+    if heads.are_decimals(rows):
+        decimals = [name for name in rows if is_decimal(name)]
+        what = f"{len(decimals):,} different decimals in {counted(num_rows, 'row')}: {some_of(decimals)}"
+        return f"the model gives each row one class, and the labels are {what}"
     return None
 
 
@@ -187,35 +246,9 @@ def doubts(names: Sequence[str], num_rows: int) -> tuple[str, ...]:
         return ()
     counts = f"{counted(len(names), 'label')} in {counted(num_rows, 'row')}"
     if decimals:
-        what = f"{counts}, decimals among them ({some_of(decimals)}): each becomes a class of its own, and numbers "
-        return (f"{what}(regression) are not predicted; sort them into a few classes, or {OTHER_COLUMN}",)
+        what = f"{counts}, decimals among them ({some_of(decimals)}): each becomes a class of its own"
+        return (f"{what}; to predict numbers (regression): --problem regression; or {OTHER_COLUMN}",)
     return (f"{counts}: a class for nearly every row, of which little can be learned; take fewer, or {OTHER_COLUMN}",)
-
-
-def is_decimal(name: str) -> bool:
-    """Whether it is a number, with a point or a comma in it, and not a whole one.
-
-    >>> is_decimal("3.75"), is_decimal("3,75"), is_decimal("3.0"), is_decimal("v1.2")
-    (True, True, False, False)
-    """
-    try:
-        value = float(name.replace(",", ".", 1))
-    except ValueError:
-        return False
-    return isfinite(value) and not value.is_integer()
-
-
-def _is_several(name: str, alone: Collection[str]) -> bool:
-    """Whether a label is a list, or names with `|` between them, or labels of other rows with a comma between them."""
-    if name.startswith("[") and name.endswith("]"):
-        return name == "[]" or any(mark in name for mark in "',\"")
-    if len(_parts(name, "|")) > 1:
-        return True
-    return any(len(parts) > 1 and all(part in alone for part in parts) for parts in (_parts(name, m) for m in MARKS))
-
-
-def _parts(name: str, mark: str) -> list[str]:
-    return [part.strip() for part in name.split(mark) if part.strip()]
 
 
 TASK = SequenceClassification()

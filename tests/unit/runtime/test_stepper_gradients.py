@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
-from tests.unit.runtime.small_models import FAMILIES, HEADS, flat_gradient, flat_weights, make_batch, make_model
+from tests.unit.runtime.small_models import FAMILIES, HEADS, LENGTH, flat_gradient, flat_weights, make_batch, make_model
 
 from vramfit.runtime.stepper import Stepper
+from vramfit.techniques import packing
 
 SPLITS = {"1 × 12": 12, "4 × 3": 3, "12 × 1": 1, "uneven": 5}
 
@@ -84,3 +85,30 @@ def test_one_label_is_a_number_to_come_near_to(shape: tuple[int, ...]) -> None:
         expected = float(copy.deepcopy(model)(**batch).loss)
     stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=0.0), micro_batch=3)
     assert stepper.step(batch) == pytest.approx(expected, rel=1e-5)
+
+
+HEADS_OF_NUMBERS = {
+    "regression": (1, torch.rand),
+    "several numbers": (LENGTH, torch.randn),
+    "multi-label": (LENGTH, lambda *shape: (torch.rand(*shape) < 0.3).float()),
+}
+"""As many numbers a row as it has tokens, which are no labels of tokens for that."""
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "packed"])
+@pytest.mark.parametrize("problem", HEADS_OF_NUMBERS)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_labels_and_numbers_of_samples_are_split_as_exactly(family: str, problem: str, attention: str) -> None:
+    num_labels, draw = HEADS_OF_NUMBERS[problem]
+    named = "multi_label_classification" if problem == "multi-label" else "regression"
+    model = make_model(family, "sequence-classification", num_labels=num_labels, problem_type=named)
+    torch.manual_seed(2)
+    batch = make_batch("sequence-classification") | {"labels": draw(12, num_labels)}
+    plain = copy.deepcopy(model)
+    plain(**batch).loss.backward()
+    whole = flat_gradient(plain)
+    if attention == "packed":
+        packing.apply(model, "sequence-classification")
+    for name, micro_batch in SPLITS.items():
+        split = stepped_gradient(model, batch, micro_batch)
+        assert float((split - whole).norm() / whole.norm()) <= 1e-5, name

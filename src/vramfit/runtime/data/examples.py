@@ -10,6 +10,7 @@ from vramfit.runtime.data.rows import Table, open_table
 from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
 from vramfit.stages import tell
 from vramfit.tasks import all_tasks
+from vramfit.tasks.parts.heads import MULTI_LABEL, SINGLE
 from vramfit.tasks.parts.reading import Asked, BadValue, Columns, LabelNames, Reference, in_order, some_of
 from vramfit.units import counted
 
@@ -43,6 +44,8 @@ class Examples:
     bad_rows: tuple[BadRow, ...]
     notes: tuple[str, ...] = ()
     """What to know of the columns and the labels."""
+    problem: str | None = None
+    """What a head learns from the labels, of a task whose head may learn several things."""
 
 
 def read_examples(source: DataSource, label_names: Sequence[str] | None = None) -> Examples:
@@ -52,7 +55,7 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         DataError: a file that cannot be read, a column that is missing, labels that are not classes, no rows, or bad
             rows that were not to be skipped.
     """
-    kind, labels = source.kind, LabelNames(label_names)
+    kind, labels = source.kind, LabelNames(label_names, source.problem)
     good: list[Reference] = []
     bad: list[BadRow] = []
     num_rows = 0
@@ -65,13 +68,14 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
             try:
                 if row.problem:
                     raise BadValue(row.problem, hint=_hint(source, row.problem))
-                columns = columns or find_columns(source, table, row.fields)
+                columns = columns or find_columns(source, table, row.fields, labels.known)
                 good.append({"row": row.number, "index": index} | kind.read_row(row, columns, labels))
             except BadValue as error:
                 bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
-    for number, what in kind.unusable(good).items():
-        reference = good[number]
-        bad.append(BadRow(source.name, reference["row"], what, index=reference["index"]))
+    if columns is not None and columns.label is not None:
+        found = kind.read_labels(good, columns, labels)
+        bad += [_bad(source, good[number], str(wrong), wrong.hint) for number, wrong in found.items()]
+    bad += [_bad(source, good[number], what) for number, what in kind.unusable(good).items()]
     if bad:
         out = {row.index for row in bad}
         good = [reference for reference in good if reference["index"] not in out]
@@ -93,7 +97,11 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
         notes = (columns.note, *notes)
     if table.guess is not None:
         notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
-    return Examples(good, names, tuple(bad), notes)
+    return Examples(good, names, tuple(bad), notes, labels.problem)
+
+
+def _bad(source: DataSource, reference: Reference, what: str, hint: str = "") -> BadRow:
+    return BadRow(source.name, reference["row"], what, hint, reference["index"])
 
 
 def _hint(source: DataSource, problem: str) -> str:
@@ -113,9 +121,13 @@ def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
     )
 
 
-def check_classes(source: DataSource, names: Sequence[str]) -> None:
-    """Raises DataError where there is only one class to learn."""
-    if len(names) == 1:
+def check_classes(source: DataSource, names: Sequence[str], problem: str | None = None) -> None:
+    """Raises DataError where there is only one class to learn, or none of labels that rows may have."""
+    if problem == MULTI_LABEL and not names:
+        raise DataError(
+            f"{source.name}: no row has a label: there is nothing to learn", file=source.name, hint="give some labels"
+        )
+    if len(names) == 1 and problem in (None, SINGLE):
         raise DataError(
             f"{source.name}: every row has the label {names[0]!r}: there is nothing to tell apart",
             file=source.name,
@@ -137,18 +149,19 @@ def refuse(bad: Sequence[BadRow], num_rows: int) -> DataError:
     )
 
 
-def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
+def find_columns(source: DataSource, table: Table, first: Mapping[str, Any], learned: tuple[str, ...] = ()) -> Columns:
     """The columns of a table that a source means.
 
     Args:
         first: the fields of a row, which tell for what task they are where they are not for this one.
+        learned: names of what a model learned; of numbers and several labels, columns may have them.
 
     Raises:
         DataError: a column that is not there, with those that are; nothing that looks like the texts or the label;
             or two columns of the name that is wanted.
     """
-    found = _find_columns(source, table, first)
-    for name in (*found.texts, *([found.label] if found.label is not None else [])):
+    found = _find_columns(source, table, first, learned)
+    for name in (*found.texts, *found.labels, *([found.label] if found.label is not None else [])):
         if table.columns.count(name) > 1:
             raise DataError(
                 f"{source.name} has {table.columns.count(name)} columns called {name!r}",
@@ -158,14 +171,15 @@ def find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> 
     return found
 
 
-def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) -> Columns:
+def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any], learned: tuple[str, ...]) -> Columns:
     if table.guess is not None:
         return Columns((table.guess.text,), table.guess.label if source.needs_labels else None)
     for name in source.text_columns:
         if name not in table.columns:
             labels = (source.label_column, *source.kind.label_columns)
             raise _missing(source, table, name, [c for c in table.columns if c.lower() not in labels])
-    if source.label_column and source.label_column not in table.columns:
+    several = _several_labels(source, table, learned)
+    if source.label_column and source.label_column not in table.columns and not several:
         others = [c for c in table.columns if c not in source.text_columns]
         raise _missing(source, table, source.label_column, others)
     own = source.kind.choose_columns(_asked(source, table, first))
@@ -174,7 +188,21 @@ def _find_columns(source: DataSource, table: Table, first: Mapping[str, Any]) ->
     texts = source.text_columns or _guess_texts(source, table, first)
     if not source.needs_labels or not source.kind.reads_labels:
         return Columns(texts, None)
+    if several:
+        return Columns(texts, ", ".join(several), labels=several if len(several) > 1 else ())
     return Columns(texts, source.label_column or _guess_label(source, table, first, texts))
+
+
+def _several_labels(source: DataSource, table: Table, learned: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns of a number, or a yes or no, each: those that are named, or those that a model learned."""
+    named = tuple(part.strip() for part in (source.label_column or "").split(","))
+    if not source.kind.has_problems or not source.needs_labels or source.label_column in table.columns:
+        return ()
+    if source.label_column is None:
+        named = learned if source.problem not in (None, SINGLE) else ()
+    elif len(named) == 1:
+        return ()
+    return named if all(name in table.columns for name in named) else ()
 
 
 def _asked(source: DataSource, table: Table, first: Mapping[str, Any]) -> Asked:

@@ -21,6 +21,7 @@ from vramfit.stages import tell
 from vramfit.step.plain import Batch
 from vramfit.tasks import find_task
 from vramfit.tasks.base import BatchRows
+from vramfit.tasks.parts.heads import REGRESSION, SINGLE
 from vramfit.tasks.parts.reading import CHUNK_ROWS, Encoded, Tokenizing, check_room, texts_of
 from vramfit.tasks.parts.results import RunningMetrics
 from vramfit.techniques.packing import padded_width
@@ -76,7 +77,9 @@ class Samples:
         """Tokens of the longest row."""
         self._kind, self._pad_id, self._hiding = find_task(task), how.tokenizer.pad_token_id or 0, hiding
         self._ids, self._types = TokenStore(), TokenStore()
-        self._labels = TokenStore(NUMBERS if self._kind.learns_numbers else IDS)
+        self.how = how
+        """As given: what labels mean."""
+        self._labels = TokenStore(NUMBERS if self._kind.learns_numbers or how.problem == REGRESSION else IDS)
         self._gather(encoded, how.max_length)
         self._has_types = "token_type_ids" in how.tokenizer.model_input_names and self._types.any()
         self.lengths = self._ids.lengths()
@@ -108,7 +111,9 @@ class Samples:
             last = number
 
     def _hash(self) -> str:
-        digest = hashlib.blake2b(repr((self.task, self.label_names, self._hiding)).encode(), digest_size=16)
+        problem = () if self.problem in (None, SINGLE) else (self.problem,)
+        known = repr((self.task, self.label_names, self._hiding, *problem))
+        digest = hashlib.blake2b(known.encode(), digest_size=16)
         for store in (self._ids, self._types, self._labels):
             store.feed(digest)
         if self._groups is not None:
@@ -117,6 +122,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def problem(self) -> str | None:
+        """What the head learns, of a task whose head may learn several things."""
+        return self.how.problem
 
     @property
     def num_samples(self) -> int:
@@ -168,7 +178,7 @@ class Samples:
             batch["token_type_ids"] = self._types.padded(indices, width, 0)
         truth = self._kind.truth
         are_labelled = truth is not None and self.references[indices[0]].get(truth) is not None
-        rows = BatchRows(indices, lengths, epoch, self._labels, are_labelled)
+        rows = BatchRows(indices, lengths, epoch, self._labels, are_labelled, self.how)
         return batch | self._kind.batch_labels(batch, rows, self._hiding)
 
 
@@ -204,6 +214,17 @@ class TokenStore:
         values = np.array([self._values[self._ends[index] + place] for index in indices])
         return torch.from_numpy(values.astype(np.int64 if self._values.typecode == IDS else np.float32))
 
+    def columns(self, indices: Sequence[int], width: int) -> torch.Tensor:
+        """Rows of as many numbers each, under each other."""
+        return torch.stack([self.column(indices, place) for place in range(width)], 1)
+
+    def marked(self, indices: Sequence[int], width: int) -> torch.Tensor:
+        """For each of some rows, zeros with a one at every place that it names; in fp32."""
+        out = np.zeros((len(indices), width), dtype=np.float32)
+        for line, index in zip(out, indices, strict=True):
+            line[self._values[self._ends[index] : self._ends[index + 1]]] = 1
+        return torch.from_numpy(out)
+
     def padded(self, indices: Sequence[int], width: int, fill: int) -> torch.Tensor:
         """Some rows under each other, filled up to a width."""
         out = np.full((len(indices), width), fill, dtype=np.int64)
@@ -232,7 +253,7 @@ def make_metrics(samples: Samples) -> RunningMetrics:
     kind = find_task(samples.task)
     if kind.truth is not None and samples.references[0].get(kind.truth) is None:
         raise WorkloadError(["the data has no labels, so there is nothing to measure against"])
-    return kind.metrics_for(samples.label_names, samples.references)
+    return kind.metrics_with(samples.how, samples.references)
 
 
 def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> Samples:
@@ -300,7 +321,7 @@ def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
 
 def _checked(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> CheckedRows:
     check_room(how.tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
-    how = replace(how, label_names=examples.label_names)
+    how = replace(how, label_names=examples.label_names, problem=examples.problem or how.problem)
     return CheckedRows(task=task, examples=examples, how=how, hiding=hiding)
 
 

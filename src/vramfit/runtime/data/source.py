@@ -51,6 +51,8 @@ class DataSource:
     """Read no more rows than this."""
     loss: str | None = None
     """What is to learn from it, where that tells what its rows mean; None where nothing was chosen."""
+    problem: str | None = None
+    """What a head is to learn from it, of a task whose head may learn several things; None has the data decide."""
     of_model: bool = False
     """Whether the task is a trained model's: errors then name no other one."""
 

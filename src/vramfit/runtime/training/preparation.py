@@ -1,7 +1,7 @@
 """From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
+from vramfit.tasks.parts.heads import PROBLEM_TYPES, SINGLE
 from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
@@ -173,11 +174,14 @@ def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
     tell(f"reading {request.data}")
     source = request.source(request.data)
     train = read_rows(source, how, seed=request.seed)
-    check_classes(source, train.how.label_names)
+    problem = train.how.problem
+    check_classes(source, train.how.label_names, problem)
+    if request.label_smoothing and problem not in (None, SINGLE):
+        raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
     if request.eval_data is None:
         return [train]
     how = replace(how, label_names=train.how.label_names)
-    return [train, read_rows(request.source(request.eval_data), how, seed=request.seed)]
+    return [train, read_rows(replace(request.source(request.eval_data), problem=problem), how, seed=request.seed)]
 
 
 def make_plan(
@@ -369,11 +373,21 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     )
     model: Any
     model, report = load_request(asked, progress=progress)
-    names = run.data.train.label_names
-    if names:
-        model.config.id2label = dict(enumerate(names))
-        model.config.label2id = {name: i for i, name in enumerate(names)}
+    describe_head(model.config, run.data.train)
     return model, report
+
+
+def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float] | None = None) -> None:
+    """Have a configuration say what its head has learned, as transformers and a saved model's reader know it."""
+    names = samples.label_names
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in enumerate(names)}
+    if samples.problem is not None:
+        config.problem_type = PROBLEM_TYPES[samples.problem]
+        vars(config).pop("thresholds", None)  # of what was learned before
+    if thresholds:
+        config.thresholds = [thresholds[name] for name in names]
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

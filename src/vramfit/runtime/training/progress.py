@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -210,6 +210,10 @@ class Progress:
         self.evaluations.append(
             EvaluationResult(step=self.step, epoch=epochs, metrics=metrics, time_s=time_s, is_best=best)
         )
+
+    def metrics_at(self, step: int | None) -> Mapping[str, Any]:
+        """What was found of the weights of a step; nothing where they were not evaluated."""
+        return next((e.metrics for e in reversed(self.evaluations) if e.step == step), {})
 
     @property
     def is_evaluated(self) -> bool:

@@ -13,6 +13,7 @@ from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting, completed, record_of
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
+from vramfit.tasks.parts.heads import SINGLE
 from vramfit.workload import Workload
 
 DEFAULT_BATCH = 32
@@ -216,6 +217,7 @@ class TrainRequest(_Options):  # type: ignore[misc]
             skip_bad_rows=self.skip_bad_rows,
             max_rows=self.max_rows,
             loss=self.loss if path == self.data else None,
+            problem=self.problem,
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -250,6 +252,10 @@ def _contradictions(r: TrainRequest) -> list[str]:
         (
             smooths and r.task not in smoothed,
             f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
+        ),
+        (
+            smooths and r.problem not in (None, SINGLE),
+            f"label_smoothing is for one class a row, not problem {r.problem}",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
         (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),

@@ -108,6 +108,8 @@ def _bytes(tensor: torch.Tensor) -> Any:
 
 
 TEMPORARY = ".model.new"
+OF_HEAD = ("id2label", "label2id", "problem_type", "thresholds")
+"""What a configuration says of a head that has learned."""
 BASE = ".base_layer"
 """What peft puts into the name of a layer that has adapters."""
 
@@ -225,8 +227,9 @@ def is_plain(model: torch.nn.Module) -> bool:
     return not adapted and not any(hasattr(p, "__tensor_flatten__") for p in model.parameters())
 
 
-def put_together(source: Any, learned: Mapping[str, torch.Tensor]) -> Any:
-    """The source's model with learned weights, gathered from all processes, put into it."""
+def put_together(source: Any, learned: Mapping[str, torch.Tensor], config: Any) -> Any:
+    """The source's model with learned weights, of all processes, put into it; `config` is the trained one."""
+    _say_head(source.config, config)
     own = dict(source.named_parameters())
     with torch.no_grad():
         for name, tensor in learned.items():
@@ -247,6 +250,12 @@ def merged(model: torch.nn.Module, source: torch.nn.Module) -> Any:
             for adapter in adapted.lora_A:
                 weight.add_(adapted.get_delta_weight(adapter).detach().to("cpu", weight.dtype))
     config: Any = source.config
-    trained: Any = model.config
-    config.id2label, config.label2id = trained.id2label, trained.label2id
+    _say_head(config, model.config)
     return source
+
+
+def _say_head(config: Any, trained: Any) -> None:
+    """Have a configuration say of its head what that of the trained model says."""
+    for name in OF_HEAD:
+        if name in vars(trained):
+            setattr(config, name, vars(trained)[name])

@@ -15,7 +15,7 @@ from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import settings_in_words
-from vramfit.runtime.training.preparation import Run, load_model, load_source, source_fingerprint
+from vramfit.runtime.training.preparation import Run, describe_head, load_model, load_source, source_fingerprint
 from vramfit.runtime.training.progress import Journal
 from vramfit.runtime.training.saving import put_together, save_model
 from vramfit.runtime.training.schedule import Schedule, make_optimizer
@@ -170,20 +170,23 @@ class Session:
     def save(self, loop: Loop, output: Path) -> None:
         """The best weights, or the last ones where nothing was evaluated, as a model."""
         model, best = self.model, loop.progress.best_step
+        thresholds = loop.progress.metrics_at(best).get("thresholds")
         if best is not None and best != loop.progress.step:
             checkpoint = self._processes.first(lambda: self.run.store.at(best))
             if checkpoint is None:
                 self.notes.append(f"the best checkpoint, of step {best}, is damaged: the last weights were saved")
                 self._on_event(events.Note(text=self.notes[-1], warns=True))
+                thresholds = loop.progress.metrics_at(loop.progress.step).get("thresholds")
             else:
                 restore_learned(model, self._processes.first_tensors(lambda: checkpoint.tensors("weights")))
         if self.run.workload.is_quantized:
             self.notes.append("weights that were quantized did not learn: saved as the source has them")
+        describe_head(model.config, self.run.data.train, thresholds)
         whole = {name: full(p).cpu() for name, p in learned_tensors(model).items()} if self._processes.shards else {}
         source = partial(load_source, self.run)
         self._processes.first(
             lambda: save_model(
-                put_together(source(), whole) if whole else model,
+                put_together(source(), whole, model.config) if whole else model,
                 self.run.data.tokenizer,
                 output,
                 load_source=source,

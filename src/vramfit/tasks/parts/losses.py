@@ -191,10 +191,10 @@ def class_loss() -> HeadLoss:
 
 
 def regression_loss() -> HeadLoss:
-    """Numbers: the mean square of what they are off by."""
+    """Numbers: the mean square of what they are off by, which are not rounded to a model's 16 bits."""
 
     def sums(output: Any, batch: Batch) -> list[torch.Tensor]:
-        logits = logits_of(output)
+        logits = _at_least_fp32(logits_of(output))
         return [F.mse_loss(logits.squeeze(), batch["labels"].squeeze().to(logits.dtype), reduction="sum")]
 
     return HeadLoss(sums, lambda batch: [batch["labels"].numel()])
@@ -202,10 +202,16 @@ def regression_loss() -> HeadLoss:
 
 def multi_label_loss() -> HeadLoss:
     """Any number of classes for each sample: a yes or no for each."""
-    return HeadLoss(
-        lambda output, batch: [F.binary_cross_entropy_with_logits(logits_of(output), batch["labels"], reduction="sum")],
-        lambda batch: [batch["labels"].numel()],
-    )
+
+    def sums(output: Any, batch: Batch) -> list[torch.Tensor]:
+        logits = _at_least_fp32(logits_of(output))
+        return [F.binary_cross_entropy_with_logits(logits, batch["labels"].to(logits.dtype), reduction="sum")]
+
+    return HeadLoss(sums, lambda batch: [batch["labels"].numel()])
+
+
+def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def smoothed_loss(smoothing: float) -> Callable[[Any, Batch], torch.Tensor]:

@@ -52,6 +52,8 @@ class Columns:
     """Texts of a row, where every row has as many."""
     note: str = ""
     """What is said of them."""
+    labels: tuple[str, ...] = ()
+    """Where several columns hold what is learned; `label` is then all their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +147,10 @@ class LabelNames:
     Args:
         given: names in the order of their numbers. A label that is a whole number then means the name at that place,
             unless the names are numbers themselves.
+        problem: what a head is to learn, where that is known before the data.
     """
 
-    def __init__(self, given: Sequence[str] | None = None) -> None:
+    def __init__(self, given: Sequence[str] | None = None, problem: str | None = None) -> None:
         names = None if given is None else tuple(str(name) for name in given)
         if names is not None and len(set(names)) != len(names):
             raise WorkloadError([f"label names repeat: {', '.join(names)}"])
@@ -157,6 +160,14 @@ class LabelNames:
         """Labels that were asked for and are not among those given, lists of them too; and how often each was."""
         self._are_numbers = names is not None and any(_is_number(name) for name in names)
         self._by_number = False
+        self.problem = problem
+        """What a head learns from them; None until that is decided, and for tasks that learn one thing."""
+        self.value_names: tuple[str, ...] = ()
+        """Names of the numbers of a row, where it is numbers that are learned."""
+        self.marked: tuple[str, ...] = ()
+        """Labels that rows say yes or no to, where they do; some may have no yes."""
+        self.said = ""
+        """What they were taken for, in words, where that was decided and is worth saying."""
 
     def name_of(self, value: Any) -> str:
         """The name of a label.
@@ -213,6 +224,10 @@ class Tokenizing:
     """Names of the classes, in the order of their numbers."""
     stride: int = 0
     """Tokens that two windows of one text share, where a task reads windows."""
+    problem: str | None = None
+    """What the head learns, of a task whose head may learn several things."""
+    thresholds: Sequence[float] = ()
+    """The probability from which each label is given, where several may be; none: a half."""
 
     @property
     def label_numbers(self) -> dict[str, int]:
@@ -286,10 +301,12 @@ def cut(how: Tokenizing, chunk: list[Reference], **options: Any) -> list[tuple[i
 
 
 def encode_texts(references: Iterable[Reference], how: Tokenizing) -> Iterator[Encoded]:
-    """Texts or pairs of them; a `label` that is a name becomes its number, and one that is a number stays."""
+    """Texts or pairs of them; a `label` that is a name becomes its number, and one that is a number stays; of several
+    each does."""
     numbers = how.label_numbers
     for chunk in chunks(references):
         for reference, (full, made) in zip(chunk, cut(how, chunk), strict=True):
             label = reference.get("label")
-            labels = [] if label is None else [numbers[label] if isinstance(label, str) else label]
+            several = label if isinstance(label, tuple) else () if label is None else (label,)
+            labels = [numbers[one] if isinstance(one, str) else one for one in several]
             yield Encoded(reference, made["input_ids"], made.get("token_type_ids", ()), labels, full)

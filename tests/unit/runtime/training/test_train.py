@@ -578,14 +578,6 @@ def test_what_is_strange_about_labels_is_said_first_and_kept(tmp_path: Path) -> 
     assert "8 labels in 64 rows, decimals" in record.notes[0]
 
 
-def test_numbers_are_not_trained_as_classes(tmp_path: Path) -> None:
-    rows = [f"the film was fine,{n / 7:.2f}\n" for n in range(60)]
-    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
-    with pytest.raises(DataError, match=r"regression is not supported.* 51 different decimals in 60 rows"):
-        train(request_of(tmp_path, skip_bad_rows=True))
-    assert not (tmp_path / "out" / "config.json").exists()
-
-
 def test_numbers_of_the_evaluation_data_are_said_with_their_names(tmp_path: Path) -> None:
     (tmp_path / "dev.csv").write_text("text,label\nthe film was fine,1\n")
     record = run(tmp_path, eval_data=str(tmp_path / "dev.csv"), max_steps=1)
