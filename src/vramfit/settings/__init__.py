@@ -47,7 +47,7 @@ def having(**flags: Any) -> tuple[str, ...]:
     """Keywords of the settings with these class variables.
 
     >>> having(at_load=True)
-    ('model', 'task', 'num_labels', 'precision', 'attention', 'quantize', 'offload', 'memory')
+    ('model', 'task', 'num_labels', 'pooling', 'precision', 'attention', 'quantize', 'offload', 'memory')
     """
     return tuple(s.keyword for s in SETTINGS.values() if all(getattr(s, name) == v for name, v in flags.items()))
 

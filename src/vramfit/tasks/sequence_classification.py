@@ -170,7 +170,7 @@ def _labels(logits: Any, references: References, how: Tokenizing) -> Rows:
     """Labels from their thresholds on, the likeliest first."""
     rows, names = [], how.label_names
     least = how.thresholds or [0.5] * len(names)
-    values, places = logits.float().sigmoid().sort(-1, descending=True, stable=True)
+    values, places = logits.float().sigmoid().sort(dim=-1, descending=True, stable=True)
     for reference, own, order in zip(references, values.tolist(), places.tolist(), strict=True):
         scores = best_scores(own, order, names, len(names))
         given = [s for s, value, place in zip(scores, own, order, strict=True) if value >= least[place]]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
+from tests.unit.runtime.training.small_runs import write_model
 from tests.unit.serve.small_servers import ask, engine_of, write_head
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.runtime import trained
@@ -276,3 +277,37 @@ def test_a_request_says_how_many_scores_it_wants_and_a_server_what_is_usual(head
     assert [json.loads(reply.body) for _, reply in sorted(mixed, key=lambda one: one[0])] == [told, both]
     with pytest.raises(WorkloadError, match="top_k is not for features"):
         engine_of(heads["features"], top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "names", "keys"),
+    [
+        ("multi_label_classification", ["dull", "rude", "warm"], {"labels"}),
+        ("regression", ["score"], {"value"}),
+        ("regression", ["calm", "glad"], {"values"}),
+    ],
+)
+def test_heads_of_labels_and_numbers_answer_as_they_learned(
+    tmp_path: Path, problem: str, names: list[str], keys: set[str]
+) -> None:
+    write_model(tmp_path)
+    least = [0.01, 0.99, 0.5][: len(names)]
+    config = AutoConfig.from_pretrained(tmp_path, problem_type=problem, id2label=dict(enumerate(names)))
+    config.thresholds = least
+    torch.manual_seed(3)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    row, other = ask(engine_of(tmp_path), list(TEXTS[:2]))
+    assert set(row) == set(other) == keys
+    with torch.no_grad():
+        logits = model(**AutoTokenizer.from_pretrained(tmp_path)(TEXTS[0], return_tensors="pt")).logits[0]
+    if problem == "regression":
+        assert list(row.get("values", {"score": row.get("value")})) == names
+        assert list(row.get("values", row).values()) == pytest.approx(logits.tolist(), abs=1e-5)
+        return
+    said = {one["label"]: one["probability"] for one in row["labels"]}
+    expected = dict(zip(names, logits.sigmoid().tolist(), strict=True))
+    given = {name: expected[name] for name, at in zip(names, least, strict=True) if expected[name] >= at}
+    assert said == pytest.approx(given, abs=1e-5)
+    scored = ask(engine_of(tmp_path, top_k=2), TEXTS[0])
+    assert [one["label"] for one in scored["scores"]] == sorted(names, key=lambda n: -expected[n])[:2]

@@ -79,9 +79,9 @@ def best_threshold(probabilities: torch.Tensor, is_true: torch.Tensor) -> float:
     values, order = probabilities.double().sort(descending=True)
     right = is_true[order].double().cumsum(0)
     f1 = 2 * right / (torch.arange(1, len(values) + 1) + is_true.sum())
-    below = torch.cat([values[1:], values.new_zeros(1)])
+    below = torch.cat([values[1:], values.new_full((1,), -1.0)])
     can_cut = values > below  # equal ones are given together
-    middles = torch.where(below > 0, (values + below) / 2, values / 2)
+    middles = torch.where(below >= 0, (values + below) / 2, values / 2)
     best = can_cut & (f1 >= f1[can_cut].max())
     found = middles[best]
     held = (below[best] < USUAL_THRESHOLD) & (values[best] >= USUAL_THRESHOLD)

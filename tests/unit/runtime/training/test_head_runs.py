@@ -20,7 +20,8 @@ from vramfit.runtime.training.events import Event, Note, Stepped
 from vramfit.runtime.training.train import train
 from vramfit.tasks.parts.heads import MULTI_LABEL, REGRESSION, SINGLE
 
-USUAL: dict[str, Any] = {"epochs": 12, "lr": 3e-3}
+USUAL: dict[str, Any] = {"epochs": 16, "lr": 2e-3}
+NUM_ROWS = 160
 
 
 def phrase(draw: random.Random, *telling: str) -> str:
@@ -38,8 +39,8 @@ def write(path: Path, header: list[str], rows: list[list[Any]]) -> str:
 def several(path: Path, *, seed: int = 0) -> str:
     """A text is warm, dull, both or neither, as its words say."""
     draw, rows = random.Random(seed), []
-    for n in range(64):
-        words = [*([draw.choice(GOOD)] if n % 2 else []), *([draw.choice(BAD)] if n % 4 > 1 else [])]
+    for n in range(NUM_ROWS):
+        words = [*([draw.choice(GOOD[:3])] if n % 2 else []), *([draw.choice(BAD[:3])] if n % 4 > 1 else [])]
         rows.append([phrase(draw, *words), "|".join(["warm"] * (n % 2) + ["dull"] * (n % 4 > 1))])
     return write(path, ["text", "label"], rows)
 
@@ -47,14 +48,15 @@ def several(path: Path, *, seed: int = 0) -> str:
 def numbers(path: Path, *, seed: int = 0) -> str:
     """What good words there are, and what bad ones."""
     draw, rows = random.Random(seed), []
-    for _ in range(64):
+    for _ in range(NUM_ROWS):
         good, bad = draw.randint(0, 2), draw.randint(0, 2)
-        text = phrase(draw, *draw.sample(GOOD, good), *draw.sample(BAD, bad))
+        text = phrase(draw, *draw.sample(GOOD[:3], good), *draw.sample(BAD[:3], bad))
         rows.append([text, good - bad + draw.random() / 50, bad])
     return write(path, ["text", "score", "dullness"], rows)
 
 
 def cli(*words: str) -> Any:
+    """What a verb says."""
     return CliRunner().invoke(make_app([words[0]]), list(words))
 
 
@@ -62,7 +64,7 @@ def test_several_labels_are_learned_saved_evaluated_and_predicted(tmp_path: Path
     data, dev = several(tmp_path / "several.csv"), several(tmp_path / "dev.csv", seed=1)
     seen: list[Event] = []
     record = train(request_of(tmp_path, data=data, eval_data=dev, **USUAL), on_event=seen.append)
-    assert any("16 of 64 rows have several labels" in e.text for e in seen if isinstance(e, Note))
+    assert any("40 of 160 rows have several labels" in e.text for e in seen if isinstance(e, Note))
     assert record.best_metric == "micro_f1"
     assert record.evaluations[0].metrics["micro_f1"] < 0.95 < (record.best_value or 0)
     best = next(e.metrics for e in record.evaluations if e.step == record.best_step)
@@ -110,7 +112,7 @@ def test_numbers_are_learned_saved_evaluated_and_predicted(tmp_path: Path) -> No
     assert good["value"] > 0 > bad["value"]
     refused = cli("predict", str(out), texts, "--top-k", "1")
     assert refused.exit_code
-    assert "predicts numbers" in refused.stderr
+    assert "predicts numbers" in str(refused.exception)
 
 
 def test_several_numbers_a_row_have_names(tmp_path: Path) -> None:
@@ -139,8 +141,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, make
 
     with pytest.raises(Stop):
         train(request_of(tmp_path, **whole), on_event=stop)
-    with pytest.raises(VramfitError, match="problem is 'single', and was None"):
-        run(tmp_path, **whole, resume=True, problem=SINGLE)
+    with pytest.raises(VramfitError, match="problem is '.*', and was None"):
+        run(tmp_path, **whole, resume=True, problem=MULTI_LABEL)
     run(tmp_path, **whole, resume=True)
     assert same_weights(tmp_path / "one", tmp_path / "out")
     assert (tmp_path / "one" / "config.json").read_text() == (tmp_path / "out" / "config.json").read_text()
