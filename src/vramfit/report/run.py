@@ -46,10 +46,15 @@ def figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
+MOST_OF_EACH = 20
+"""Labels that are shown."""
+
+
 def render_metrics(metrics: Mapping[str, Any]) -> Table:
     """One row a metric, and one a note; what else is no number is left to JSON.
 
-    Where vectors were cut to some lengths (`dims`), a metric's figures for these stand beside it.
+    Where vectors were cut to some lengths (`dims`), a metric's figures for these stand beside it; those of each label
+    (`label_f1`) and of each of several numbers (`values`) below.
     """
     dims = metrics.get("dims", {})
 
@@ -58,7 +63,18 @@ def render_metrics(metrics: Mapping[str, Any]) -> Table:
         return f"  ({', '.join(cut)})" if cut else ""
 
     figures = [(n, figure(value) + beside(n)) for n, value in metrics.items() if isinstance(value, int | float)]
+    figures += list(_each(metrics))
     return facts([*figures, *(("note", Text(note)) for note in metrics.get("notes", ()))])
+
+
+def _each(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What was found of each label or number, of the first of many."""
+    labels, values, least = (metrics.get(name, {}) for name in ("label_f1", "values", "thresholds"))
+    rows = [(f"f1 of {name}", f"{figure(f1)}, given from {least[name]:.3g} on") for name, f1 in labels.items()]
+    rows += [(name, metrics_in_words(own)) for name, own in values.items()]
+    yield from rows[:MOST_OF_EACH]
+    if len(rows) > MOST_OF_EACH:
+        yield "", f"and {len(rows) - MOST_OF_EACH:,} more: --json"
 
 
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:

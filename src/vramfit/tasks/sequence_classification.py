@@ -90,7 +90,7 @@ class SequenceClassification(Task):
         if labels.problem == REGRESSION:
             return labels.value_names
         if labels.problem == MULTI_LABEL:
-            return labels.marked or labels.names(name for names in found for name in names)
+            return labels.known or labels.marked or labels.names(name for names in found for name in names)
         return labels.names(found)
 
     def check_labels(self, file: str, labels: LabelNames, num_rows: int, *, has_others: bool) -> None:

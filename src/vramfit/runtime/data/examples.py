@@ -10,7 +10,7 @@ from vramfit.runtime.data.rows import Table, open_table
 from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
 from vramfit.stages import tell
 from vramfit.tasks import all_tasks
-from vramfit.tasks.parts.heads import MULTI_LABEL, SINGLE
+from vramfit.tasks.parts.heads import MULTI_LABEL, REGRESSION, SINGLE
 from vramfit.tasks.parts.reading import Asked, BadValue, Columns, LabelNames, Reference, in_order, some_of
 from vramfit.units import counted
 
@@ -199,10 +199,12 @@ def _several_labels(source: DataSource, table: Table, learned: tuple[str, ...]) 
     if not source.kind.has_problems or not source.needs_labels or source.label_column in table.columns:
         return ()
     if source.label_column is None:
-        named = learned if source.problem not in (None, SINGLE) else ()
-    elif len(named) == 1:
+        named = learned if source.problem == REGRESSION or (source.problem == MULTI_LABEL and len(learned) > 1) else ()
+    elif len(named) == 1 or len(set(named)) < len(named):
         return ()
-    return named if all(name in table.columns for name in named) else ()
+    if not all(name in table.columns for name in named):
+        return ()
+    return learned if set(learned) == set(named) else named
 
 
 def _asked(source: DataSource, table: Table, first: Mapping[str, Any]) -> Asked:

@@ -11,7 +11,7 @@ from vramfit.records.plan import Plan
 from vramfit.records.run import RunRecord, Status
 from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.device import RunDevice
-from vramfit.settings import CHOSEN, chosen_in_words
+from vramfit.settings import CHOSEN, SETTINGS, chosen_in_words
 from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -29,6 +29,8 @@ def settings_of(workload: Workload) -> dict[str, Any]:
     given = {name: getattr(workload, name) for name in ("batch", "micro_batch", "seq", *CHOSEN)}
     if workload.num_gpus > 1:
         given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
+    if SETTINGS["problem"].words(workload) is not None:
+        given["problem"] = workload.problem
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
@@ -37,7 +39,9 @@ def settings_in_words(workload: Workload) -> str:
     w = workload
     ranks = f" on {w.num_gpus} processes ({w.parallel or 'ddp'})" if w.num_gpus > 1 else ""
     split = f"{ranks} in micro-batches of {w.micro_batch}" if w.micro_batch != w.batch else ""
-    return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", *chosen_in_words(w)])
+    learned = SETTINGS["problem"].words(w)
+    head = [] if learned is None else [learned]
+    return ", ".join([f"batch {w.batch}{split}", f"up to {w.seq} tokens", *head, *chosen_in_words(w)])
 
 
 def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:

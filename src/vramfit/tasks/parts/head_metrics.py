@@ -33,7 +33,7 @@ class KeptLogits:
 
 
 class LabelMetrics(KeptLogits):
-    """`micro_f1`, `macro_f1`, `exact_match`, `loss`; beside them `f1`, that of each label, and `thresholds`.
+    """`micro_f1`, `macro_f1`, `exact_match`, `loss`; beside them `label_f1`, that of each label, and `thresholds`.
 
     A label that neither is true nor is given anywhere has no F1.
 
@@ -61,7 +61,7 @@ class LabelMetrics(KeptLogits):
             "macro_f1": sum(f1.values()) / len(f1) if f1 else 0.0,
             "exact_match": float((is_given == is_true).all(1).double().mean()),
             "loss": float(F.binary_cross_entropy_with_logits(logits, labels)),
-            "f1": f1,
+            "label_f1": f1,
             "thresholds": dict(zip(self._names, map(float, least), strict=True)),
         }
 

@@ -236,7 +236,7 @@ class _Names:
         if wrong is not None:
             raise BadValue(f"{wrong}, neither 0 nor 1")
         self._labels.marked = tuple(names)
-        return tuple(name for number, name in zip(numbers, names, strict=True) if number)
+        return tuple(self._labels.name_of(name) for number, name in zip(numbers, names, strict=True) if number)
 
 
 def _said(labels: LabelNames, found: Sequence[Any]) -> str:

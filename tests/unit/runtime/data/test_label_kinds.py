@@ -108,10 +108,16 @@ def test_several_columns_hold_numbers_or_marks(write: Any, read: Any) -> None:
     assert values.collate([0, 1])["labels"].tolist() == [[0.5, 2], [1.5, 3]]
     again = read(path, label_names=["calm", "glad"], problem=REGRESSION)  # a model's: found by their names
     assert again.collate([1])["labels"].tolist() == [[1.5, 3]]
+    swapped = read(path, label_names=["calm", "glad"], problem=REGRESSION, label_column="glad,calm")
+    assert swapped.collate([1])["labels"].tolist() == [[1.5, 3]]
     marks = write("b.csv", "text,toxic,rude\ngood film,0,0\nbad film,1,1\n")
     labels = read(marks, label_column="toxic,rude")
     assert (labels.problem, labels.label_names) == (MULTI_LABEL, ("toxic", "rude"))
     assert labels.collate([0, 1])["labels"].tolist() == [[0, 0], [1, 1]]
+    known = read(marks, label_names=["rude", "toxic"], problem=MULTI_LABEL, label_column="toxic,rude")
+    assert known.label_names == ("rude", "toxic")
+    with pytest.raises(DataError, match="row 3: the label 'toxic' is not one of the 2 known"):
+        read(marks, label_names=["rude", "odd"], problem=MULTI_LABEL, label_column="toxic,rude")
     with pytest.raises(DataError, match=r"row 3: calm is 1.5, neither 0 nor 1"):
         read(path, label_column="odd,calm", problem=MULTI_LABEL)
     with pytest.raises(DataError, match="no column 'calm,sad'"):

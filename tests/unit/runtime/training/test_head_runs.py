@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from vramfit.cli.main import make_app
 from vramfit.errors import DataError, VramfitError, WorkloadError
 from vramfit.runtime.trained import open_model
-from vramfit.runtime.training.events import Event, Note, Stepped
+from vramfit.runtime.training.events import Event, Note, Started, Stepped
 from vramfit.runtime.training.train import train
 from vramfit.tasks.parts.heads import MULTI_LABEL, REGRESSION, SINGLE
 
@@ -65,7 +65,8 @@ def test_several_labels_are_learned_saved_evaluated_and_predicted(tmp_path: Path
     seen: list[Event] = []
     record = train(request_of(tmp_path, data=data, eval_data=dev, **USUAL), on_event=seen.append)
     assert any("40 of 160 rows have several labels" in e.text for e in seen if isinstance(e, Note))
-    assert record.best_metric == "micro_f1"
+    assert any("problem multi-label" in e.settings for e in seen if isinstance(e, Started))
+    assert (record.best_metric, record.settings["problem"]) == ("micro_f1", MULTI_LABEL)
     assert record.evaluations[0].metrics["micro_f1"] < 0.95 < (record.best_value or 0)
     best = next(e.metrics for e in record.evaluations if e.step == record.best_step)
     out = tmp_path / "out"
@@ -74,10 +75,11 @@ def test_several_labels_are_learned_saved_evaluated_and_predicted(tmp_path: Path
     assert config.id2label == {0: "dull", 1: "warm"}
     assert config.thresholds == [best["thresholds"]["dull"], best["thresholds"]["warm"]]
 
+    assert "f1 of warm" in cli("evaluate", str(out), dev).stdout
     evaluated = json.loads(cli("evaluate", str(out), dev, "--json").stdout)
     assert evaluated["micro_f1"] == pytest.approx(record.best_value)
     assert evaluated["thresholds"] == best["thresholds"]
-    assert set(evaluated["f1"]) == {"dull", "warm"}
+    assert set(evaluated["label_f1"]) == {"dull", "warm"}
     assert evaluated["exact_match"] > 0.9
 
     texts = write(tmp_path / "texts.csv", ["text"], [["the film was great"], ["great and dull"], ["the film was"]])
@@ -141,7 +143,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, make
 
     with pytest.raises(Stop):
         train(request_of(tmp_path, **whole), on_event=stop)
-    with pytest.raises(VramfitError, match="problem is '.*', and was None"):
+    with pytest.raises(VramfitError, match=r"problem is '.*', and was None"):
         run(tmp_path, **whole, resume=True, problem=MULTI_LABEL)
     run(tmp_path, **whole, resume=True)
     assert same_weights(tmp_path / "one", tmp_path / "out")
