@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from vramfit.errors import WorkloadError
@@ -125,11 +126,13 @@ def saved_head(folder: Path) -> SavedHead | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (name,) = config["architectures"]
-        task = next(t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending))
+        tasks = [t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending)]
+        saved = SimpleNamespace(**{"num_labels": len(config.get("id2label") or "ab")} | config)
+        task = next((t for t in tasks if t.recognises(saved)), tasks[0])
         if not task.has_classes:
             return SavedHead(task=task.name, label_names=())
         names = {int(number): label for number, label in config["id2label"].items()}
         ordered = tuple(str(names[number]) for number in range(len(names)))
         return SavedHead(task=task.name, label_names=ordered, problem=problem_of(config) if task.has_problems else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RuntimeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError):
         return None

@@ -33,7 +33,10 @@ finally:
         (("train", "DATA", "--model", "./nosuch", "--output", "out"), "unknown model './nosuch'"),
         (("train", "DATA", "--model", "bert-tiny", "--output", "out", "--text-column", "nope"), "no column 'nope'"),
         (("train", "DATA", "--model", "bert-tiny", "--output", "out", "--gpu", "t44"), "no GPU 't44'"),
-        (("train", "STARS", "--model", "bert-tiny", "--output", "out"), "40 different decimals in 40 rows"),
+        (
+            ("train", "DATA", "--problem", "regression", "--model", "bert-tiny", "--output", "out"),
+            "not a finite number",
+        ),
         (("train", "EMPTY", "--model", "bert-tiny", "--output", "out"), "there are no rows in it"),
         (("train", "DATA", "--model", "bert-tiny", "--output", "out", "--max-rows", "1"), "nothing to tell apart"),
         (("train", "DATA", "--eval-data", "STARS", "--model", "bert-tiny", "--output", "out"), "different decimals"),

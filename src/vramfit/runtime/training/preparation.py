@@ -377,6 +377,10 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     return model, report
 
 
+OF_FORMER_HEAD = ("thresholds", "sentence_transformers", "sbert_ce_default_activation_function")
+"""What a configuration may say of a head that another one takes the place of."""
+
+
 def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float] | None = None) -> None:
     """Have a configuration say what its head has learned, as transformers and a saved model's reader know it."""
     names = samples.label_names
@@ -385,7 +389,8 @@ def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float]
         config.label2id = {name: i for i, name in enumerate(names)}
     if samples.problem is not None:
         config.problem_type = PROBLEM_TYPES[samples.problem]
-        vars(config).pop("thresholds", None)  # of what was learned before
+        for name in OF_FORMER_HEAD:
+            vars(config).pop(name, None)
     if thresholds:
         config.thresholds = [thresholds[name] for name in names]
 

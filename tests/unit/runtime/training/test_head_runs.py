@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from vramfit.cli.main import make_app
 from vramfit.errors import DataError, VramfitError, WorkloadError
+from vramfit.models.tasks import SavedHead, saved_head
 from vramfit.runtime.trained import open_model
 from vramfit.runtime.training.events import Event, Note, Started, Stepped
 from vramfit.runtime.training.train import train
@@ -199,3 +200,18 @@ def test_an_emulated_run_is_planned_for_its_head_and_holds(
     assert (record.measured_reserved_bytes or 0) <= (record.budget_bytes or 0)
     planned = json.loads((tmp_path / "out" / "plan.json").read_text())["workload"]
     assert (planned["problem"], planned["num_labels"]) == (problem, num_labels)
+
+
+def test_a_reranker_that_learns_numbers_is_none_any_more(tmp_path: Path) -> None:
+    data = numbers(tmp_path / "numbers.csv")
+    request = request_of(tmp_path, data=data, max_steps=1)
+    path = tmp_path / "source" / "config.json"
+    marks = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | marks))
+    train(request)
+    opened = open_model(str(tmp_path / "out"))
+    assert (opened.task, opened.problem) == ("sequence-classification", REGRESSION)
+    assert saved_head(tmp_path / "out") == SavedHead(task=opened.task, label_names=("score",), problem=REGRESSION)
+    saved = tmp_path / "out" / "config.json"
+    saved.write_text(json.dumps(json.loads(saved.read_text()) | marks))
+    assert saved_head(tmp_path / "out") == SavedHead(task="reranking", label_names=())
