@@ -244,7 +244,7 @@ def _said(labels: LabelNames, found: Sequence[Any]) -> str:
     if labels.problem == MULTI_LABEL:
         more = sum(len(names) > 1 for names in found)
         what = f"{more:,} of {counted(len(found), 'row')} {'has' if more == 1 else 'have'} several labels"
-        return f"{what}: each label is learned by itself (multi-label); --problem single makes each text one class"
+        return f"{what}: each label is learned by itself (multi-label); --problem says otherwise"
     if labels.problem == REGRESSION:
         values = [value for row in found for value in row]
         between = f" between {min(values):g} and {max(values):g}" if values else ""
@@ -253,7 +253,7 @@ def _said(labels: LabelNames, found: Sequence[Any]) -> str:
         what = (
             f"labels are numbers, {several}{len(set(values)):,} different ones in {counted(len(found), 'row')}{between}"
         )
-        return f"{what}: they are predicted as numbers (regression); --problem single makes each a class"
+        return f"{what}: they are predicted as numbers (regression); --problem says otherwise"
     return ""
 
 

@@ -47,7 +47,7 @@ def test_what_labels_are_is_decided_and_said(
     samples = read(write(name, content))
     assert samples.problem == problem
     assert said in samples.notes[0]
-    assert "--problem single" in samples.notes[0]
+    assert "--problem says otherwise" in samples.notes[0]
 
 
 @pytest.mark.parametrize(
