@@ -1,7 +1,7 @@
 """From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,10 +24,11 @@ from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
+from vramfit.runtime.training.saving import describe_head
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
-from vramfit.tasks.parts.heads import PROBLEM_TYPES, SINGLE
+from vramfit.tasks.parts.heads import SINGLE
 from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
@@ -375,24 +376,6 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     model, report = load_request(asked, progress=progress)
     describe_head(model.config, run.data.train)
     return model, report
-
-
-OF_FORMER_HEAD = ("thresholds", "sentence_transformers", "sbert_ce_default_activation_function")
-"""What a configuration may say of a head that another one takes the place of."""
-
-
-def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float] | None = None) -> None:
-    """Have a configuration say what its head has learned, as transformers and a saved model's reader know it."""
-    names = samples.label_names
-    if names:
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: i for i, name in enumerate(names)}
-    if samples.problem is not None:
-        config.problem_type = PROBLEM_TYPES[samples.problem]
-        for name in OF_FORMER_HEAD:
-            vars(config).pop(name, None)
-    if thresholds:
-        config.thresholds = [thresholds[name] for name in names]
 
 
 def source_fingerprint(resolved: ResolvedModel) -> str:

@@ -23,7 +23,8 @@ from vramfit.errors import VramfitError
 from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
-from vramfit.runtime.data.samples import LONGEST
+from vramfit.runtime.data.samples import LONGEST, Samples
+from vramfit.tasks.parts.heads import PROBLEM_TYPES
 from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, head_of
 from vramfit.tasks.parts.sentence_head import HeadParts
 
@@ -259,3 +260,21 @@ def _say_head(config: Any, trained: Any) -> None:
     for name in OF_HEAD:
         if name in vars(trained):
             setattr(config, name, vars(trained)[name])
+
+
+OF_FORMER_HEAD = ("thresholds", "sentence_transformers", "sbert_ce_default_activation_function")
+"""What a configuration may say of a head that another one takes the place of."""
+
+
+def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float] | None = None) -> None:
+    """Have a configuration say what its head has learned, as transformers and a saved model's reader know it."""
+    names = samples.label_names
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in enumerate(names)}
+    if samples.problem is not None:
+        config.problem_type = PROBLEM_TYPES[samples.problem]
+        for name in OF_FORMER_HEAD:
+            vars(config).pop(name, None)
+    if thresholds:
+        config.thresholds = [thresholds[name] for name in names]
