@@ -9,8 +9,9 @@ from tests.waiting import LIMIT_S
 from vramfit.serve import app as app_module
 from vramfit.serve.app import App, Metrics
 from vramfit.serve.pool import Figures
-from vramfit.serve.requests import PendingRequest, Reply, RequestQueue, problem
+from vramfit.serve.requests import Reply, problem
 from vramfit.serve.settings import MAX_BODY_BYTES
+from vramfit.serve.waiting import PendingRequest, RequestQueue
 
 JSON = ((b"content-type", b"application/json; charset=utf-8"),)
 SCOPE = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
@@ -28,7 +29,7 @@ class Pool:
 def make(timeout_s: float = LIMIT_S, **keywords: Any) -> tuple[App, Any, Metrics]:
     pool: Any = Pool(**keywords)
     metrics = Metrics()
-    return App(pool, metrics, timeout_s), pool, metrics
+    return App({"small": pool}, metrics, timeout_s), pool, metrics
 
 
 async def call(
