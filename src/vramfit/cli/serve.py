@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vramfit.serve.settings import ServeSettings
 
 MODELS_HELP = "Folders that vramfit train or transformers saved; NAME=FOLDER gives one another name than its folder's."
-Models = Annotated[list[str], argument(MODELS_HELP, "MODEL…")]
+Models = Annotated[list[str], argument(MODELS_HELP, "MODEL")]
 KEY = "VRAMFIT_API_KEY"
 Port = Annotated[int, option("Port to listen on; 0 takes any that is free.", "N", min=0, max=65535)]
 

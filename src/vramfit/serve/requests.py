@@ -27,6 +27,7 @@ MORE_TOKENS = 64
 GROWTH = 4
 """As many times as much is looked at where a part has too few tokens."""
 RETRY = {"Retry-After": "1"}
+HEADERS = {429: RETRY, 503: RETRY, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,7 @@ class Refused(Exception):
 
 def problem(status: int, error: str, hint: str | None = None) -> Reply:
     """Why there is no answer."""
-    headers = RETRY if status in (429, 503) else {}
-    return Reply(status, dumps({"error": error, "hint": hint}), headers, error, hint)
+    return Reply(status, dumps({"error": error, "hint": hint}), HEADERS.get(status, {}), error, hint)
 
 
 def dumps(value: Any) -> bytes:

@@ -1,8 +1,10 @@
 """Several models in one budget: what each takes at least, and the rest so that all have batches of as many tokens."""
 
 import multiprocessing
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
@@ -27,14 +29,24 @@ def shared(models: Mapping[str, ServeSettings]) -> dict[str, ServeSettings]:
     if any(settings.offload for settings in models.values()):
         raise WorkloadError(["offload is for one model: how much of each would stay on the device is not planned"])
     total = parse_bytes(memory, name="memory")
-    context = multiprocessing.get_context("spawn")  # torch stays out of this process
-    with ProcessPoolExecutor(1, mp_context=context) as worker:
-        found = worker.submit(needs_of, list(models.values())).result(START_S)
+    found = _elsewhere(list(models.values()))
     if isinstance(found, Failed):
         raise error_of(found)
     sharers = [settings.most_sharers for settings in models.values()]
     shares = divide(total, list(models), [need.times(n) for need, n in zip(found, sharers, strict=True)])
     return {name: replace(settings, memory=shares[name]) for name, settings in models.items()}
+
+
+def _elsewhere(models: Sequence[ServeSettings]) -> list[Need] | Failed:
+    """`needs_of` in a process of its own: torch stays out of this one."""
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(1, mp_context=context) as worker:
+            return worker.submit(needs_of, models).result(START_S)
+    except BrokenProcessPool:
+        return Failed("the process that plans the models' shares ended", "its last words are above", 1)
+    except TimeoutError:
+        return Failed(f"the models' shares were not planned within {START_S:.0f} s", None, 1)
 
 
 def divide(total_bytes: int, names: Sequence[str], needs: Sequence[Need]) -> dict[str, int]:
@@ -68,6 +80,7 @@ def needs_of(models: Sequence[ServeSettings]) -> list[Need] | Failed:
     from vramfit.quiet import CHATTY, hush
     from vramfit.serve.loading import need_of
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the server's
     hush(*CHATTY)
     try:
         return [need_of(settings) for settings in models]

@@ -178,8 +178,9 @@ def test_a_key_is_asked_for_everywhere_but_for_health() -> None:
     app, pool, metrics = make(api_key="secret")
     run = asyncio.run
     for header in (b"", b"secret", b"Bearer", b"Bearer wrong", b"Basic secret", b"Bearer secret2", b"Bearer \xff"):
-        status, body, _ = run(invoke(app, headers=[*JSON, (b"authorization", header)]))
+        status, body, headers = run(invoke(app, headers=[*JSON, (b"authorization", header)]))
         assert (status, body["error"]) == (401, "the API key is missing or wrong")
+        assert headers["www-authenticate"] == "Bearer"
     assert run(call(app, "GET", "/metrics"))[0] == 401
     assert run(call(app, "POST", "/v1/embeddings"))[1]["error"]["code"] == "invalid_api_key"
     assert (run(call(app, "GET", "/health"))[0], run(call(app, "HEAD", "/ping"))[0]) == (200, 200)
