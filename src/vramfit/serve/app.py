@@ -171,7 +171,7 @@ class App:
             "max_batch_tokens": ready.max_tokens,
             "tokenization_workers": settings.num_workers,
         }
-        said = tei.info(name, settings.precision, ready.known, limits) | {"version": vramfit.__version__}
+        said = tei.info(name, ready.known, limits) | {"version": vramfit.__version__}
         return said if len(self._pools) == 1 else said | {"models": list(self._pools)}
 
     def _figures(self) -> bytes:

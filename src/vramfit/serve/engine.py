@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.loading import Loaded
@@ -252,6 +254,7 @@ def known_of(loaded: Loaded) -> Known:
         num_dims=0 if head is None else _num_dims(head, config.hidden_size),
         normalizes=head is not None and head.normalizes,
         pooling=None if head is None else head.pooling,
+        dtype=str(getattr(model, "dtype", torch.float32)).removeprefix("torch."),
     )
 
 

@@ -95,11 +95,13 @@ def need_of(settings: ServeSettings) -> Need:
     """What a worker takes at least, and for each further token.
 
     Raises:
-        CheckpointError, UnknownModel, WorkloadError: no such model, or none that could answer.
+        CheckpointError, UnknownModel, WorkloadError: no such model, none that could answer, or layers in host memory.
     """
     trained = _open(settings)
     run_device = RunDevice(settings.device_of(0), memory=settings.share_bytes(0))
     workload = _workload(trained, settings, run_device)
+    if workload.offloads:
+        raise WorkloadError(["offload is for one model: how much of each would stay on the device is not planned"])
     one, several = (estimate(trained.model, batch=n, **_job(trained, workload)) for n in (1, SEVERAL_TEXTS))
     least = one.safe_reserved_bytes
     least += margin_of(2 * least, target_of(workload).basis, workload, varied=False).num_bytes

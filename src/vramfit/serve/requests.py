@@ -76,6 +76,8 @@ class Known:
     normalizes: bool = False
     """Whether vectors have unit length already."""
     pooling: str | None = None
+    dtype: str = "float32"
+    """Of the weights, as torch calls it."""
 
     @property
     def gives_vectors(self) -> bool:

@@ -26,8 +26,6 @@ def shared(models: Mapping[str, ServeSettings]) -> dict[str, ServeSettings]:
     memory = memories.pop()
     if memory is None:
         raise WorkloadError([f"{len(models)} models need memory: how much they share, such as 2GiB"])
-    if any(settings.offload for settings in models.values()):
-        raise WorkloadError(["offload is for one model: how much of each would stay on the device is not planned"])
     total = parse_bytes(memory, name="memory")
     found = _elsewhere(list(models.values()))
     if isinstance(found, Failed):

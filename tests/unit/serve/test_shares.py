@@ -24,6 +24,8 @@ def test_shares_hold_what_is_needed_and_as_many_tokens_each(tmp_path: Path) -> N
         load_model(ServeSettings(model=settings.model, devices=("emulated",), memory=need.least_bytes * 3 // 4))
     assert need.times(2) == Need(2 * need.least_bytes, 2 * need.token_bytes)
     assert settings.most_sharers == 2
+    with pytest.raises(WorkloadError, match="offload is for one model"):
+        need_of(ServeSettings(model=settings.model, devices=("emulated",), memory="400MiB", offload="weights"))
 
 
 def test_shares_add_up_or_say_what_is_missing() -> None:
@@ -40,8 +42,6 @@ def test_one_model_keeps_everything_and_several_need_memory() -> None:
     assert shared({"m": one}) == {"m": one}
     with pytest.raises(WorkloadError, match="2 models need memory"):
         shared({name: ServeSettings(model=name) for name in "ab"})
-    with pytest.raises(WorkloadError, match="offload is for one model"):
-        shared({name: ServeSettings(model=name, memory="1GiB", offload="weights") for name in "ab"})
 
 
 def test_a_folder_has_its_own_name_unless_it_is_given_another(tmp_path: Path) -> None:

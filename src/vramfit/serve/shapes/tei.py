@@ -123,7 +123,7 @@ def problem(reply: Reply) -> Reply:
     return replace(reply, status=UNREADABLE if reply.status == 400 else reply.status, body=dumps(said))
 
 
-def info(name: str, precision: str, known: Known, limits: dict[str, int]) -> dict[str, Any]:
+def info(name: str, known: Known, limits: dict[str, int]) -> dict[str, Any]:
     """What /info says of a model.
 
     Args:
@@ -132,7 +132,7 @@ def info(name: str, precision: str, known: Known, limits: dict[str, int]) -> dic
     return {
         "model_id": name,
         "model_sha": None,
-        "model_dtype": {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(precision, precision),
+        "model_dtype": known.dtype,
         "model_type": _model_type(known),
         "max_input_length": known.max_length,
         "max_client_batch_size": MAX_REQUEST_TOKENS,
