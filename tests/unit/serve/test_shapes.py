@@ -38,7 +38,8 @@ def ask(engine: Engine, path: str, body: Any, status: int = 200) -> Any:
 
 def write_classifier(folder: Path, *names: str, **settings: Any) -> Path:
     write_model(folder)
-    config = AutoConfig.from_pretrained(folder, id2label=dict(enumerate(names)), **settings)
+    config = AutoConfig.from_pretrained(folder, id2label=dict(enumerate(names)))
+    config.update(settings)
     torch.manual_seed(7)
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder
@@ -48,6 +49,10 @@ def write_classifier(folder: Path, *names: str, **settings: Any) -> Path:
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Engine]:
     folder = write_folder(tmp_path_factory.mktemp("sentences"), "Normalize", pooling_mode_mean_tokens=True)
     return folder, engine_of(folder)
+
+
+SAVED = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}}
+"""What CrossEncoder leaves in a configuration."""
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +105,13 @@ def test_a_plain_encoder_has_its_vectors_normalized_where_that_is_asked_for(tmp_
     assert alone == pytest.approx(usual[0].tolist(), abs=1e-6)
 
 
-def test_texts_are_ranked_as_a_cross_encoder_ranks_them(reranker: tuple[Path, Engine]) -> None:
-    folder, engine = reranker
+@pytest.mark.parametrize("settings", [{}, SAVED], ids=["sequence-classification", "reranking"])
+def test_texts_are_ranked_as_a_cross_encoder_ranks_them(
+    tmp_path: Path, settings: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    folder = write_classifier(tmp_path, "LABEL_0", **settings)
+    engine = engine_of(folder)
+    assert engine.task == request.node.callspec.id
     theirs = pytest.importorskip("sentence_transformers").CrossEncoder(str(folder), device="cpu")
     scores = theirs.predict([(QUERY, text) for text in CANDIDATES])
     order = sorted(range(3), key=lambda n: -scores[n])
