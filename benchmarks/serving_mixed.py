@@ -1,6 +1,6 @@
 """An embedder and a reranker that share one budget, under requests of all shapes: does everybody get their own answer?
 
-    python benchmarks/serving_mixed.py --output benchmarks/results/serving_mixed_cpu_DATE.json
+    python benchmarks/serving_mixed.py --output benchmarks/results/mixed_requests_cpu_DATE.json
     python benchmarks/serving_mixed.py --device cuda --processes 8 --output FILE
 
 64 clients send 5,000 requests to `vramfit serve embedder=… reranker=… --memory 2GiB`: /v1/embeddings in numbers and in
