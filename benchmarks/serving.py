@@ -75,6 +75,7 @@ class Question:
     body: bytes
     texts: tuple[str, ...] = ()
     """Empty for one that is to be refused."""
+    path: str = "/invocations"
 
 
 @dataclass(slots=True)
@@ -283,7 +284,7 @@ def metrics_of(address: str) -> dict[str, float]:
 async def client(address: str, line: list[tuple[int, Question]], heard: Heard, hang_up: random.Random | None) -> None:
     """Takes question after question off a line that clients share; hangs up now and then where it is to."""
     host, _, port = address.rpartition(":")
-    head = f"POST /invocations HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json".encode()
+    head = f"HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json".encode()
     reader = writer = None
     while line:
         number, question = line.pop()
@@ -291,7 +292,8 @@ async def client(address: str, line: list[tuple[int, Question]], heard: Heard, h
             if writer is None:
                 reader, writer = await asyncio.open_connection(host, int(port))
             began = time.monotonic()
-            writer.write(b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(question.body), question.body))
+            sent = (question.path.encode(), head, len(question.body), question.body)
+            writer.write(b"POST %b %b\r\nContent-Length: %d\r\n\r\n%b" % sent)
             await writer.drain()
             if hang_up is not None and hang_up.random() < 0.03:
                 await asyncio.sleep(hang_up.random() * 0.05)

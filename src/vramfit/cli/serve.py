@@ -1,27 +1,34 @@
 """`vramfit serve`: a model over HTTP inside a memory budget; `vramfit web`: the page that answers "will it fit?"."""
 
+import os
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vramfit.cli.first_look import look_at_gpu, look_at_model
-from vramfit.cli.inference import GPUName, Memory, Model, Precision, Seq
-from vramfit.cli.options import Json, Trust, opt, option, parse_names, verb
+from vramfit.cli.inference import GPUName, Memory, Precision, Seq
+from vramfit.cli.options import Json, Trust, argument, opt, option, parse_names, verb
 from vramfit.cli.terminal import console, print_json, say
 from vramfit.errors import MissingExtra
 from vramfit.units import counted, format_bytes
 
+if TYPE_CHECKING:
+    from vramfit.serve.settings import ServeSettings
+
+MODELS_HELP = "Folders that vramfit train or transformers saved; NAME=FOLDER gives one another name than its folder's."
+Models = Annotated[list[str], argument(MODELS_HELP, "MODEL")]
+KEY = "VRAMFIT_API_KEY"
 Port = Annotated[int, option("Port to listen on; 0 takes any that is free.", "N", min=0, max=65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """A model and how it is served, but for where."""
+    """Models and how they are served, but for where."""
 
-    model: Model
+    models: Models
     memory: Memory = None
     task: str | None = opt(None, "The head, or features; else the model's own.", "NAME")
     precision: Precision = "fp32"
@@ -42,49 +49,77 @@ class ServeOptions:
     trust_remote_code: Trust = False
 
 
-@verb("vramfit serve my-model --memory 2GiB --precision bf16")
-def serve(
-    options: ServeOptions,
-    host: Annotated[str, option("Address to listen on; a container needs 0.0.0.0.", "NAME")] = "127.0.0.1",
-    port: Port = 8080,
-    json: Json = False,
-) -> None:
-    """Serve a model: GET /ping, POST /invocations with {"inputs": …}, GET /metrics.
+@dataclass(frozen=True, kw_only=True)
+class FrontOptions:
+    """Where models are served, and to whom."""
 
+    host: str = opt("127.0.0.1", "Address to listen on; a container needs 0.0.0.0.", "NAME")
+    port: Port = 8080
+    api_key: str | None = opt(
+        None, f"What requests have to show: Authorization: Bearer KEY. Others see it here; {KEY} is safer.", "KEY"
+    )
+
+
+@verb("vramfit serve my-model --memory 2GiB --precision bf16")
+def serve(options: ServeOptions, front: FrontOptions, json: Json = False) -> None:
+    """Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.
+
+    POST /invocations, /v1/embeddings, /embed, /rerank, /predict; GET /ping, /health, /info, /v1/models, /metrics.
     Requests are batched by tokens, as many as are predicted to fit; out of memory splits a batch, no more.
+    Several models share --memory, each with a planned part; requests name theirs: "model", or /models/NAME/….
     Ctrl-C or SIGTERM answers the requests that have come, then stops.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit.
     """
-    from vramfit.serve.settings import ServeSettings
-
     look_at_gpu(options.gpu)
-    look_at_model(options.model)
+    models = _settings(options)
+    with _needs("serve", "uvicorn", "prometheus_client"):
+        from vramfit.serve.server import Front, serve
+
+    api_key = os.environ.get(KEY) if front.api_key is None else front.api_key
+    where = Front(host=front.host, port=front.port, api_key=api_key)
+
+    def ready(url: str, started: dict[str, list[Any]]) -> None:
+        facts, lines = {}, []
+        for name, workers in started.items():
+            one = workers[0]
+            facts[name] = {
+                "task": one.known.task,
+                "max_length": one.known.max_length,
+                "max_tokens": one.max_tokens,
+                "devices": [w.device for w in workers],
+                "budget_bytes": one.budget_bytes,
+            }
+            share = f", {format_bytes(one.budget_bytes)} each" if one.budget_bytes is not None else ""
+            devices = ", ".join(w.device for w in workers)
+            lines += [
+                f"{name} ({one.known.task}) is at {url}{'invocations' if len(started) == 1 else f'models/{name}/'}"
+                "  (Ctrl-C ends it)",
+                f"  {counted(len(workers), 'worker')} on {devices}{share}; {one.max_tokens:,} tokens a batch",
+            ]
+        first = next(iter(facts.values()))
+        _show_ready({"url": url} | (first if len(facts) == 1 else {"models": facts}), *lines, json=json)
+
+    served = serve(models, where, on_listening=_starting("Loading", json), on_ready=ready)
+    say(f"Stopped: {served.num_answered:,} of {served.num_accepted:,} requests answered.")
+
+
+def _settings(options: ServeOptions) -> "dict[str, ServeSettings]":
+    """Name of a model → how it is served."""
+    from vramfit.serve.settings import ServeSettings, names_of
+
     given = asdict(options)
     devices, workers = parse_names(given.pop("device")), given.pop("workers")
-    settings = ServeSettings(
-        devices=devices,
-        num_workers=len(devices) or 1 if workers is None else workers,
-        max_waiting=given.pop("queue"),
-        timeout_s=given.pop("timeout"),
+    named = names_of(given.pop("models"))
+    for model in named.values():
+        look_at_model(model)
+    shared = {
+        "devices": devices,
+        "num_workers": len(devices) or 1 if workers is None else workers,
+        "max_waiting": given.pop("queue"),
+        "timeout_s": given.pop("timeout"),
         **given,
-    )
-    with _needs("serve", "uvicorn", "prometheus_client"):
-        from vramfit.serve.server import serve
-
-    def ready(url: str, started: list[Any]) -> None:
-        one = started[0]
-        data = {"url": url, "task": one.task, "max_length": one.max_length, "max_tokens": one.max_tokens}
-        share = f", {format_bytes(one.budget_bytes)} each" if one.budget_bytes is not None else ""
-        where = ", ".join(w.device for w in started)
-        _show_ready(
-            data | {"devices": [w.device for w in started], "budget_bytes": one.budget_bytes},
-            f"{options.model} ({one.task}) is at {url}invocations  (Ctrl-C ends it)",
-            f"  {counted(len(started), 'worker')} on {where}{share}; {one.max_tokens:,} tokens a batch",
-            json=json,
-        )
-
-    served = serve(settings, host=host, port=port, on_listening=_starting("Loading", json), on_ready=ready)
-    say(f"Stopped: {served.num_answered:,} of {served.num_accepted:,} requests answered.")
+    }
+    return {name: ServeSettings(model=model, **shared) for name, model in named.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,37 @@
-"""The application: three paths, straight on ASGI: /ping, /invocations and /metrics; and what /metrics counts."""
+"""The application, straight on ASGI: paths, keys and models; and what /metrics counts."""
 
 import asyncio
+import hmac
+import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+import vramfit
 from vramfit.serve.pool import Figures, Pool
-from vramfit.serve.requests import Full, Mailbox, PendingRequest, Refused, Reply, problem
+from vramfit.serve.requests import MODEL, Refused, Reply, dumps, problem
 from vramfit.serve.settings import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
+from vramfit.serve.shapes import READERS, openai, shaped, tei
+from vramfit.serve.waiting import Full, Mailbox, PendingRequest
+from vramfit.units import shown
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-ROUTES = {"/ping": ("GET", "HEAD"), "/invocations": ("POST",), "/metrics": ("GET",)}
+LOOK, SEND = ("GET", "HEAD"), ("POST",)
+ROUTES = {
+    "/ping": LOOK,
+    "/health": LOOK,
+    "/metrics": ("GET",),
+    "/info": LOOK,
+    openai.MODELS: LOOK,
+    **dict.fromkeys(READERS, SEND),
+}
+OPEN = ("/ping", "/health")
+"""Answered without a key."""
+BY_PATH = "/models/"
+"""Before the name of a model, and one of `READERS` after it."""
 GONE = 499
 """Nobody reads the answer any more."""
 SOON_S = 0.05
@@ -27,7 +45,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        self.replies = Counter("vramfit_requests", "Answers of /invocations by status.", ["status"], registry=registry)
+        self.replies = Counter("vramfit_requests", "Answers to POST by status.", ["status"], registry=registry)
         self.accepted = Counter("vramfit_accepted", "Requests that joined the line.", registry=registry)
         self.answered = Counter("vramfit_answered", "Requests that left it with an answer.", registry=registry)
         self.restarts = Counter("vramfit_worker_restarts", "Workers that were replaced.", registry=registry)
@@ -73,16 +91,21 @@ class Metrics:
 
 
 class App:
-    """Answers with the workers of a pool.
+    """Answers with the workers of pools.
 
     Args:
-        pool: started before the first request.
+        pools: name of a model → its workers, started before the first request.
         metrics: told of every request.
         timeout_s: until an answer.
+        api_key: what requests have to show; None answers everybody.
     """
 
-    def __init__(self, pool: Pool, metrics: Metrics, timeout_s: float) -> None:
-        self._pool, self._metrics, self._timeout_s = pool, metrics, timeout_s
+    def __init__(
+        self, pools: Mapping[str, Pool], metrics: Metrics, timeout_s: float, api_key: str | None = None
+    ) -> None:
+        self._pools, self._metrics, self._timeout_s = pools, metrics, timeout_s
+        self._key = None if api_key is None else api_key.encode()
+        self._since = int(time.time())
         self._mailbox: Mailbox[Reply] = Mailbox()
         self._num_coming_bytes = 0
         """Of requests that have not come whole."""
@@ -90,25 +113,76 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path, method = scope["path"], scope["method"]
-        if path not in ROUTES:
-            await _send(send, problem(404, f"there is no {path[:80]}", f"there are {', '.join(ROUTES)}"))
-        elif method not in ROUTES[path]:
-            await _send(send, problem(405, f"{path} takes {' or '.join(ROUTES[path])}, not {method[:20]}"))
-        elif path == "/invocations":
-            reply = await self._invoke(scope, receive)
-            self._metrics.replies.labels(reply.status).inc()
-            await _send(send, reply)
-        elif path == "/ping":
-            await _send(send, Reply(200, b"{}") if self._pool.is_ready else problem(503, "no worker is ready"))
-        else:
-            text = self._metrics.text(self._pool.figures, len(self._pool.waiting))
-            await _send(send, Reply(200, text), "text/plain; version=0.0.4; charset=utf-8")
+        name, path = self._split(scope["path"])
+        try:
+            self._check(scope, path)
+            if path in READERS:
+                reply = await self._invoke(scope, receive, name)
+                self._metrics.replies.labels(reply.status).inc()
+            elif path == "/metrics":
+                await _send(send, Reply(200, self._figures()), "text/plain; version=0.0.4; charset=utf-8")
+                return
+            else:
+                reply = self._look(path, name)
+        except Refused as refusal:
+            reply = refusal.reply
+        await _send(send, shaped(path, reply))
 
-    async def _invoke(self, scope: dict[str, Any], receive: Receive) -> Reply:
+    def _split(self, path: str) -> tuple[str | None, str]:
+        """The model that a path names, and what is left of it."""
+        if path.startswith(BY_PATH):
+            for name in self._pools:
+                if path.startswith(f"{BY_PATH}{name}/"):
+                    return name, path.removeprefix(f"{BY_PATH}{name}")
+        if path.startswith(f"{openai.MODELS}/"):
+            return path.removeprefix(f"{openai.MODELS}/"), openai.MODELS
+        return None, path
+
+    def _check(self, scope: dict[str, Any], path: str) -> None:
+        """Raises Refused for a path or a method that there is not, or without the key."""
+        if self._key is not None and path not in OPEN:
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if not hmac.compare_digest(given.strip(), self._key) or scheme.lower() != b"bearer":
+                raise Refused(401, "the API key is missing or wrong", "send it: Authorization: Bearer KEY")
+        method = scope["method"]
+        if path not in ROUTES:
+            raise Refused(404, f"there is no {path[:80]}", f"there are {', '.join(ROUTES)}")
+        if method not in ROUTES[path]:
+            raise Refused(405, f"{path} takes {' or '.join(ROUTES[path])}, not {method[:20]}")
+
+    def _look(self, path: str, name: str | None) -> Reply:
+        """What is asked for without a body: whether there are answers, or what there is."""
+        if path in OPEN:
+            is_ready = all(pool.is_ready for pool in self._pools.values())
+            return Reply(200, b"{}") if is_ready else problem(503, "no worker is ready")
+        if path == openai.MODELS:
+            if name is None:
+                return Reply(200, dumps(openai.models(self._pools, self._since)))
+            self._pool_of(name)
+            return Reply(200, dumps(openai.model(name, self._since)))
+        return Reply(200, dumps(self._info(name)))
+
+    def _info(self, name: str | None) -> dict[str, Any]:
+        name = next(iter(self._pools)) if name is None else name
+        pool = self._pools[name]
+        settings, ready = pool.settings, pool.started[0]
+        limits = {
+            "max_concurrent_requests": settings.max_waiting,
+            "max_batch_tokens": ready.max_tokens,
+            "tokenization_workers": settings.num_workers,
+        }
+        said = tei.info(name, ready.known, limits) | {"version": vramfit.__version__}
+        return said if len(self._pools) == 1 else said | {"models": list(self._pools)}
+
+    def _figures(self) -> bytes:
+        pools = self._pools.values()
+        return self._metrics.text([one for pool in pools for one in pool.figures], sum(len(p.waiting) for p in pools))
+
+    async def _invoke(self, scope: dict[str, Any], receive: Receive, name: str | None = None) -> Reply:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await self._read(scope, receive)
+            pool = self._choose(name, body)
         except TimeoutError:
             return problem(408, f"the request did not come whole within {BODY_S:.0f} s")
         except Refused as refusal:
@@ -118,17 +192,32 @@ class App:
             body,
             deliver=lambda reply: self._mailbox.put(future, reply),
             is_wanted=lambda: not future.done(),
+            path=self._split(scope["path"])[1],
         )
         try:
-            self._pool.waiting.put(request)
+            pool.waiting.put(request)
         except Full:
-            return problem(429, f"{len(self._pool.waiting):,} requests wait already", "come again later")
+            return problem(429, f"{len(pool.waiting):,} requests wait already", "come again later")
         began = time.monotonic()
         self._metrics.accepted.inc()
         reply = await self._wait(future, receive)
         self._metrics.answered.inc()
         self._metrics.times.observe(time.monotonic() - began)
         return reply
+
+    def _choose(self, name: str | None, body: bytes) -> Pool:
+        """The workers of the model that a request names; with one model there is no choice."""
+        if name is None and len(self._pools) > 1:
+            name = model_in(body)
+            if name is None:
+                hint = f'name one: "model": "{next(iter(self._pools))}", or {BY_PATH}{next(iter(self._pools))}/…'
+                raise Refused(400, f"{len(self._pools)} models are served, and the request names none", hint)
+        return next(iter(self._pools.values())) if name is None else self._pool_of(name)
+
+    def _pool_of(self, name: str) -> Pool:
+        if name not in self._pools:
+            raise Refused(404, f"no model is called {shown(name)}", f"there are {', '.join(self._pools)}")
+        return self._pools[name]
 
     async def _read(self, scope: dict[str, Any], receive: Receive) -> bytes:
         """The whole body.
@@ -176,6 +265,19 @@ class App:
         if leaving in done:
             return problem(GONE, "the client has gone")
         return problem(503, f"no answer within {self._timeout_s:g} s", "come again later, with less at once")
+
+
+def model_in(body: bytes) -> str | None:
+    """The model that a body names; None where there is none.
+
+    >>> model_in(b'{"inputs": "a", "model": "small"}')
+    'small'
+    """
+    try:
+        name = json.loads(body)[MODEL]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _check_headers(scope: dict[str, Any]) -> None:

@@ -5,12 +5,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
 from vramfit.serve.loading import Loaded
-from vramfit.serve.requests import Asked, Refused, Reply, answer, beginning, has_more, problem, read_body, write_vector
+from vramfit.serve.requests import INVOCATIONS, Answers, Asked, Known, Refused, Reply, beginning, has_more, problem
 from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
+from vramfit.serve.shapes import READERS
+from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.reading import Encoded, texts_of
+from vramfit.tasks.parts.sentence_head import JOINED
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
@@ -33,6 +38,7 @@ class Part:
     asked: Asked
     num_left: int = 0
     """Samples without an answer."""
+    num_tokens: int = 0
     rows: dict[int, list[Row]] = field(default_factory=dict)
     """Input → what was said of it, a row for each window."""
 
@@ -59,6 +65,7 @@ class Engine:
         self.run_device = loaded.run_device
         self.budget_bytes = loaded.budget_bytes
         self.task, self._kind = loaded.trained.task, loaded.trained.kind
+        self.known = known_of(loaded)
         self.max_length = loaded.trained.max_length
         self.num_batches = self.num_tokens = 0
         """That went through so far; tokens without padding."""
@@ -88,14 +95,18 @@ class Engine:
         self._inference.run(samples, lambda output, batch, numbers: None)
         self._ceiling = Ceiling(self._inference.max_tokens)
 
-    def prepare(self, requests: Iterable[tuple[Hashable, bytes]]) -> Round:
-        """Read and tokenize requests, each with something to know it by; what is wrong is noted as its answer."""
+    def prepare(self, requests: Iterable[tuple[Hashable, str, bytes]]) -> Round:
+        """Read and tokenize requests; what is wrong is noted as its answer.
+
+        Args:
+            requests: something to know each by, the path that it was sent to, and its body.
+        """
         made = Round()
         references: list[Row] = []
         owners: list[tuple[Hashable, int]] = []
-        for key, body in requests:
+        for key, path, body in requests:
             try:
-                asked = read_body(body, self.task)
+                asked = READERS[path](body, self.known)
                 cut = self._cut(asked)
             except Refused as refusal:
                 made.refused.append((key, refusal.reply))
@@ -109,11 +120,15 @@ class Engine:
             pieces[owners[sample.reference["row"]][0]].append(sample)
         for key, samples in pieces.items():
             num_tokens = sum(len(sample.ids) for sample in samples)
-            if num_tokens > MAX_REQUEST_TOKENS:
+            longest = max((sample.full_length for sample in samples), default=0)
+            wrong = _too_long(num_tokens, len(samples)) if num_tokens > MAX_REQUEST_TOKENS else None
+            if longest > self.max_length and not made.parts[key].asked.may_cut:
+                wrong = problem(413, f"a text has more than {self.max_length:,} tokens", '"truncate": true cuts it')
+            if wrong is not None:
                 del made.parts[key]
-                made.refused.append((key, _too_long(num_tokens, len(samples))))
+                made.refused.append((key, wrong))
                 continue
-            made.parts[key].num_left = len(samples)
+            made.parts[key].num_left, made.parts[key].num_tokens = len(samples), num_tokens
             made.encoded += samples
             made.owners += [owners[sample.reference["row"]] for sample in samples]
         return made
@@ -129,10 +144,10 @@ class Engine:
         for number in list(left):
             self._run_alone(work, number, left, send)
 
-    def answer(self, body: bytes) -> Reply:
+    def answer(self, body: bytes, path: str = INVOCATIONS) -> Reply:
         """The answer to one request."""
         found: Replies = []
-        self.run(self.prepare([(0, body)]), found.extend)
+        self.run(self.prepare([(0, path, body)]), found.extend)
         return found[0][1]
 
     def _cut(self, asked: Asked) -> list[Row]:
@@ -182,6 +197,8 @@ class Engine:
             self.num_tokens += sum(samples.lengths[i] for i in chosen)
             references = [samples.references[i] for i in chosen]
             rows = self._kind.predictions(output, batch, references, self._trained.tokenizing)
+            if any(_has_logits(work, numbers[i]) for i in chosen):
+                rows = [row | {"logits": logits} for row, logits in zip(rows, output.logits.tolist(), strict=True)]
             replies: Replies = []
             for i, row in zip(chosen, rows, strict=True):
                 left.pop(numbers[i])
@@ -216,19 +233,41 @@ class Engine:
     def _reply(self, part: Part) -> Reply:
         rows = [part.rows[place] for place in range(len(part.asked.references))]
         try:
-            if self._kind.gives_vectors:
-                return Reply(200, _vectors([of_one[0] for of_one in rows], part.asked).encode())
-            made = [self._kind.reply(of_one) for of_one in rows]
-            value: Any = made if part.asked.is_list else made[0]
-            return answer({"predictions": value} if part.asked.key == "instances" else value)
-        except ValueError:
+            return Reply(200, part.asked.write(Answers(rows, part.num_tokens)))
+        except (ValueError, ArithmeticError):
             return problem(500, "the model gives values that are no numbers", "look at its weights: vramfit doctor")
 
 
-def _vectors(rows: Sequence[Row], asked: Asked) -> str:
-    made = [write_vector(row["embedding"]) for row in rows]
-    value = f"[{','.join(made)}]" if asked.is_list else made[0]
-    return f'{{"predictions":{value}}}' if asked.key == "instances" else value
+def known_of(loaded: Loaded) -> Known:
+    """What requests depend on of a model."""
+    trained, model = loaded.trained, loaded.inference.model
+    config: Any = model.config
+    num_labels = config.num_labels if trained.kind.pools_sequences else 0
+    names = trained.label_names or tuple(str(config.id2label[n]) for n in range(num_labels))
+    head = pooling.head_of(model) if trained.kind.gives_vectors else None
+    return Known(
+        task=trained.task,
+        max_length=trained.max_length,
+        num_labels=num_labels,
+        label_names=names if num_labels else (),
+        problem_type=getattr(config, "problem_type", None),
+        num_dims=0 if head is None else _num_dims(head, config.hidden_size),
+        normalizes=head is not None and head.normalizes,
+        pooling=None if head is None else head.pooling,
+        dtype=str(getattr(model, "dtype", torch.float32)).removeprefix("torch."),
+    )
+
+
+def _num_dims(head: pooling.EmbeddingHead, hidden_size: int) -> int:
+    """Numbers of a vector: as many as the last dense layer gives, else as were pooled."""
+    dense = [layer.linear.out_features for layer in head.layers if isinstance(layer, pooling.Dense)]
+    return int(dense[-1]) if dense else hidden_size * len(head.pooling.split(JOINED))
+
+
+def _has_logits(work: Round, number: int) -> bool:
+    """Whether a sample's request wants what the head gives as it is."""
+    part = work.parts.get(work.owners[number][0])
+    return part is not None and part.asked.has_logits
 
 
 def _too_long(num_tokens: int, num_pieces: int) -> Reply:

@@ -14,7 +14,14 @@ from vramfit.planner.margin import margin_of
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model
-from vramfit.serve.settings import CONTEXT_BYTES, CPU_TOKENS, MAX_SAMPLES_A_BATCH, OFFLOADED_BATCHES, ServeSettings
+from vramfit.serve.settings import (
+    CONTEXT_BYTES,
+    CPU_TOKENS,
+    MAX_SAMPLES_A_BATCH,
+    OFFLOADED_BATCHES,
+    Need,
+    ServeSettings,
+)
 from vramfit.settings import having
 from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.results import wrong_top_k
@@ -23,6 +30,9 @@ from vramfit.workload import Workload
 
 PREDICTED = tuple(name for name in having(in_inference=True) if name != "model")
 """Settings of a workload that decide how much a batch may hold."""
+
+SEVERAL_TEXTS = 9
+"""A batch of so many full texts, beside one of one, says what another text takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +64,14 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         CheckpointError: weights that are damaged, or that lack the head.
         UnknownModel, WorkloadError: no such model, or none that could answer.
     """
-    trained = open_model(
-        settings.model,
-        task=settings.task,
-        seq=settings.seq,
-        trust_remote_code=settings.trust_remote_code,
-        or_vectors=True,
-    )
+    trained = _open(settings)
     wrong = None if settings.top_k is None else wrong_top_k(settings.top_k, trained.task)
     if wrong is not None:
         raise WorkloadError([wrong])
     share_bytes = settings.share_bytes(worker)
     run_device = RunDevice(settings.device_of(worker), memory=share_bytes)
     budget_bytes = share_bytes if share_bytes is not None else _free_share(run_device, settings, worker)
-    of_weights = {name: getattr(settings, name) for name in having(of_weights=True)}
-    workload = trained.workload(
-        **of_weights,
-        allocator="expandable",
-        gpu=settings.gpu or run_device.gpu,
-        pooling=settings.pools_by if trained.kind.pools_itself else None,
-    )
+    workload = _workload(trained, settings, run_device)
     most = MAX_SAMPLES_A_BATCH * trained.max_length if run_device.has_budget else CPU_TOKENS
     room = Room(min(most, settings.max_tokens or most), None)
     if budget_bytes is not None:
@@ -82,7 +80,7 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     if share_bytes is not None:
         enforce(share_bytes, run_device.device)
     if not workload.offloads:  # packed where torch has a kernel for it
-        workload = replace(workload, **trained.suited(run_device, **of_weights))
+        workload = replace(workload, **trained.suited(run_device, **settings.of_weights))
     memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
     model = trained.load_weights(workload, run_device, memory, hint=FINE_TUNE_OR_VECTORS)
     if trained.kind.gives_vectors and not trained.kind.pools_itself:
@@ -91,6 +89,48 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
         _rehearse(model, settings.fail_every)
     inference = Inference(model, run_device, max_tokens=room.max_tokens, workload=workload)
     return Loaded(trained, inference, run_device, budget_bytes, settings.top_k)
+
+
+def need_of(settings: ServeSettings) -> Need:
+    """What a worker takes at least, and for each further token.
+
+    Raises:
+        CheckpointError, UnknownModel, WorkloadError: no such model, none that could answer, or layers in host memory.
+    """
+    trained = _open(settings)
+    run_device = RunDevice(settings.device_of(0), memory=settings.share_bytes(0))
+    workload = _workload(trained, settings, run_device)
+    if workload.offloads:
+        raise WorkloadError(["offload is for one model: how much of each would stay on the device is not planned"])
+    one, several = (estimate(trained.model, batch=n, **_job(trained, workload)) for n in (1, SEVERAL_TEXTS))
+    least = one.safe_reserved_bytes
+    least += margin_of(2 * least, target_of(workload).basis, workload, varied=False).num_bytes
+    more = max(several.safe_reserved_bytes - one.safe_reserved_bytes, 1)
+    return Need(least, more / ((SEVERAL_TEXTS - 1) * trained.max_length))
+
+
+def _open(settings: ServeSettings) -> TrainedModel:
+    return open_model(
+        settings.model,
+        task=settings.task,
+        seq=settings.seq,
+        trust_remote_code=settings.trust_remote_code,
+        or_vectors=True,
+    )
+
+
+def _workload(trained: TrainedModel, settings: ServeSettings, run_device: RunDevice) -> Workload:
+    return trained.workload(
+        **settings.of_weights,
+        allocator="expandable",
+        gpu=settings.gpu or run_device.gpu,
+        pooling=settings.pools_by if trained.kind.pools_itself else None,
+    )
+
+
+def _job(trained: TrainedModel, workload: Workload) -> dict[str, Any]:
+    """Keywords of a prediction, without its batch."""
+    return {name: getattr(workload, name) for name in PREDICTED} | {"trust_remote_code": trained.trust_remote_code}
 
 
 def _free_share(run_device: RunDevice, settings: ServeSettings, worker: int) -> int | None:
@@ -114,7 +154,7 @@ def _rehearse(model: torch.nn.Module, fail_every: int) -> None:
 def _room(trained: TrainedModel, workload: Workload, budget_bytes: int, most: int, num_sharers: int) -> Room:
     """Tokens of a batch, `most` at most, so that any batch of so many fits beside the weights."""
     basis = target_of(workload).basis
-    job = {name: getattr(workload, name) for name in PREDICTED} | {"trust_remote_code": trained.trust_remote_code}
+    job = _job(trained, workload)
     for varied in (True, False):  # where nothing fits with room for fragmentation, at least what predictions may be off
         margin = margin_of(budget_bytes, basis, workload, varied=varied, whole=True)
         job["memory"] = max(budget_bytes - margin.num_bytes, 1)

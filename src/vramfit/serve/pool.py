@@ -23,8 +23,9 @@ from typing import Any
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.quiet import CHATTY, hush
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.serve.requests import PendingRequest, RequestQueue, problem
+from vramfit.serve.requests import Known, problem
 from vramfit.serve.settings import ServeSettings
+from vramfit.serve.waiting import PendingRequest, RequestQueue
 
 START_S = 600.0
 """Until a worker has loaded its model."""
@@ -41,9 +42,9 @@ GONE = None
 class Ready:
     """A worker can answer."""
 
-    task: str
+    known: Known
+    """What its model is."""
     device: str
-    max_length: int
     max_tokens: int
     budget_bytes: int | None
 
@@ -83,22 +84,25 @@ class Pool:
     """
 
     def __init__(self, settings: ServeSettings, on_restart: Callable[[], None] = lambda: None) -> None:
+        self.settings = settings
+        self.started: list[Ready] = []
+        """What each worker said first."""
         self.waiting = RequestQueue(settings.max_waiting)
         self._workers = [Worker(settings, number, self.waiting, on_restart) for number in range(settings.num_workers)]
 
-    def start(self) -> list[Ready]:
-        """Load the model in all workers, at once.
+    def launch(self) -> None:
+        """Start the workers; they load the model."""
+        for worker in self._workers:
+            worker.launch()
+
+    def begin(self) -> list[Ready]:
+        """Wait until all workers can answer, and let requests come.
 
         Raises:
-            VramfitError: one of them cannot; the others are ended.
+            VramfitError: one of them cannot.
         """
-        try:
-            for worker in self._workers:
-                worker.launch()
-            return [worker.begin() for worker in self._workers]
-        except BaseException:
-            self.stop()
-            raise
+        self.started = [worker.begin() for worker in self._workers]
+        return self.started
 
     @property
     def is_ready(self) -> bool:
@@ -189,7 +193,7 @@ class Worker:
                 threading.Event().wait(0.05)
                 continue
             limit = self.figures.max_tokens if self.figures is not None else ready.max_tokens
-            requests = self._waiting.take(limit, ready.max_length)
+            requests = self._waiting.take(limit, ready.known.max_length)
             if requests is None:
                 return
             with self._sending:
@@ -200,7 +204,7 @@ class Worker:
                 self._rounds.append({request.number: request for request in requests})
                 try:
                     assert self._pipe is not None
-                    self._pipe.send([(request.number, request.body) for request in requests])
+                    self._pipe.send([(request.number, request.path, request.body) for request in requests])
                 except OSError:
                     pass  # it has just ended, as the other thread will see
 
@@ -304,7 +308,7 @@ def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
     except VramfitError as error:
         pipe.send(Failed(str(error), error.hint, error.exit_code))
         return
-    ready = Ready(engine.task, engine.run_device.name, engine.max_length, engine.max_tokens, engine.budget_bytes)
+    ready = Ready(engine.known, engine.run_device.name, engine.max_tokens, engine.budget_bytes)
     gc.collect()
     gc.freeze()  # what is there now stays: collecting after memory has run out need not look at it
     pipe.send(ready)

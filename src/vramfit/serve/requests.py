@@ -1,27 +1,21 @@
-"""Requests: how bodies are read and cut, how they wait in a bounded queue, and their replies.
+"""Requests: how bodies are read and cut, and their replies. A body is JSON, with texts as each task takes them."""
 
-A body is JSON, with texts as each task takes them. Workers take requests by weight in tokens; replies find their way to
-the event loop through a `Mailbox`.
-"""
-
-import asyncio
 import json
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from vramfit.serve.settings import BYTES_A_TOKEN, MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS, MAX_WAITING_BYTES
+from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row
 from vramfit.tasks.parts.results import wrong_top_k
 from vramfit.units import shown
 
+INVOCATIONS = "/invocations"
 KEYS = ("inputs", "instances")
+MODEL = "model"
+"""Beside the inputs: which model is meant, where there are several."""
 PARAMETERS = "parameters"
 PARAMETERS_HINT = '{"inputs": …, "parameters": {"top_k": 3}}'
 CHARACTERS_A_TOKEN = 16
@@ -33,8 +27,7 @@ MORE_TOKENS = 64
 GROWTH = 4
 """As many times as much is looked at where a part has too few tokens."""
 RETRY = {"Retry-After": "1"}
-_numbers = count()
-T = TypeVar("T")
+HEADERS = {429: RETRY, 503: RETRY, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +37,9 @@ class Reply:
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+    """Why there is no answer; the body says it as /invocations does, and other paths in their own shape."""
+    hint: str | None = None
 
 
 class Refused(Exception):
@@ -54,18 +50,9 @@ class Refused(Exception):
         self.reply = problem(status, error, hint)
 
 
-def answer(value: Any) -> Reply:
-    """A value as an answer.
-
-    Raises:
-        ValueError: it has numbers that JSON has not: NaN or infinity.
-    """
-    return Reply(200, dumps(value))
-
-
 def problem(status: int, error: str, hint: str | None = None) -> Reply:
     """Why there is no answer."""
-    return Reply(status, dumps({"error": error, "hint": hint}), RETRY if status in (429, 503) else {})
+    return Reply(status, dumps({"error": error, "hint": hint}), HEADERS.get(status, {}), error, hint)
 
 
 def dumps(value: Any) -> bytes:
@@ -73,135 +60,38 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-@dataclass(eq=False, slots=True)
-class PendingRequest:
-    """A request on its way."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What requests depend on, of the model that answers them."""
 
-    number: int
-    body: bytes
-    deliver: Callable[[Reply], None]
-    """Takes the answer, from any thread."""
-    is_wanted: Callable[[], bool]
-    """Whether somebody still waits for it."""
-    num_deaths: int = 0
-    """Workers that ended while they had it."""
+    task: str
+    max_length: int
+    num_labels: int = 0
+    """Of a head that gives scores for a whole text; 0 for others."""
+    label_names: tuple[str, ...] = ()
+    problem_type: str | None = None
+    """What the configuration says that the scores are, in the words of transformers."""
+    num_dims: int = 0
+    """Of a vector; 0 where none are given."""
+    normalizes: bool = False
+    """Whether vectors have unit length already."""
+    pooling: str | None = None
+    dtype: str = "float32"
+    """Of the weights, as torch calls it."""
 
-    @staticmethod
-    def of(body: bytes, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]) -> "PendingRequest":
-        """A request that has just come."""
-        return PendingRequest(next(_numbers), body, deliver, is_wanted)
-
-
-class Full(Exception):
-    """Too many are waiting."""
-
-
-class RequestQueue:
-    """A line of requests that several workers take from.
-
-    Args:
-        max_requests: the next one is turned away.
-    """
-
-    def __init__(self, max_requests: int) -> None:
-        self._max_requests = max_requests
-        self._requests: deque[PendingRequest] = deque()
-        self._num_bytes = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def put(self, request: PendingRequest) -> None:
-        """Join the line.
-
-        Raises:
-            Full: there is no room, or the line is closed.
-        """
-        with self._changed:
-            too_many = (
-                len(self._requests) >= self._max_requests or self._num_bytes + len(request.body) > MAX_WAITING_BYTES
-            )
-            if self._is_closed or (too_many and self._requests):
-                raise Full
-            self._requests.append(request)
-            self._num_bytes += len(request.body)
-            self._changed.notify()
-
-    def put_back(self, requests: Iterable[PendingRequest]) -> None:
-        """First in line again, whatever the bounds: they were let in once."""
-        with self._changed:
-            for request in reversed(list(requests)):
-                self._requests.appendleft(request)
-                self._num_bytes += len(request.body)
-            self._changed.notify()
-
-    def take(self, max_tokens: int, max_length: int) -> list[PendingRequest] | None:
-        """What waits, up to a weight, one request at least; waits for it. None when the line is closed and empty.
-
-        A request that a worker has died of comes by itself.
-        """
-        with self._changed:
-            while True:
-                taken = self._taken(max_tokens, max_length)
-                if taken:
-                    return taken
-                if self._is_closed and not self._requests:
-                    return None
-                self._changed.wait()
-
-    def close(self) -> list[PendingRequest]:
-        """Nobody joins any more; gives those who wait, who are in line no longer."""
-        with self._changed:
-            self._is_closed = True
-            left, self._requests = list(self._requests), deque()
-            self._num_bytes = 0
-            self._changed.notify_all()
-        return left
-
-    def _taken(self, max_tokens: int, max_length: int) -> list[PendingRequest]:
-        taken: list[PendingRequest] = []
-        weight = 0
-        while self._requests:
-            request = self._requests[0]
-            num_tokens = min(len(request.body) // BYTES_A_TOKEN + 1, 4 * max_length)
-            alone = request.num_deaths > 0
-            if taken and (alone or weight + num_tokens > max_tokens):
-                break
-            self._requests.popleft()
-            self._num_bytes -= len(request.body)
-            if not request.is_wanted():
-                continue
-            taken.append(request)
-            weight += num_tokens
-            if alone:
-                break
-        return taken
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether an answer is a vector."""
+        return find_task(self.task).gives_vectors
 
 
-class Mailbox(Generic[T]):
-    """Any thread may put; the loop of a future hands it out."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What was said of a request's inputs."""
 
-    def __init__(self) -> None:
-        self._letters: deque[tuple[asyncio.Future[T], T]] = deque()
-        self._is_called = False
-
-    def put(self, future: "asyncio.Future[T]", result: T) -> None:
-        """The result of a future, unless nobody waits for it by then; lost where its loop has ended."""
-        self._letters.append((future, result))
-        if self._is_called:
-            return
-        self._is_called = True
-        with suppress(RuntimeError):  # the loop is closed
-            future.get_loop().call_soon_threadsafe(self._hand_out)
-
-    def _hand_out(self) -> None:
-        self._is_called = False  # before looking: what is put from now on calls again
-        while self._letters:
-            future, result = self._letters.popleft()
-            if not future.done():
-                future.set_result(result)
+    rows: list[list[dict[str, Any]]]
+    """Of each input, a row for each window; with `logits` where they were asked for."""
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,35 +100,71 @@ class Asked:
 
     references: list[Reference]
     """One for each input, as its task reads them."""
-    key: str
-    """What its inputs came under."""
+    write: Callable[[Answers], bytes]
+    """The body of its answer; raises ValueError for numbers that JSON has not."""
     is_list: bool
     """Whether a list of answers is wanted."""
     top_k: int | None = None
     """How many scores are wanted; None leaves it to the server."""
+    has_logits: bool = False
+    """Whether what the head gives is wanted as it is."""
+    may_cut: bool = True
+    """Whether a text that is too long is cut, not refused."""
 
 
 def read_body(body: bytes, task: str) -> Asked:
-    """What a request asks for.
+    """What a request to /invocations asks for.
 
     Raises:
         Refused: not JSON, or not what this task takes.
     """
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise Refused(400, f"the body is not JSON: {what}", _hint(task)) from None
+    data = parse(body, _hint(task))
     key = next((name for name in KEYS if isinstance(data, dict) and name in data), None)
     if key is None:
-        raise Refused(400, f"the body is {_kind(data)} without {' or '.join(KEYS)}", _hint(task))
+        raise Refused(400, f"the body is {kind_of(data)} without {' or '.join(KEYS)}", _hint(task))
     top_k = _top_k(data.get(PARAMETERS, {}), task)
-    others = [name for name in data if name not in (key, PARAMETERS)]
+    others = [name for name in data if name not in (key, PARAMETERS, MODEL)]
     if others:
         raise Refused(400, f"{shown(others[0])} is not known beside {key!r}", _hint(task))
     given = data[key]
     is_list = isinstance(given, list)
-    inputs = given if is_list else [given]
+    references = read_inputs(given if is_list else [given], task, key, is_list=is_list)
+
+    def write(answers: Answers) -> bytes:
+        kind = find_task(task)
+        if kind.gives_vectors:
+            made = [write_vector(rows[0]["embedding"]) for rows in answers.rows]
+        else:
+            made = [dumps(kind.reply(rows)).decode() for rows in answers.rows]
+        value = f"[{','.join(made)}]" if is_list else made[0]
+        return (f'{{"predictions":{value}}}' if key == "instances" else value).encode()
+
+    return Asked(references, write, is_list, top_k)
+
+
+def parse(body: bytes, hint: str) -> Any:
+    """A body as JSON.
+
+    Raises:
+        Refused: it is none.
+    """
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise Refused(400, f"the body is not JSON: {what}", hint) from None
+
+
+def read_inputs(inputs: Sequence[Any], task: str, key: str, *, is_list: bool = True) -> list[Reference]:
+    """Inputs as their task reads them.
+
+    Args:
+        key: what they came under.
+        is_list: whether they came as a list: a problem then says which one it is in.
+
+    Raises:
+        Refused: none, too many, or one that the task does not take.
+    """
     if not inputs:
         raise Refused(400, f"{key} is an empty list", _hint(task))
     if len(inputs) > MAX_REQUEST_TOKENS:
@@ -255,13 +181,13 @@ def read_body(body: bytes, task: str) -> Asked:
         except BadValue as error:
             where = f"{key}[{number}]: " if is_list else ""
             raise Refused(400, f"{where}{error}", _hint(task)) from None
-    return Asked(made, key, is_list, top_k)
+    return made
 
 
 def _top_k(parameters: Any, task: str) -> int | None:
     """What a request's parameters ask for beside its inputs."""
     if not isinstance(parameters, dict):
-        raise Refused(400, f"{PARAMETERS} is {_kind(parameters)}, not an object", PARAMETERS_HINT)
+        raise Refused(400, f"{PARAMETERS} is {kind_of(parameters)}, not an object", PARAMETERS_HINT)
     others = [name for name in parameters if name != "top_k"]
     if others:
         raise Refused(400, f"{PARAMETERS}: {shown(others[0])} is not known", PARAMETERS_HINT)
@@ -297,7 +223,8 @@ def _hint(task: str) -> str:
     return " or ".join(f'{{"inputs": {form}}}' for form in find_task(task).request_forms)
 
 
-def _kind(data: Any) -> str:
+def kind_of(data: Any) -> str:
+    """What a value of JSON is, in words."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
     return names.get(type(data), "a number")
 
@@ -311,10 +238,19 @@ def write_vector(numbers: Sequence[float]) -> str:
     >>> write_vector([0.5, -2.0, 1e-7])
     '{"embedding":[0.5,-2,1e-07]}'
     """
+    return f'{{"embedding":{write_numbers(numbers)}}}'
+
+
+def write_numbers(numbers: Sequence[float]) -> str:
+    """A list of fp32 numbers, in as many digits as tell one from the next.
+
+    Raises:
+        ValueError: it has numbers that JSON has not.
+    """
     written = _form(len(numbers)) % tuple(numbers)
     if "n" in written:  # nan, inf
         raise ValueError("a vector has values that are no numbers")
-    return f'{{"embedding":[{written}]}}'
+    return f"[{written}]"
 
 
 @lru_cache(maxsize=8)

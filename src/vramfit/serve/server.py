@@ -1,17 +1,19 @@
-"""The server: workers, a socket, and the application on it until it is told to stop."""
+"""The server: workers for each model, a socket, and the application on it until it is told to stop."""
 
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vramfit.errors import WorkloadError
 from vramfit.listening.connections import most_connections
 from vramfit.listening.server import Server, listen, url_of
 from vramfit.serve.app import App, Metrics
 from vramfit.serve.pool import Pool, Ready
 from vramfit.serve.settings import STOP_S, ServeSettings
+from vramfit.serve.shares import shared
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s of the load balancers in front."""
@@ -30,40 +32,64 @@ class Served:
     num_restarts: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Front:
+    """Where a server listens, and to whom."""
+
+    host: str = "127.0.0.1"
+    """Loopback unless asked otherwise; a container needs 0.0.0.0."""
+    port: int = 8080
+    """0 takes any that is free."""
+    api_key: str | None = field(default=None, repr=False)
+    """What requests have to show; None answers everybody."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise WorkloadError(["the API key has characters that no header has"], hint="take letters and digits")
+        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
+            raise WorkloadError(
+                ["the API key is empty, or begins or ends with a space"], hint="leave it out, or give one"
+            )
+
+
 def serve(
-    settings: ServeSettings,
+    models: Mapping[str, ServeSettings],
+    front: Front,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8080,
     on_listening: Callable[[], None] = lambda: None,
-    on_ready: Callable[[str, list[Ready]], None] = lambda url, workers: None,
+    on_ready: Callable[[str, dict[str, list[Ready]]], None] = lambda url, workers: None,
 ) -> Served:
-    """Serve a model until interrupted or told to stop; whatever has been accepted by then is answered.
+    """Serve models until interrupted or told to stop; whatever has been accepted by then is answered.
 
     Args:
-        settings: the model, and how it is run.
-        host: loopback unless asked otherwise; a container needs 0.0.0.0.
-        port: 0 takes any that is free.
-        on_listening: called once the port is had, before the model is loaded.
-        on_ready: called with the address and the workers once answers can be given.
+        models: name → the model, and how it is run. Several share the memory that each of them names.
+        front: where, and to whom.
+        on_listening: called once the port is had, before a model is loaded.
+        on_ready: called with the address and the workers of each model once answers can be given.
 
     Raises:
         NoPlanFits: a worker's share of the memory does not hold the model and one text.
         CheckpointError, UnknownModel, WorkloadError, VramfitError: the model, or a port that cannot be had.
     """
-    bound = listen(host, port)
+    bound = listen(front.host, front.port)
     on_listening()
     metrics = Metrics()
-    max_waiting = min(settings.max_waiting, most_connections() // 2)  # /ping needs a connection, too
-    pool = Pool(replace(settings, max_waiting=max_waiting), metrics.restarts.inc)
     usual: Any = signal.signal(signal.SIGTERM, _interrupt)
+    pools: dict[str, Pool] = {}
     try:
-        workers = pool.start()
+        most = most_connections() // 2 // len(models)  # /ping needs a connection, too
+        for name, settings in shared(models).items():
+            waits = replace(settings, max_waiting=max(min(settings.max_waiting, most), 1))
+            pools[name] = Pool(waits, metrics.restarts.inc)
+            pools[name].launch()
+        workers = {name: pool.begin() for name, pool in pools.items()}
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it once more when it has stopped
-        on_ready(url_of(host, bound), workers)
-        _Server(pool, App(pool, metrics, settings.timeout_s)).run(sockets=[bound])
+        on_ready(url_of(front.host, bound), workers)
+        timeout_s = max(settings.timeout_s for settings in models.values())
+        _Server(list(pools.values()), App(pools, metrics, timeout_s, front.api_key)).run(sockets=[bound])
     finally:
-        pool.stop()
+        for pool in pools.values():
+            pool.stop()
         bound.close()
         signal.signal(signal.SIGTERM, usual)
     return Served(metrics.total("accepted"), metrics.total("answered"), metrics.total("worker_restarts"))
@@ -72,7 +98,7 @@ def serve(
 class _Server(Server):
     """Stops as any; what still waits after a while is told to come again."""
 
-    def __init__(self, pool: Pool, app: App) -> None:
+    def __init__(self, pools: list[Pool], app: App) -> None:
         super().__init__(
             app,
             keep_alive_s=KEEP_ALIVE_S,
@@ -80,14 +106,16 @@ class _Server(Server):
             last_calls_s=LAST_CALLS_S,
             lifespan="off",
         )
-        self._pool = pool
+        self._pools = pools
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(STOP_S, self._pool.give_up)
+        loop = asyncio.get_running_loop()
+        timers = [loop.call_later(STOP_S, pool.give_up) for pool in self._pools]
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
 
 
 def _interrupt(number: int, frame: Any) -> None:

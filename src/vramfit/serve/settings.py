@@ -1,6 +1,9 @@
 """`ServeSettings`: what a server is asked for, checked before anything heavy is imported; and its limits."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vramfit.errors import WorkloadError
@@ -51,6 +54,20 @@ CHECKED: dict[str, Value] = {
     "timeout_s": Number(high=86_401, words="a number of seconds up to a day"),
 }
 """What each field may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a model takes, as predicted, in the bytes that PyTorch reserves."""
+
+    least_bytes: int
+    """Weights and one text of full length, with the margin for what predictions may be off."""
+    token_bytes: float
+    """For each further token of a batch."""
+
+    def times(self, num_workers: int) -> "Need":
+        """What several workers on one device take."""
+        return Need(self.least_bytes * num_workers, self.token_bytes * num_workers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +143,38 @@ class ServeSettings:
         here = self.device_of(worker)
         return sum(self.device_of(n) == here for n in range(self.num_workers))
 
+    @property
+    def most_sharers(self) -> int:
+        """Workers on the device that has most of them."""
+        return max(map(self.sharers, range(self.num_workers)))
+
     def share_bytes(self, worker: int) -> int | None:
         """A worker's part of the memory of its device; None where nothing was said."""
         return None if self.memory is None else parse_bytes(self.memory, name="memory") // self.sharers(worker)
+
+
+def names_of(models: Sequence[str]) -> dict[str, str]:
+    """Name → model, of what is given as a model or as NAME=MODEL; a folder has its own name, without those above it.
+
+    Raises:
+        WorkloadError: two of one name, or a name that is no part of an address.
+
+    >>> names_of(["runs/small/", "rank=models/x", "org/large"])
+    {'small': 'runs/small/', 'rank': 'models/x', 'org/large': 'org/large'}
+    """
+    made: dict[str, str] = {}
+    for given in models:
+        before, mark, after = given.partition("=")
+        is_named = bool(mark) and not Path(given).expanduser().exists()
+        model = after if is_named else given
+        is_folder = Path(model).expanduser().is_dir() or model.count("/") != 1 or model.endswith("/")
+        own = Path(model).expanduser().resolve().name if is_folder else model
+        name = before if is_named else re.sub(r"[^\w.\-/]+", "-", own, flags=re.ASCII)
+        if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", name, re.ASCII):
+            raise WorkloadError(
+                [f"{name!r} is no name for a model"], hint="give it one of letters and digits: NAME=FOLDER"
+            )
+        if name in made:
+            raise WorkloadError([f"two models are called {name}"], hint="give one of them another name: NAME=FOLDER")
+        made[name] = model
+    return made

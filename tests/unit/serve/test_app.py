@@ -9,8 +9,9 @@ from tests.waiting import LIMIT_S
 from vramfit.serve import app as app_module
 from vramfit.serve.app import App, Metrics
 from vramfit.serve.pool import Figures
-from vramfit.serve.requests import PendingRequest, Reply, RequestQueue, problem
+from vramfit.serve.requests import Reply, problem
 from vramfit.serve.settings import MAX_BODY_BYTES
+from vramfit.serve.waiting import PendingRequest, RequestQueue
 
 JSON = ((b"content-type", b"application/json; charset=utf-8"),)
 SCOPE = {"type": "http", "method": "POST", "path": "/invocations", "headers": list(JSON)}
@@ -25,10 +26,10 @@ class Pool:
         self.figures: list[Any] = []
 
 
-def make(timeout_s: float = LIMIT_S, **keywords: Any) -> tuple[App, Any, Metrics]:
+def make(timeout_s: float = LIMIT_S, api_key: str | None = None, **keywords: Any) -> tuple[App, Any, Metrics]:
     pool: Any = Pool(**keywords)
     metrics = Metrics()
-    return App(pool, metrics, timeout_s), pool, metrics
+    return App({"small": pool}, metrics, timeout_s, api_key), pool, metrics
 
 
 async def call(
@@ -171,6 +172,47 @@ def test_requests_that_stay_unfinished_take_bounded_memory(monkeypatch: Any) -> 
 def test_ping_says_whether_anybody_can_answer() -> None:
     assert asyncio.run(call(make()[0], "GET", "/ping"))[:2] == (200, {})
     assert asyncio.run(call(make(ready=False)[0], "GET", "/ping"))[0] == 503
+
+
+def test_a_key_is_asked_for_everywhere_but_for_health() -> None:
+    app, pool, metrics = make(api_key="secret")
+    run = asyncio.run
+    for header in (b"", b"secret", b"Bearer", b"Bearer wrong", b"Basic secret", b"Bearer secret2", b"Bearer \xff"):
+        status, body, headers = run(invoke(app, headers=[*JSON, (b"authorization", header)]))
+        assert (status, body["error"]) == (401, "the API key is missing or wrong")
+        assert headers["www-authenticate"] == "Bearer"
+    assert run(call(app, "GET", "/metrics"))[0] == 401
+    assert run(call(app, "POST", "/v1/embeddings"))[1]["error"]["code"] == "invalid_api_key"
+    assert (run(call(app, "GET", "/health"))[0], run(call(app, "HEAD", "/ping"))[0]) == (200, 200)
+    assert (metrics.total("accepted"), len(pool.waiting)) == (0, 0)
+    shown = [(b"authorization", b"bearer secret")]
+    assert run(call(app, "GET", "/v1/models", headers=shown))[1]["data"][0]["id"] == "small"
+
+
+def test_a_request_goes_to_the_model_that_it_names() -> None:
+    pools: dict[str, Any] = {"small": Pool(), "org/large": Pool()}
+    app = App(pools, Metrics(), 0.01)
+    run = asyncio.run
+
+    def bodies(name: str) -> list[tuple[str, bytes]]:
+        return [(request.path, request.body) for request in pools[name].waiting.close()]
+
+    run(call(app, "POST", "/embed", b'{"inputs": "a", "model": "org/large"}'))
+    assert bodies("org/large") == [("/embed", b'{"inputs": "a", "model": "org/large"}')]
+    run(call(app, "POST", "/models/small/v1/embeddings", b"{}"))
+    assert bodies("small") == [("/v1/embeddings", b"{}")]
+    for body in (b"{}", b"[1]", b"", b'{"model": 3}', b"[" * 100_000, b'"model"', b"\xff"):
+        status, said, _ = run(call(app, "POST", "/rerank", body))
+        assert status == 422
+        assert "2 models are served, and the request names none" in said["error"]
+    status, said, _ = run(call(app, "POST", "/v1/embeddings", b'{"model": "other"}'))
+    assert (status, said["error"]["code"]) == (404, "not_found")
+    assert run(call(app, "GET", "/v1/models/org/large"))[1]["id"] == "org/large"
+    assert run(call(app, "GET", "/v1/models/other"))[0] == 404
+    assert run(call(app, "POST", "/models/other/embed", b"{}"))[0] == 404
+    pools["small"].is_ready = False
+    status, said, _ = run(call(app, "GET", "/health"))
+    assert (status, said["error_type"]) == (503, "Unhealthy")
 
 
 def test_metrics_add_up() -> None:

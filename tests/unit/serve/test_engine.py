@@ -16,6 +16,7 @@ from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.runtime import trained
 from vramfit.serve import engine as engine_module
 from vramfit.serve import requests
+from vramfit.serve.requests import INVOCATIONS
 from vramfit.tasks import find_task
 
 TEXTS = ("the film was great", "anna", "tom saw the awful film and the music was dull . tom lives in berlin . " * 6)
@@ -81,9 +82,12 @@ def test_packed_batches_answer_the_same(heads: Heads, pooling: str, monkeypatch:
 
 def test_every_request_of_a_round_gets_its_own_answer(heads: Heads) -> None:
     engine = engine_of(heads["features"], max_tokens=64)
-    bodies = {n: json.dumps({"inputs": " ".join(TEXTS[2].split()[n : 2 * n + 1])}).encode() for n in range(30)}
+    bodies: dict[Any, bytes] = {
+        n: json.dumps({"inputs": " ".join(TEXTS[2].split()[n : 2 * n + 1])}).encode() for n in range(30)
+    }
     together: dict[Any, Any] = {}
-    work = engine.prepare([*bodies.items(), ("bad", b"{"), ("empty", b'{"inputs": ""}')])
+    more = {"bad": b"{", "empty": b'{"inputs": ""}'}
+    work = engine.prepare([(key, INVOCATIONS, body) for key, body in (bodies | more).items()])
     engine.run(work, together.update)
     assert (together["bad"].status, together["empty"].status) == (400, 400)
     assert engine.num_batches > 5
@@ -137,7 +141,7 @@ def test_a_text_that_never_fits_is_told_so_and_the_others_are_answered(
 
     engine._inference.model.register_forward_pre_hook(refuse_long, with_kwargs=True)
     heard: dict[Any, Any] = {}
-    bodies = [(n, json.dumps({"inputs": text}).encode()) for n, text in enumerate(TEXTS)]
+    bodies = [(n, INVOCATIONS, json.dumps({"inputs": text}).encode()) for n, text in enumerate(TEXTS)]
     engine.run(engine.prepare(bodies), heard.update)
     assert [heard[n].status for n in range(3)] == [200, 200, 503]
     assert b"memory is short" in heard[2].body
@@ -271,7 +275,8 @@ def test_a_request_says_how_many_scores_it_wants_and_a_server_what_is_usual(head
     assert scores(usual, top_k=2) == both
     mixed: list[Any] = []
     bodies = [
-        (n, json.dumps({"inputs": TEXTS[0], "parameters": {"top_k": k}}).encode()) for n, k in enumerate((None, 2))
+        (n, INVOCATIONS, json.dumps({"inputs": TEXTS[0], "parameters": {"top_k": k}}).encode())
+        for n, k in enumerate((None, 2))
     ]
     plain.run(plain.prepare(bodies), mixed.extend)
     assert [json.loads(reply.body) for _, reply in sorted(mixed, key=lambda one: one[0])] == [told, both]

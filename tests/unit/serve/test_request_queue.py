@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from vramfit.serve import requests
-from vramfit.serve.requests import Full, Mailbox, PendingRequest, RequestQueue
+from vramfit.serve import waiting
+from vramfit.serve.waiting import Full, Mailbox, PendingRequest, RequestQueue
 
 
 def request(size: int = 4, wanted: bool = True) -> PendingRequest:
@@ -39,7 +39,7 @@ def test_the_next_one_is_turned_away_when_the_line_is_full(monkeypatch: pytest.M
     line.put(request())
     with pytest.raises(Full):
         line.put(request())
-    monkeypatch.setattr(requests, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(waiting, "MAX_WAITING_BYTES", 100)
     heavy = RequestQueue(10)
     heavy.put(request(90))
     with pytest.raises(Full):
