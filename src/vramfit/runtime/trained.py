@@ -15,7 +15,7 @@ from vramfit.loader.load import load_request, make_request
 from vramfit.loader.making import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.sentence_folder import is_sentence_folder
+from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -26,8 +26,11 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
+from vramfit.settings.precision import usual_precision
+from vramfit.settings.setting import BF16_CAPABILITY
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
+from vramfit.tasks.parts.sentence_head import HeadParts
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.workload import Workload
@@ -61,6 +64,10 @@ class TrainedModel:
     """Whether the configuration names the head of the task."""
     learned_pairs: bool = False
     """Whether the record of its run says that texts came in pairs."""
+    parts: HeadParts | None = None
+    """What its folder says of a head that pools."""
+    prompt: str | None = None
+    """What goes before every text; None takes what its folder says."""
 
     @property
     def kind(self) -> Task:
@@ -75,6 +82,7 @@ class TrainedModel:
             max_length=self.max_length,
             label_names=self.label_names,
             stride=min(STRIDE, self.max_length // 4),
+            prompt=find_prompt(self.parts, self.prompt),
         )
 
     def check_head(self) -> None:
@@ -130,6 +138,13 @@ class TrainedModel:
         pays = w.attention is None and "packed" in self.attentions and why_not is None
         pays = pays and (w.gpu is None or find_gpu(w.gpu).compute_capability >= FLASH_CAPABILITY)
         return settings | ({"attention": "packed"} if pays and has_packed_kernel(run_device.device, w) else {})
+
+    def precision_on(self, run_device: RunDevice) -> str:
+        """The precision to infer with where none is asked for: bf16 on a GPU that has it, else fp32."""
+        if run_device.device.type != "cuda":
+            return "fp32"
+        capability = torch.cuda.get_device_capability(run_device.device)
+        return usual_precision(capability, infers=True) if capability >= BF16_CAPABILITY else "fp32"
 
     def workload(self, **settings: Any) -> Workload:
         """Inference with this model, at its full length unless `seq` says otherwise.
@@ -275,6 +290,7 @@ def open_model(
         attentions=tuple(a for a in supported_attention(config) if a != "packed" or takes_heads(config)),
         names_head=kind.name in named or not kind.has_head,
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
+        parts=resolved.parts,
     )
 
 

@@ -213,6 +213,8 @@ class Tokenizing:
     """Names of the classes, in the order of their numbers."""
     stride: int = 0
     """Tokens that two windows of one text share, where a task reads windows."""
+    prompt: str = ""
+    """What goes before every text."""
 
     @property
     def label_numbers(self) -> dict[str, int]:
@@ -274,6 +276,8 @@ def cut(how: Tokenizing, chunk: list[Reference], **options: Any) -> list[tuple[i
     """Full length and encoding of each text. What is too long is done once more, and cut by the tokenizer itself."""
     tokenizer, max_length = how.tokenizer, how.max_length
     texts = [texts_of(reference) for reference in chunk]
+    if how.prompt:
+        texts = [(how.prompt + first, *others) for first, *others in texts]
     made = tokenize(tokenizer, texts, truncation=False, **options)
     lengths = [len(ids) for ids in made["input_ids"]]
     results = [{key: made[key][i] for key in made} for i in range(len(chunk))]
