@@ -99,7 +99,9 @@ class _FileRun:
         self._spool.begin(self.manifest)
         num_before, begin = self.manifest.num_vectors, time.perf_counter()
         ranges = _calibrated(request, encoder) if not self.manifest.ranges else np.array(self.manifest.ranges, "<f4")
-        each_part(encoder, stream.parts(), lambda part, vectors, cut: self._take(part, vectors, cut, ranges))
+        each_part(
+            encoder, stream.parts(encoder.part_rows), lambda part, vectors, cut: self._take(part, vectors, cut, ranges)
+        )
         seconds = time.perf_counter() - begin
         tell(f"writing {request.path.name}")
         finish(self._spool, self.manifest, indexes=request.skip_bad_rows)
@@ -171,7 +173,7 @@ def _to_array(request: EncodeRequest, data: str | Iterable[str]) -> Array:
     pieces: list[Array] = []
     each_part(
         encoder,
-        _stream(request, data).parts(),
+        _stream(request, data).parts(encoder.part_rows),
         lambda part, vectors, cut: pieces.append(vectors if waits else stored(vectors, request.dtype, ranges)),
     )
     made = np.concatenate(pieces)
@@ -198,7 +200,7 @@ def _calibrated(request: EncodeRequest, encoder: Encoder) -> Array | None:
         num_vectors += len(vectors)
 
     stream = open_stream(request.calibration, text_column=None, max_rows=None, skips=False)
-    each_part(encoder, stream.parts(), take)
+    each_part(encoder, stream.parts(encoder.part_rows), take)
     check_calibration(num_vectors, request.dtype)
     return found[0]
 

@@ -8,6 +8,7 @@ import torch
 
 from vramfit.models.sentence_folder import find_prompt
 from vramfit.runtime.device import RunDevice
+from vramfit.runtime.encoding import texts
 from vramfit.runtime.encoding.numbers import cut
 from vramfit.runtime.encoding.request import EncodeRequest, fingerprint
 from vramfit.runtime.inference import Inference
@@ -91,6 +92,11 @@ class Encoder:
     def max_length(self) -> int:
         """Tokens at which texts are cut."""
         return self._trained.max_length
+
+    @property
+    def part_rows(self) -> int:
+        """Rows that are read, encoded and kept together."""
+        return texts.PART_ROWS if self._run_device.computes_apart else texts.HOST_PART_ROWS
 
     @property
     def num_recoveries(self) -> int:

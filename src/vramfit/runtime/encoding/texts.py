@@ -13,7 +13,9 @@ from vramfit.tasks.parts.reading import LabelNames, Reference
 from vramfit.units import counted
 
 PART_ROWS = 8192
-"""Rows of a part: enough that texts of like length fill batches."""
+"""Rows of a part on a GPU: enough that texts of like length fill batches."""
+HOST_PART_ROWS = 1024
+"""The same where a CPU computes: a run that is ended loses a minute, not an hour."""
 PART_CHARACTERS = 2**25
 """A part ends beyond so many, so that very long texts do not fill the memory."""
 LISTED = "the texts"
@@ -75,8 +77,8 @@ class TextStream:
                 hint="give the data that the run began with, or begin anew without --resume, with another --output",
             )
 
-    def parts(self) -> Iterator[TextPart]:
-        """What is left, in order.
+    def parts(self, num_rows: int = PART_ROWS) -> Iterator[TextPart]:
+        """What is left, in order, so many rows at a time.
 
         Raises:
             DataError: bad rows that are not to be left out, with their numbers; or no rows at all.
@@ -90,7 +92,7 @@ class TextStream:
             else:
                 good.append(found)
                 num_characters += len(found["texts"][0])
-            if self._end.num_rows - begin >= PART_ROWS or num_characters > PART_CHARACTERS:
+            if self._end.num_rows - begin >= num_rows or num_characters > PART_CHARACTERS:
                 yield self._part(good, bad, begin)
                 good, bad, begin, num_characters = [], [], self._end.num_rows, 0
         if self._end.num_rows > begin:
