@@ -50,7 +50,7 @@ class VectorOutput:
 
 @verb("vramfit encode my-embedder reviews.csv --output vectors.npy --memory 2GiB")
 def encode(options: EncodeOptions, own: VectorOutput, data: Annotated[str, DATA], json: Json = False) -> None:
-    """Write the vectors of all texts of a file, in order and in constant memory; --resume goes on after a stop.
+    """Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.
 
     Rows are kept part by part beside the output, with a manifest; the output is there once it is whole.
 
