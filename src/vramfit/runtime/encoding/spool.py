@@ -141,7 +141,7 @@ class Spool:
 
     def keep(self, manifest: Manifest) -> None:
         """Replace the manifest."""
-        replace_file(manifest_of(self.output), to_json(manifest).encode())
+        replace_file(manifest_of(self.output), to_json(manifest, indent=None).encode())
 
     def _write(self, path: Path, content: bytes, at: int | None = None) -> None:
         """Append, or cut to a size first."""
