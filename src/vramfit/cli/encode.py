@@ -4,21 +4,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vramfit.cli.first_look import LOOKED_AT_BYTES, look_at_columns, look_at_file, look_at_gpu, look_at_model
-from vramfit.cli.inference import DATA, InferenceOptions
-from vramfit.cli.options import Json, argument, checked_choice, opt, option, verb
+from vramfit.cli.first_look import LOOKED_AT_BYTES, look_at_columns
+from vramfit.cli.inference import DATA, PRECISIONS, InferenceOptions
+from vramfit.cli.options import Json, argument, opt, option, verb
 from vramfit.cli.terminal import print_json, say, working
 from vramfit.runtime.encoding.request import DTYPES, ENDINGS, EncodeRequest
 from vramfit.units import counted, shown
-from vramfit.workload import CHOICES
 
 if TYPE_CHECKING:
     from vramfit.runtime.encoding.request import EncodeReport
 
 ENCODER = argument("A folder of sentence-transformers or vramfit train, or any encoder.", "MODEL")
-PRECISION = option(
-    f"Arithmetic, one of {', '.join(CHOICES['precision'])}; else bf16 where the GPU has it, and fp32.", "NAME"
-)
+PRECISION = option(f"Arithmetic, one of {PRECISIONS}; else bf16 where the GPU has it, and fp32.", "NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +55,7 @@ def encode(options: EncodeOptions, own: VectorOutput, data: Annotated[str, DATA]
     130 when interrupted.
     """
     request = _request(options, own)
+    options.look(data, *([own.calibration] if own.calibration is not None else []))
     _look(request, data)
     with working("Encoding"):
         from vramfit.runtime.encoding.encode import encode_to_file
@@ -78,16 +76,10 @@ def _request(options: EncodeOptions, own: VectorOutput) -> EncodeRequest:
 
 
 def _look(request: EncodeRequest, data: str) -> None:
-    """Refuse wrong names, missing files, and rows that cannot be used, before torch is imported."""
+    """Refuse an output that cannot be written and rows that cannot be used, before torch is imported."""
     from vramfit.runtime.encoding.spool import look_at_manifest
     from vramfit.runtime.encoding.texts import open_stream, source_of
 
-    if request.precision is not None:
-        checked_choice("precision", request.precision)
-    look_at_gpu(request.gpu)
-    look_at_model(request.model)
-    for file in filter(None, (data, request.calibration)):
-        look_at_file(file)
     request.look_at_output(data)
     look_at_manifest(request.path, resume=request.resume)
     asked: dict[str, Any] = {"text_column": request.text_column, "max_rows": request.max_rows}
@@ -101,7 +93,7 @@ def _look(request: EncodeRequest, data: str) -> None:
 
 def _remarks(report: "EncodeReport") -> list[str]:
     """What to know of a run, on stderr."""
-    lines = [f"Computed in {report.precision}" + ("; --exact is fp32" if report.precision != "fp32" else "")]
+    lines = [f"Computed in {report.arithmetic}" + ("; --exact is fp32" if report.arithmetic != "fp32" else "")]
     if report.prompt:
         lines.append(f"Every text went in after {shown(report.prompt)}")
     if report.num_encoded:

@@ -26,8 +26,6 @@ from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
-from vramfit.settings.precision import usual_precision
-from vramfit.settings.setting import BF16_CAPABILITY
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -138,13 +136,6 @@ class TrainedModel:
         pays = w.attention is None and "packed" in self.attentions and why_not is None
         pays = pays and (w.gpu is None or find_gpu(w.gpu).compute_capability >= FLASH_CAPABILITY)
         return settings | ({"attention": "packed"} if pays and has_packed_kernel(run_device.device, w) else {})
-
-    def precision_on(self, run_device: RunDevice) -> str:
-        """The precision to infer with where none is asked for: bf16 on a GPU that has it, else fp32."""
-        if run_device.device.type != "cuda":
-            return "fp32"
-        capability = torch.cuda.get_device_capability(run_device.device)
-        return usual_precision(capability, infers=True) if capability >= BF16_CAPABILITY else "fp32"
 
     def workload(self, **settings: Any) -> Workload:
         """Inference with this model, at its full length unless `seq` says otherwise.

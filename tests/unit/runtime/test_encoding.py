@@ -18,10 +18,10 @@ from tests.unit.runtime.training.small_runs import BAD, GOOD, PLAIN, write_model
 
 import vramfit
 from vramfit.errors import CheckpointError, DataError, MissingExtra, VramfitError, WorkloadError
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.encoding import encode as encoding
 from vramfit.runtime.encoding import outputs, spool, texts
 from vramfit.runtime.encoding.request import DTYPES, fingerprint
-from vramfit.runtime.trained import TrainedModel
 
 ODD = ["A cat sat on the mat.", "", "  ", ".", "word " * 2000, "Ünïcode 漢字", "\n\t", "[SEP] [MASK]", "a\x00b"]
 
@@ -343,10 +343,10 @@ def test_the_precision_is_that_of_the_gpu_unless_it_is_to_be_exact(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, output = write_lines(tmp_path / "rows.txt", lines(9)), str(tmp_path / "vectors.npy")
-    monkeypatch.setattr(TrainedModel, "precision_on", lambda self, run_device: "bf16")
-    assert encode(model, data, output=output).precision == "bf16"
+    monkeypatch.setattr(RunDevice, "capability", (9, 0))
+    assert encode(model, data, output=output).arithmetic == "bf16"
     rough = np.load(output)
-    assert encode(model, data, output=output, exact=True).precision == "fp32"
+    assert encode(model, data, output=output, exact=True).arithmetic == "fp32"
     assert 0 < np.abs(np.load(output) - rough).max() < 0.05
 
 

@@ -135,7 +135,7 @@ class _FileRun:
             num_vectors=manifest.num_vectors,
             width=manifest.width,
             dtype=self._request.dtype,
-            precision=encoder.precision,
+            arithmetic=encoder.arithmetic,
             prompt=encoder.prompt,
             num_rows=manifest.end.num_rows,
             num_bad_rows=manifest.end.num_bad,

@@ -15,6 +15,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.retrieval import check_dims
 from vramfit.runtime.trained import open_model
 from vramfit.settings import having
+from vramfit.settings.precision import decided, named
 from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.joint import width_of
 from vramfit.tasks.parts.reading import Tokenizing, check_room
@@ -29,7 +30,6 @@ class Encoder:
     """
 
     def __init__(self, request: EncodeRequest) -> None:
-        self._request = request
         trained = open_model(
             request.model,
             task=request.task_or_usual,
@@ -41,7 +41,9 @@ class Encoder:
         """What goes before every text."""
         self._trained = replace(trained, prompt=self.prompt)
         self._run_device = RunDevice(request.device, memory=request.memory)
-        self.precision = "fp32" if request.exact else request.precision or trained.precision_on(self._run_device)
+        self._request = decided(request, self._run_device.capability)
+        self.arithmetic = named(self._request)
+        """The precision that is computed in."""
         check_room(trained.tokenizer, trained.max_length, pair=False)
 
     def load(self) -> None:
@@ -52,9 +54,13 @@ class Encoder:
             WorkloadError: vectors that are to be cut to more numbers than they have.
         """
         trained, request = self._trained, self._request
-        names = {name for name in having(in_inference=True) if hasattr(request, name)} - {"model", "task", "seq"}
-        asked = {name: getattr(request, name) for name in names - {"batch"}} | {"precision": self.precision}
-        settings = trained.suited(self._run_device, **asked)
+        names = {name for name in having(in_inference=True) if hasattr(request, name)} - {
+            "model",
+            "task",
+            "seq",
+            "batch",
+        }
+        settings = trained.suited(self._run_device, **{name: getattr(request, name) for name in names})
         inference = trained.load(self._run_device, batch=request.batch, **settings)
         if not trained.kind.pools_itself:
             pooling.attach(inference.model, pooling.EmbeddingHead("mean", normalizes=False))
@@ -115,7 +121,7 @@ class Encoder:
         return {
             "model": fingerprint(request.model),
             "task": self.task,
-            "precision": self.precision,
+            "precision": self.arithmetic,
             "dtype": request.dtype,
             "dims": self._dims,
             "prompt": self.prompt,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError, WorkloadError, nearest_names
+from vramfit.settings.precision import exact_problems
 from vramfit.tasks import all_tasks, find_task, vector_task
 
 STORED: dict[str, str] = {
@@ -90,8 +91,7 @@ class EncodeRequest:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 yield f"{name} {value!r} is not a whole number from 1"
-        if self.exact and self.precision not in (None, "fp32"):
-            yield f"exact is fp32, and precision {self.precision} is asked for too: give one"
+        yield from exact_problems(self)
         if self.prompt is not None and self.prompt_name is not None:
             yield "prompt and prompt_name both say what goes before a text: give one"
         if self.calibration is not None and not self.needs_ranges:
@@ -140,7 +140,8 @@ class EncodeReport:
     width: int
     """Numbers that are stored of a vector."""
     dtype: str
-    precision: str
+    arithmetic: str
+    """The precision that was computed in."""
     prompt: str
     """What went before every text."""
     num_rows: int
