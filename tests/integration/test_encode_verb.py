@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.integration.command import Done, vramfit
+from tests.unit.models.sentence_folders import write_folder, write_json
 from tests.unit.runtime.training.small_runs import BAD, GOOD, write_model
 from tests.waiting import LIMIT_S, running, wait_until
 from vramfit.runtime.encoding.texts import HOST_PART_ROWS
@@ -91,6 +92,22 @@ def test_a_column_of_a_table_is_encoded_with_its_bad_rows_left_out(folder: Path,
     assert "Note: ranges of int8 are those of the first 2 vectors" in done.err
     assert np.load(output).shape == (2, 8)
     assert np.load(tmp_path / "vectors.index.npy").tolist() == [0, 2]
+
+
+def test_the_default_prompt_of_a_folder_goes_before_texts_in_every_verb(tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "model", "Normalize")
+    prompts = {"prompts": {"q": "anna saw "}, "default_prompt_name": "q"}
+    write_json(model / "config_sentence_transformers.json", prompts)
+    (tmp_path / "rows.txt").write_text("great film\ndull\n")
+    (tmp_path / "prompted.txt").write_text("anna saw great film\nanna saw dull\n")
+    done = run("encode", str(model), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "vectors.npy"))
+    assert "Every text went in after 'anna saw '" in done.err
+    arguments = ("-o", str(tmp_path / "plain.npy"), "--prompt", "")
+    assert run("encode", str(model), str(tmp_path / "prompted.txt"), *arguments).code == 0
+    predicted = run("predict", str(model), str(tmp_path / "rows.txt"), "--device", "cpu")
+    vectors = np.array([json.loads(line)["embedding"] for line in predicted.out.splitlines()])
+    assert np.abs(np.load(tmp_path / "vectors.npy") - np.load(tmp_path / "plain.npy")).max() < 1e-6
+    assert np.abs(vectors - np.load(tmp_path / "plain.npy")).max() < 1e-6
 
 
 @pytest.mark.parametrize(
