@@ -23,6 +23,10 @@ def run(*arguments: str, stdin: str | None = None) -> Done:
     return vramfit(*arguments, stdin=stdin, OMP_NUM_THREADS="1", COLUMNS="150")
 
 
+def num_kept(manifest: Path) -> int:
+    return int(json.loads(manifest.read_text())["num_vectors"])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("encode")
@@ -56,12 +60,12 @@ def test_a_run_that_is_ended_goes_on(folder: Path, whole: Path, tmp_path: Path, 
         process.stdin.write(rows)  # all but its end: the last part never comes
         process.stdin.flush()
         manifest = output.with_name("vectors.npy.manifest.json")
-        wait_until(manifest.exists, "the first part", child=process)
+        wait_until(lambda: manifest.exists() and num_kept(manifest), "the first part", child=process)
         process.send_signal(how)
         said = process.stderr.read()
         code = process.wait(LIMIT_S)
     assert not output.exists()
-    kept = json.loads(manifest.read_text())["num_vectors"]
+    kept = num_kept(manifest)
     assert 0 < kept < NUM_PARTS * HOST_PART_ROWS
     if how == signal.SIGINT:
         assert code == 130

@@ -234,6 +234,29 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on(
     assert output.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("ending", [".npy", ".jsonl"])
+def test_a_run_that_ends_at_its_very_end_goes_on(
+    model: str, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, output = write_lines(tmp_path / "rows.txt", lines(9)), tmp_path / f"vectors{ending}"
+    encode(model, ["film"], output=str(output))
+    usual = os.replace
+
+    def lose_power(source: Any, target: Any) -> None:
+        if str(source).endswith((".partial", ".finishing")):
+            raise SystemExit
+        usual(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lose_power)
+        with pytest.raises(SystemExit):
+            encode(model, data, output=str(output))
+    assert len(read(output)[0]) == 1
+    encode(model, data, output=str(output), resume=True)
+    assert np.abs(read(output)[0] - encode(model, lines(9))).max() < 1e-6
+    assert sorted(os.listdir(tmp_path)) == sorted(["rows.txt", output.name, f"{output.name}.manifest.json"])
+
+
 @pytest.mark.usefixtures("_small_parts")
 def test_what_an_interrupt_keeps_is_said_and_gone_on_with(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

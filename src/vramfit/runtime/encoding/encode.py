@@ -90,6 +90,7 @@ class _FileRun:
         stream = _stream(request, self._data)
         stream.pass_over(before.end if before is not None else START)
         if before is not None and before.is_whole:
+            self._spool.close(before)
             _refuse_more(stream, request)
             self._notes.append("all vectors were there already")
             return self._report(encoder, 0, 0.0)

@@ -32,7 +32,7 @@ class Format:
     offset: int
     """Bytes before the first raw row; a format that is written from raw rows has none."""
     finish: Callable[[Spool, Manifest, bool], None]
-    """Writes the output; whether rows were left out, so that an index is wanted."""
+    """Writes the output, or the header of the raw rows; whether rows were left out, so that an index is wanted."""
 
 
 def format_of(output: Path) -> Format:
@@ -58,6 +58,8 @@ def finish(spool: Spool, manifest: Manifest, *, indexes: bool) -> None:
     """
     try:
         FORMATS[spool.output.suffix.lower()].finish(spool, manifest, indexes)
+        with uninterrupted():
+            spool.close(manifest)
     except OSError as error:
         raise cannot_write(spool.output, error) from None
 
@@ -83,7 +85,6 @@ def _npy(spool: Spool, manifest: Manifest, indexes: bool) -> None:
             for _, places in spool.blocks(manifest):
                 file.write(places[:, 0].tobytes())
     _put_header(spool, npy_header(dtype, (manifest.num_vectors, manifest.width)))
-    _close(spool, manifest)
 
 
 def _safetensors(spool: Spool, manifest: Manifest, indexes: bool) -> None:
@@ -99,7 +100,6 @@ def _safetensors(spool: Spool, manifest: Manifest, indexes: bool) -> None:
                 file.write(places[:, 0].tobytes())
     room = SAFETENSORS_HEADER_BYTES - 8
     _put_header(spool, room.to_bytes(8, "little") + json.dumps(tensors).ljust(room).encode())
-    _close(spool, manifest)
 
 
 def _jsonl(spool: Spool, manifest: Manifest, indexes: bool) -> None:
@@ -107,7 +107,6 @@ def _jsonl(spool: Spool, manifest: Manifest, indexes: bool) -> None:
         for vectors, places in spool.blocks(manifest):
             for vector, (index, row) in zip(vectors.tolist(), places.tolist(), strict=True):
                 file.write(json.dumps({"row": row, "index": index, "embedding": vector}).encode() + b"\n")
-    _close(spool, manifest)
 
 
 def _parquet(spool: Spool, manifest: Manifest, indexes: bool) -> None:
@@ -121,7 +120,6 @@ def _parquet(spool: Spool, manifest: Manifest, indexes: bool) -> None:
             rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), manifest.width)
             columns = [pa.array(places[:, 0]), pa.array(places[:, 1]), rows]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-    _close(spool, manifest)
 
 
 def _put_header(spool: Spool, header: bytes) -> None:
@@ -130,13 +128,6 @@ def _put_header(spool: Spool, header: bytes) -> None:
         file.write(header)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _close(spool: Spool, manifest: Manifest) -> None:
-    with uninterrupted():
-        if FORMATS[spool.output.suffix.lower()].offset:
-            os.replace(spool.vectors, spool.output)
-        spool.close(manifest)
 
 
 @contextmanager

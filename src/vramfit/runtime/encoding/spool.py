@@ -114,6 +114,8 @@ class Spool:
         Raises:
             VramfitError: some of those rows are not there.
         """
+        if not manifest.num_vectors:
+            self.keep(manifest)  # in place of one that calls an older output whole
         sizes = (self._offset + manifest.num_vectors * manifest.row_bytes, manifest.num_vectors * PLACE_BYTES)
         for path, num_bytes in zip((self.vectors, self.places), sizes, strict=True):
             held = path.stat().st_size if path.exists() else 0
@@ -175,7 +177,12 @@ class Spool:
                 )
 
     def close(self, manifest: Manifest) -> None:
-        """The output is written: what is left of the way there goes."""
+        """What the manifest calls whole is whole: raw rows behind a header take the output's place, others go.
+
+        May be called again, after a run that ended in between.
+        """
         self.keep(replace(manifest, is_whole=True))
+        if self._offset and self.vectors.exists():
+            os.replace(self.vectors, self.output)
         self.vectors.unlink(missing_ok=True)
         self.places.unlink(missing_ok=True)
