@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vramfit.records.finding import Finding, LoadReport
     from vramfit.records.plan import Plan
     from vramfit.runtime.distributed.processes import company
+    from vramfit.runtime.encoding.encode import encode
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
     from vramfit.techniques.application import make_optimizer, prepare
@@ -62,6 +63,7 @@ _HOME = {
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
     "company": "vramfit.runtime.distributed.processes",
+    "encode": "vramfit.runtime.encoding.encode",
     "estimate": "vramfit.estimator.predict",
     "fit_encoder": "vramfit.integrations.drop_ins",
     "fit_reranker": "vramfit.integrations.drop_ins",
@@ -95,6 +97,7 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "company",
+    "encode",
     "estimate",
     "fit_encoder",
     "fit_reranker",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from vramfit.checkpoints.files import SAVE_AGAIN, CheckpointFiles, bad_file, find_checkpoint, shown, sizes, some
 from vramfit.checkpoints.reading import check_values, read_entries
 from vramfit.checkpoints.safetensors_file import FLOATS, TensorEntry
+from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel
-from vramfit.models.sentence_folder import default_prompt
+from vramfit.models.sentence_folder import find_prompt
 from vramfit.records.finding import Finding
 from vramfit.units import format_bytes
 
@@ -82,14 +83,13 @@ def check_head(resolved: ResolvedModel, head: HeadFiles) -> Iterator[Finding]:
         num_bytes = sum(entry.num_bytes for entry in head.entries.values())
         what += f" ({len(head.entries)} tensors, {format_bytes(num_bytes)})"
     yield Finding.ok("embedding.head", what)
-    prompt = default_prompt(parts)
+    try:
+        prompt = find_prompt(parts)
+    except CheckpointError as error:
+        yield Finding.warning("embedding.prompt", str(error), "vramfit makes no vectors with it", error.hint or "")
+        return
     if prompt:
-        yield Finding.warning(
-            "embedding.prompt",
-            f"sentence-transformers puts {shown(prompt)!r} before every text of this model; vramfit does not",
-            "vectors of the same text differ",
-            "put it before the texts of your data and requests",
-        )
+        yield Finding.ok("embedding.prompt", f"{shown(prompt)!r} goes before every text, as the folder says")
 
 
 def check_head_values(head: HeadFiles) -> Sequence[Finding]:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
 TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
-Precision = Annotated[str, option(f"Arithmetic. One of {', '.join(CHOICES['precision'])}.", "NAME")]
+PRECISIONS = ", ".join(CHOICES["precision"])
+Precision = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
 Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
 DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
@@ -56,7 +57,8 @@ class InferenceOptions:
 
     def look(self, *files: str) -> None:
         """Refuse wrong names and missing files before torch is imported."""
-        checked_choice("precision", self.precision)
+        if self.precision is not None:  # chosen for the GPU
+            checked_choice("precision", self.precision)
         look_at_gpu(self.gpu)
         look_at_model(self.model)
         for file in files:

@@ -29,6 +29,7 @@ VERBS = {
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
+    "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
     "gpus": "List the GPU catalogue: memory as CUDA reports it, architecture, speed, and where each figure comes from.",
     "models": "List the model catalogue, or show one: layers, sizes, parameters by part, bytes in each precision.",

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.errors import CheckpointError
+from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.configuration import MAX_FILE_BYTES
 from vramfit.models.hub import plain_file
 from vramfit.tasks.parts.sentence_head import JOINED, MODES, HeadParts, LayerPart
+from vramfit.units import shown
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -33,6 +34,8 @@ OLD_MODES = {
 ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "LeakyReLU", "Mish", "SELU", "Softplus")
 """Of `torch.nn`, made without arguments, as sentence-transformers makes them."""
 DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
+USUAL_PROMPTS = {"query": "", "document": ""}
+"""Prompts that every model of sentence-transformers 6.2 has by name."""
 MAX_WIDTH = 2**20
 MAX_MODULES = 100
 MAX_PATH = 255
@@ -106,11 +109,32 @@ def lowers_case(folder: Path) -> bool:
     return False
 
 
-def default_prompt(parts: HeadParts) -> str:
-    """What sentence-transformers puts before a text where nothing is asked for; nothing for most models."""
-    settings = json.loads(parts.settings or "{}")
-    prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
-    return str(prompts.get(name) or "") if isinstance(prompts, dict) and isinstance(name, str) else ""
+def find_prompt(parts: HeadParts | None, prompt: str | None = None, name: str | None = None) -> str:
+    """What goes before every text, chosen as sentence-transformers does; nothing for most models.
+
+    Args:
+        parts: of the model's folder; None where it says nothing.
+        prompt: as it is; it goes before `name`.
+        name: of one that the folder has; None takes the folder's default.
+
+    Raises:
+        WorkloadError: no prompt of this name.
+        CheckpointError: a prompt, and vectors pooled without its tokens.
+    """
+    settings = json.loads((parts.settings if parts is not None else "") or "{}")
+    held = settings.get("prompts")
+    prompts = USUAL_PROMPTS | {key: str(text or "") for key, text in (held if isinstance(held, dict) else {}).items()}
+    if prompt is None and name is not None and name not in prompts:
+        raise WorkloadError([f"prompt name {name!r} is not one that the model has: {', '.join(prompts)}"])
+    asked = name if name is not None else settings.get("default_prompt_name")
+    found = prompt if prompt is not None else prompts.get(asked, "") if isinstance(asked, str) else ""
+    if found and parts is not None and not parts.includes_prompt:
+        raise CheckpointError(
+            f"the prompt {shown(found)} goes before every text, and the folder pools without its tokens "
+            "(include_prompt is false), which vramfit does not",
+            hint="use sentence-transformers for this model, or take no prompt: --prompt ''",
+        )
+    return found
 
 
 def _modules(folder: Path) -> list[_Module]:

@@ -62,6 +62,11 @@ class RunDevice:
         return found.name if found is not None else None
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """Of the GPU; None where none computes."""
+        return torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
+
+    @property
     def has_budget(self) -> bool:
         """Whether memory can run out here in a way that can be planned for."""
         return self.name != "cpu"

@@ -15,7 +15,7 @@ from vramfit.loader.load import load_request, make_request
 from vramfit.loader.making import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.sentence_folder import is_sentence_folder
+from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -29,6 +29,7 @@ from vramfit.settings import SETTINGS, having
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.heads import problem_of, thresholds_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
+from vramfit.tasks.parts.sentence_head import HeadParts
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.workload import Workload
@@ -66,6 +67,10 @@ class TrainedModel:
     """What its head has learned, of a task whose head may learn several things."""
     thresholds: tuple[float, ...] = ()
     """The probability from which each label is given, where several may be."""
+    parts: HeadParts | None = None
+    """What its folder says of a head that pools."""
+    prompt: str | None = None
+    """What goes before every text; None takes what its folder says."""
 
     @property
     def kind(self) -> Task:
@@ -82,6 +87,7 @@ class TrainedModel:
             stride=min(STRIDE, self.max_length // 4),
             problem=self.problem,
             thresholds=self.thresholds,
+            prompt=find_prompt(self.parts, self.prompt),
         )
 
     def check_head(self) -> None:
@@ -284,6 +290,7 @@ def open_model(
         learned_pairs=resolved.folder is not None and _learned_pairs(resolved.folder / RECORD),
         problem=problem_of(config.to_dict()) if kind.has_problems else None,
         thresholds=thresholds_of(config.to_dict()) if kind.has_problems else (),
+        parts=resolved.parts,
     )
 
 

@@ -1,7 +1,8 @@
 """`precision`: the types of weights and products."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
@@ -17,6 +18,35 @@ def usual_precision(capability: tuple[int, int], *, infers: bool) -> str:
     if capability >= BF16_CAPABILITY:
         return "bf16" if infers else "amp-bf16"
     return "fp16" if infers else "amp-fp16"
+
+
+R = TypeVar("R")
+
+
+def exact_problems(request: Any) -> Iterator[str]:
+    """What is wrong with a request of inference that asks for `exact` too."""
+    if request.exact and request.precision not in (None, "fp32"):
+        yield f"exact is fp32, and precision {request.precision} is asked for too: give one"
+
+
+def decided(request: R, capability: tuple[int, int] | None) -> R:
+    """A request of inference with its precision: the one asked for; else bf16 on a GPU that has it, and fp32.
+
+    Args:
+        request: with `precision`, None where nothing was asked for, and `exact`: fp32, whatever the GPU has.
+        capability: of the GPU; None where there is none.
+    """
+    asked: Any = request
+    if asked.precision is not None:
+        return request
+    has_bf16 = capability is not None and capability >= BF16_CAPABILITY and not asked.exact
+    made: R = replace(asked, precision="bf16" if has_bf16 else "fp32")
+    return made
+
+
+def named(request: Any) -> str:
+    """The precision of a request, by name."""
+    return str(request.precision)
 
 
 def _meant(value: object) -> str | None:

@@ -75,7 +75,7 @@ def test_the_head_of_a_folder_that_pools_is_checked(tmp_path: Path, monkeypatch:
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
     found = {finding.check: finding for finding in check_model(folder, task="embedding", scan=True)}
     assert "pooled by mean, then go through Dense, Normalize (2 tensors" in found["embedding.head"].what
-    assert "'query: '" in found["embedding.prompt"].what
+    assert "'query: ' goes before every text" in found["embedding.prompt"].what
     assert not {"weights.missing", "weights.head_new", "weights.unexpected"} & set(found)
     dense = folder / "2_Dense" / "model.safetensors"
     save_file({name: tensor * float("nan") for name, tensor in load_file(dense).items()}, dense)

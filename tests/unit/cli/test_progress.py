@@ -24,6 +24,7 @@ VERBS = {
     "train": ["train", "data.csv", "--model", "bert-tiny", "--output", "out"],
     "evaluate": ["evaluate", "bert-tiny", "data.csv"],
     "predict": ["predict", "bert-tiny", "data.csv"],
+    "encode": ["encode", "bert-tiny", "data.csv", "--output", "vectors.npy"],
     "models": ["models", "bert-tiny"],
     "doctor": ["doctor"],
     "doctor MODEL": ["doctor", "bert-tiny"],

@@ -1,12 +1,12 @@
 """Columns found and rows looked at one by one for a task: what a sample needs, or what is wrong with the row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from vramfit.errors import NEAR, DataError, nearest_names
-from vramfit.runtime.data.rows import Table, open_table
+from vramfit.runtime.data.rows import Guess, Table, open_table
 from vramfit.runtime.data.source import NOT_UTF8, STANDARD_INPUT, DataSource, as_utf8
 from vramfit.stages import tell
 from vramfit.tasks import all_tasks
@@ -58,30 +58,25 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     kind, labels = source.kind, LabelNames(label_names, source.problem)
     good: list[Reference] = []
     bad: list[BadRow] = []
-    num_rows = 0
-    with open_table(source) as table:
-        columns: Columns | None = None
-        for row in islice(table.rows, source.max_rows):
-            index, num_rows = num_rows, num_rows + 1
-            if num_rows % TOLD_ROWS == 0:
-                tell(f"reading {source.name}, {num_rows:,} rows so far")
-            try:
-                if row.problem:
-                    raise BadValue(row.problem, hint=_hint(source, row.problem))
-                columns = columns or find_columns(source, table, row.fields, labels.known)
-                good.append({"row": row.number, "index": index} | kind.read_row(row, columns, labels))
-            except BadValue as error:
-                bad.append(BadRow(source.name, row.number, str(error), error.hint, index))
+    reader = RowReader(source, labels)
+    for found in reader.rows():
+        if isinstance(found, BadRow):
+            bad.append(found)
+        else:
+            good.append(found)
+        if reader.num_rows % TOLD_ROWS == 0:
+            tell(f"reading {source.name}, {reader.num_rows:,} rows so far")
+    columns, num_rows = reader.columns, reader.num_rows
     if columns is not None and columns.label is not None:
-        found = kind.read_labels(good, columns, labels)
-        bad += [_bad(source, good[number], str(wrong), wrong.hint) for number, wrong in found.items()]
+        wrong_labels = kind.read_labels(good, columns, labels)
+        bad += [_bad(source, good[number], str(wrong), wrong.hint) for number, wrong in wrong_labels.items()]
     bad += [_bad(source, good[number], what) for number, what in kind.unusable(good).items()]
     if bad:
         out = {row.index for row in bad}
         good = [reference for reference in good if reference["index"] not in out]
         bad.sort(key=lambda row: row.index)
     if columns is not None:
-        has_others = len(table.columns) > len(columns.texts) + 1
+        has_others = len(reader.names) > len(columns.texts) + 1
         kind.check_labels(source.name, labels, num_rows, has_others=has_others)
     if bad and labels.are_given and len(bad) == num_rows == labels.new.total():
         raise _strange_labels(source, labels)
@@ -95,13 +90,54 @@ def read_examples(source: DataSource, label_names: Sequence[str] | None = None) 
     notes = kind.notes(labels, names, len(good))
     if columns is not None and columns.note:
         notes = (columns.note, *notes)
-    if table.guess is not None:
-        notes = (table.guess.note(needs_labels=source.needs_labels), *notes)
+    if reader.guess is not None:
+        notes = (reader.guess.note(needs_labels=source.needs_labels), *notes)
     return Examples(good, names, tuple(bad), notes, labels.problem)
 
 
 def _bad(source: DataSource, reference: Reference, what: str, hint: str = "") -> BadRow:
     return BadRow(source.name, reference["row"], what, hint, reference["index"])
+
+
+class RowReader:
+    """The rows of a source, looked at one by one; none is kept.
+
+    Args:
+        source: which file and which columns.
+        labels: that rows may have; it learns those that they have.
+    """
+
+    def __init__(self, source: DataSource, labels: LabelNames) -> None:
+        self._source, self._labels = source, labels
+        self.num_rows = 0
+        """Rows looked at so far."""
+        self.columns: Columns | None = None
+        """Known from the first row that can be read."""
+        self.names: tuple[str, ...] = ()
+        """Of all columns, once rows are read."""
+        self.guess: Guess | None = None
+        """Of columns without names, once rows are read."""
+
+    def rows(self) -> Iterator[Reference | BadRow]:
+        """What a sample needs of each row, or what is wrong with it; once.
+
+        Raises:
+            DataError: a file that cannot be read, or a column that is missing.
+        """
+        source = self._source
+        with open_table(source) as table:
+            self.names, self.guess = table.columns, table.guess
+            for row in islice(table.rows, source.max_rows):
+                index, self.num_rows = self.num_rows, self.num_rows + 1
+                try:
+                    if row.problem:
+                        raise BadValue(row.problem, hint=_hint(source, row.problem))
+                    self.columns = self.columns or find_columns(source, table, row.fields, self._labels.known)
+                    read = source.kind.read_row(row, self.columns, self._labels)
+                    found: Reference | BadRow = {"row": row.number, "index": index} | read
+                except BadValue as error:
+                    found = BadRow(source.name, row.number, str(error), error.hint, index)
+                yield found
 
 
 def _hint(source: DataSource, problem: str) -> str:

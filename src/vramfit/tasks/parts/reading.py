@@ -228,6 +228,8 @@ class Tokenizing:
     """What the head learns, of a task whose head may learn several things."""
     thresholds: Sequence[float] = ()
     """The probability from which each label is given, where several may be; none: a half."""
+    prompt: str = ""
+    """What goes before every text."""
 
     @property
     def label_numbers(self) -> dict[str, int]:
@@ -289,6 +291,8 @@ def cut(how: Tokenizing, chunk: list[Reference], **options: Any) -> list[tuple[i
     """Full length and encoding of each text. What is too long is done once more, and cut by the tokenizer itself."""
     tokenizer, max_length = how.tokenizer, how.max_length
     texts = [texts_of(reference) for reference in chunk]
+    if how.prompt:
+        texts = [(how.prompt + first, *others) for first, *others in texts]
     made = tokenize(tokenizer, texts, truncation=False, **options)
     lengths = [len(ids) for ids in made["input_ids"]]
     results = [{key: made[key][i] for key in made} for i in range(len(chunk))]
