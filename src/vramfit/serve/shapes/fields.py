@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from vramfit.serve.requests import MODEL, Known, Refused, kind_of, parse
+from vramfit.tasks import encoder_alone
 from vramfit.units import shown
 
 
@@ -69,4 +70,4 @@ def need_vectors(known: Known, status: int) -> None:
     """Raises Refused where the model gives no vectors."""
     if not known.gives_vectors:
         what = f"the model gives no vectors: its task is {known.task}"
-        raise Refused(status, what, "serve an embedding model, or this one with --task features")
+        raise Refused(status, what, f"serve an embedding model, or this one with --task {encoder_alone().name}")
