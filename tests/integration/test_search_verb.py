@@ -95,3 +95,6 @@ def test_what_is_wrong_with_a_search_is_said_before_torch_is_imported(folder: Pa
     assert "a search is for models that give vectors of texts, not features" in none.err
     dims = run(*search(folder, "source", "--dims", "8,x"))
     assert "--dims 'x' is not a whole number from 1" in dims.err
+    alone = run("evaluate", str(folder / "source"), str(folder / "scored.csv"), "--rerank", str(folder / "source"))
+    assert alone.code == 2
+    assert "--rerank is for a search" in alone.err

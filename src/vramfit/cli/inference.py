@@ -122,6 +122,8 @@ class VectorOptions:
             raise typer.BadParameter("DATA and --queries both say what is evaluated: give one")
         if data is None and len(self.files) < NUM_OF_SEARCH:
             raise typer.BadParameter("give DATA; or for a search all of --queries, --documents and --relevant")
+        if data is not None and self.rerank is not None:
+            raise typer.BadParameter("--rerank is for a search: give --queries, --documents and --relevant, not DATA")
         assert self.lengths is not None
 
 

@@ -175,3 +175,7 @@ class Matryoshka(OfComparison):
     keyword, order = "matryoshka", 98
     value = Dimensions()
     help = "Shorter vectors that are to be as good: losses of vectors cut to these lengths are added up."
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.matryoshka is not None and not find_task(w.task).pools_itself:
+            yield f"matryoshka is for tasks that give vectors of texts, not {w.task}"

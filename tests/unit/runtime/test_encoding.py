@@ -384,6 +384,8 @@ def test_what_contradicts_itself_is_said_at_once() -> None:
 def test_lists_hold_texts(model: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the texts: 1 of 2 rows cannot be used: row 2: int, not a text"):
         encode(model, ["film", 7])
+    with pytest.raises(DataError, match="row 2: it has half of a surrogate pair, which is no character"):
+        encode(model, ["a", "half \ud800"])
     with pytest.raises(DataError, match="the texts: there are no rows in it"):
         encode(model, [])
     pairs = write_lines(tmp_path / "pairs.csv", ["anchor,positive", "fine,great"])

@@ -64,3 +64,11 @@ def test_an_option_that_a_loss_does_not_read_is_refused(keyword: str, losses: tu
         expected = f"{keyword} is for loss {', '.join(losses)}, not {loss}: leave it out"
         assert problems(loss=loss, **{keyword: 0.5}) == (() if loss in losses else (expected,))
     assert (problems(**{keyword: 0.5}) == ()) == ("in-batch" in losses)  # what it is by itself
+
+
+@pytest.mark.parametrize("loss", [None, "margin-mse"])
+def test_shorter_vectors_are_not_for_tasks_that_give_none(loss: str | None) -> None:
+    assert problems(task="reranking", loss=loss, matryoshka=(64,)) == (
+        "matryoshka is for tasks that give vectors of texts, not reranking",
+    )
+    assert problems(loss=loss, matryoshka=(64,)) == ()

@@ -18,6 +18,7 @@ from vramfit.tasks import find_task
 from vramfit.tasks.embedding import LOSSES
 from vramfit.tasks.parts import contrastive
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
+from vramfit.tasks.parts.losses import head_loss
 from vramfit.tasks.parts.pooling import Contrast
 from vramfit.techniques.application import apply
 from vramfit.workload import Workload
@@ -360,6 +361,8 @@ def test_a_batch_without_what_its_loss_needs_is_refused_before_any_pass() -> Non
         find_task("embedding").loss(model_for(loss="cosent"), texts)
     with pytest.raises(WorkloadError, match="matryoshka 4096: vectors of this model have 128 numbers"):
         find_task("embedding").loss(model_for(matryoshka=(4096, 64)), texts)
+    with pytest.raises(WorkloadError, match="the batch has no text_rows, so there is nothing to learn"):
+        head_loss(model_for(), {"input_ids": torch.ones(6, 4, dtype=torch.long)}, "embedding")
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -63,6 +63,8 @@ class _Reader:
         """Hand every row of a file to what `begin` gives for its columns."""
         source, bad, num_rows = self._files.source(path), [], 0
         with open_table(source) as table:
+            if not table.columns:
+                raise _empty(source)
             take = begin(source, table)
             for row in table.rows:
                 try:
@@ -73,7 +75,7 @@ class _Reader:
                     bad.append(BadRow(source.name, row.number, str(error), error.hint, num_rows))
                 num_rows += 1
         if not num_rows:
-            raise DataError(f"{source.name}: there are no rows in it", file=source.name, hint="an id and a text a row")
+            raise _empty(source)
         self.keep_out(bad, num_rows)
 
     def keep_out(self, bad: list[BadRow], num_rows: int) -> None:
@@ -164,6 +166,10 @@ def _relevant(
 
     reader.each(files.relevant, begin)
     return found
+
+
+def _empty(source: DataSource) -> DataError:
+    return DataError(f"{source.name}: there are no rows in it", file=source.name, hint="an id and a text a row")
 
 
 def _column(source: DataSource, table: Table, names: Sequence[str], what: str) -> str:

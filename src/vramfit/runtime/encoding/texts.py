@@ -9,7 +9,7 @@ from vramfit.errors import DataError
 from vramfit.runtime.data.examples import BadRow, RowReader, refuse
 from vramfit.runtime.data.source import DataSource
 from vramfit.tasks import vector_task
-from vramfit.tasks.parts.reading import LabelNames, Reference
+from vramfit.tasks.parts.reading import BadValue, LabelNames, Reference, check_characters
 from vramfit.units import counted
 
 PART_ROWS = 8192
@@ -168,7 +168,11 @@ def _listed(texts: Iterable[Any], max_rows: int | None) -> Iterator[Reference | 
     for index, text in enumerate(texts):
         if index == max_rows:
             return
-        if isinstance(text, str):
-            yield {"row": index + 1, "index": index, "texts": (text,)}
+        try:
+            if not isinstance(text, str):
+                raise BadValue(f"{type(text).__name__}, not a text")
+            check_characters(text, "it")
+        except BadValue as error:
+            yield BadRow(LISTED, index + 1, str(error), index=index)
         else:
-            yield BadRow(LISTED, index + 1, f"{type(text).__name__}, not a text", index=index)
+            yield {"row": index + 1, "index": index, "texts": (text,)}

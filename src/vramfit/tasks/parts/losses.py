@@ -114,7 +114,8 @@ def head_loss(model: torch.nn.Module, batch: Batch, task: str | None = None) -> 
     asked = all_tasks() if task is None else (find_task(task), *all_tasks())
     found = next((loss for one in asked if (loss := one.loss(model, batch)) is not None), None)
     if found is None:
-        raise WorkloadError(["the batch has no labels, so there is nothing to learn"])
+        missing = [name for name in asked[0].labels[:1] if task is not None and name not in batch] or ["labels"]
+        raise WorkloadError([f"the batch has no {missing[0]}, so there is nothing to learn"])
     return found
 
 

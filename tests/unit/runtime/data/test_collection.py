@@ -97,6 +97,12 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
         read(tmp_path, relevant="query-id\tcorpus-id\n")
 
 
+@pytest.mark.parametrize("empty", [{"relevant": ""}, {"queries": []}, {"documents": []}])
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, empty: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="there are no rows in it"):
+        read(tmp_path, **empty)
+
+
 def test_nothing_left_of_a_file_is_an_error_however_much_may_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not in"):
         read(tmp_path, relevant="query-id\tcorpus-id\nq8\td1\n", skip_bad_rows=True)
