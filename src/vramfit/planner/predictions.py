@@ -65,7 +65,8 @@ def num_predicted(job: Job) -> int:
 def traced_passes(job: Job, recipe: Recipe, num_passes: int) -> TracedWorkload:
     """A job of so many micro-batches; their size is filled in later."""
     workload = replace(job.base, **recipe.keywords(), **passes_of(1, num_passes * job.base.num_gpus))
-    most = job.base.share if recipe.is_packed and not job.base.is_joint else None  # short ones may all go into one row
+    short = recipe.is_packed and not job.base.is_joint  # short ones may all go into one row
+    most = job.base.share * job.base.texts_per_sample if short else None
     return replace(job.traced, workload=workload, num_sequences=most, num_texts=job.base.step_texts)
 
 

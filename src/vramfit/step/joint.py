@@ -60,7 +60,7 @@ class JointPasses:
         """Make the vectors of all texts."""
         step = self._step
         self._tell("forward", ROOM)
-        vectors = self._joint.room(step.parameters[0].device)
+        vectors = self._joint.room(step.device)
         for index, waiting in enumerate(self._parts):
             self._tell("forward", f"{FIRST}{index}")
             step.ranks.before_pass(index, len(self._parts))

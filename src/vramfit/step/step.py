@@ -58,6 +58,12 @@ class Step:
         """Whatever may have a gradient: what the optimizer steps, and what the model computes with."""
         self._is_host_traced = host is not None and host.traces
 
+    @property
+    def device(self) -> torch.device:
+        """Where passes compute; what the optimizer steps may be in host memory."""
+        device: torch.device = self.parameters[0].device if self.host is None else self.host.device
+        return device
+
     def passes(
         self,
         parts: Sequence[Batch],
@@ -101,7 +107,7 @@ class Step:
             self.begin("forward", index, len(parts))
             mean = value.detach().clone() if mean is None else mean.add_(value.detach())
             del value, batch
-        return torch.zeros((), device=self.parameters[0].device) if mean is None else mean
+        return torch.zeros((), device=self.device) if mean is None else mean
 
     def finish(self, *, clips: bool = True) -> None:
         """Gradients become those of all ranks, unscaled and clipped, and the optimizer has its state.

@@ -40,8 +40,8 @@ def loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, *, o
     """
     if not workload.is_joint:
         return head_loss(model, inputs, workload.task)
-    num_texts = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus
-    loss = joint_loss(model, workload, num_texts)
+    num_texts, each = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus, workload.texts_per_sample
+    loss = joint_loss(model, workload, -(-num_texts // each) * each)  # a row's most texts need be no whole samples
     return _on_paper(loss) if workload.runs_twice or on_paper else loss
 
 

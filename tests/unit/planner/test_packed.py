@@ -10,6 +10,10 @@ from transformers import BertConfig, DebertaV2Config, ModernBertConfig
 
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
+from vramfit.planner.job import Job
+from vramfit.planner.predictions import safe_bytes
+from vramfit.planner.recipes import Proposal, recipes
+from vramfit.planner.request import Request
 from vramfit.records.plan import Plan
 from vramfit.step.splitting import packed_rows
 from vramfit.techniques import packing
@@ -220,3 +224,12 @@ def test_where_fused_layers_take_too_much_plain_ones_are_packed() -> None:
     assert limits[0] < limits[1]
     made = plan("bert-base-uncased", **job, memory=sum(limits) // 2)
     assert not made.workload.fused
+
+
+def test_a_row_may_hold_every_text_of_every_sample() -> None:
+    """What attention holds for each sequence is looked at for as many as a whole prediction has."""
+    sizes: dict[str, Any] = {"task": "reranking", "loss": "bce", "texts": 8, "batch": 64, "seq": 64, "gpu": "l4"}
+    job = Job.of("bert-tiny", Request.of({**sizes, "attention": "packed"}))
+    recipe = recipes(job, Proposal())[0]
+    whole = estimate("bert-tiny", **sizes, **recipe.keywords(), micro_batch=64, loop="stepper")
+    assert safe_bytes(job, recipe, 64) == whole.safe_reserved_bytes

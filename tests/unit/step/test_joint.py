@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,3 +239,17 @@ def test_poolings_that_are_joined_are_compared_whole() -> None:
     attach(model, EmbeddingHead("mean+cls"))
     stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=1e-3), micro_batch=8, seq=SEQ)
     assert stepper.step(make_batch(2, "in-batch")) > 0
+
+
+def test_vectors_come_together_where_passes_compute() -> None:
+    """An optimizer in host memory steps masters there, and the vectors are on the GPU: here, the meta device."""
+    model = make_model("bert")
+    batch = make_batch(2, "in-batch")
+    loss = head_loss(model, batch, "embedding")
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.0), ranks=Alone())
+    host: Any = SimpleNamespace(device=torch.device("meta"), traces=False)
+    step.host = host
+    passes = JointPasses(step, (), loss, 0)
+    passes.embed()
+    assert passes._vectors is not None
+    assert passes._vectors.is_meta

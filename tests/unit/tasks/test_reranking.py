@@ -188,3 +188,11 @@ def test_metrics_are_those_of_the_order_of_the_scores() -> None:
     assert result["ndcg_at_10"] == pytest.approx((0.5 + 1) / 2)
     assert result["map"] == pytest.approx((1 / 3 + 1) / 2)
     assert result["recall_at_1"] == 0.5
+
+
+@pytest.mark.parametrize("score", [0.0, torch.nan])
+def test_scores_that_tell_nothing_apart_find_no_positive(score: float) -> None:
+    metrics = reranked.RankedCandidates()
+    references = [{"index": 0, "place": place, "num_texts": 4} for place in range(4)]
+    metrics.update(type("Output", (), {"logits": torch.full((4, 1), score)})(), {}, references)
+    assert metrics.result()["mrr_at_10"] == 0.25

@@ -201,3 +201,10 @@ def test_parts_of_an_evaluation_are_merged_and_cut_vectors_stand_beside() -> Non
     short = PairScores()
     short.update(SimpleNamespace(embedding=vectors[:, :2]), {}, references)
     assert found["dims"]["2"] == short.result()
+
+
+def test_vectors_that_are_no_numbers_are_not_found() -> None:
+    queries, documents = torch.eye(3), torch.eye(3)
+    documents[1] = queries[2] = torch.nan
+    relevant = relevant_of((0, 0, 1.0), (1, 1, 1.0), (2, 2, 1.0), num_queries=3)
+    assert ranks_of(queries, documents, relevant).tolist() == [1, 3, 3]

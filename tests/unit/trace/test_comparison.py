@@ -76,6 +76,16 @@ def test_a_comparison_on_real_tensors_takes_what_was_predicted() -> None:
     assert found == predicted
 
 
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_a_row_that_may_have_any_number_of_texts_is_traced(micro_batch: int) -> None:
+    """Of 16 tokens each, 120 make 7 texts: no whole samples of 3."""
+    keywords: dict[str, Any] = {"task": "embedding", "loop": "stepper", "batch": 8, "micro_batch": micro_batch}
+    keywords |= {"texts": 3, "seq": 40, "attention": "packed", "precision": "amp-bf16"}
+    traced, _ = resolve_workload("bert-tiny", keywords)
+    assert traced.workload.runs_twice
+    assert traced.template(micro_batch).segments
+
+
 def real(labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in labels.items()}
 

@@ -26,6 +26,7 @@ from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.runtime.training.saving import describe_head
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
+from vramfit.settings.embedding import loss_of
 from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.heads import SINGLE
@@ -258,7 +259,10 @@ def _of_data(request: TrainRequest, data: Data, planned: Workload | None = None)
         WorkloadError: others were asked for, or planned.
     """
     found = find_task(request.task).data_settings(data.train.references, request.loss)
-    said = (("asked for", request), *([] if planned is None else [("planned", planned)]))
+    said: list[tuple[str, Any]] = [("asked for", request)]
+    if planned is not None:  # what it does not say it was made for all the same
+        usual = {"texts": planned.texts_per_sample, "loss": loss_of(planned)}
+        said.append(("planned", replace(planned, **{name: usual[name] for name in found if name in usual})))
     problems = [
         f"{name} {getattr(source, name)} was {how}, and the data asks for {value}"
         for how, source in said

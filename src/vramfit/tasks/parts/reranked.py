@@ -4,6 +4,7 @@ Scores of a step's candidates are compared query by query: a group's gradient is
 split among passes, since the comparison sees all scores of the step (`step/joint.py`).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class _Gathered:
 
 
 class RankedCandidates(_Gathered):
-    """Where the positive is found among the candidates of its query."""
+    """Where the positive is found among the candidates of its query; after those that have the same score, or none."""
 
     best_metric = "mrr_at_10"
     higher_is_better = True
@@ -86,7 +87,7 @@ class RankedCandidates(_Gathered):
             by_query.setdefault(query, []).append((place, score, known))
         queries, ranks, grades = [], [], []
         for number, candidates in enumerate(by_query.values()):
-            ordered = sorted(candidates, key=lambda one: (-one[1], one[0]))
+            ordered = sorted(candidates, key=lambda one: (math.inf if math.isnan(one[1]) else -one[1], -one[0]))
             for rank, (_, _, known) in enumerate(ordered, 1):
                 if known > 0:
                     queries.append(number)

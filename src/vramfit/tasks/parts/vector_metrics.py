@@ -93,6 +93,7 @@ def _blocks(queries: torch.Tensor, documents: torch.Tensor, skipped: torch.Tenso
     for first in range(0, len(documents), DOCUMENTS):
         block = F.normalize(documents[first : first + DOCUMENTS].to(queries.device).float(), dim=-1)
         scores = queries @ block.T
+        scores.masked_fill_(scores.isnan(), -torch.inf)  # vectors that are no numbers find nothing, and are not found
         if skipped is not None:
             here = (skipped >= first) & (skipped < first + len(block))
             column = (skipped - first).clamp(0, len(block) - 1)[:, None]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from vramfit.planner.plan import plan
 from vramfit.records.plan import Plan
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.training.events import Event, Note
-from vramfit.runtime.training.preparation import adapted_plan, saved_plan
+from vramfit.runtime.training.preparation import _of_data, adapted_plan, saved_plan
 from vramfit.runtime.training.train import train
+from vramfit.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,20 @@ def test_recorded_passes_of_a_plan_are_left_out_on_a_cpu(tmp_path: Path) -> None
     found = adapted_plan(planned, RunDevice("cpu"), None, lambda event: None)
     assert not found.workload.graphs
     assert found.workload.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("of_row", "problem"),
+    [({"num_texts": 3}, "texts 2 was planned"), ({"num_texts": 2, "scores": (1.0,)}, "loss in-batch was planned")],
+)
+def test_a_plan_that_names_no_texts_or_loss_is_for_the_usual_ones(of_row: dict[str, Any], problem: str) -> None:
+    planned = Workload(model="bert-tiny", task="embedding", batch=8, seq=16, loop="stepper")
+    request: Any = SimpleNamespace(task="embedding", loss=None, texts=None)
+    pairs, data = (_data(row) for row in ({"num_texts": 2}, of_row))
+    assert _of_data(request, pairs, planned) == {"texts": 2, "loss": "in-batch"}
+    with pytest.raises(WorkloadError, match=problem):
+        _of_data(request, data, planned)
+
+
+def _data(row: dict[str, Any]) -> Any:
+    return SimpleNamespace(train=SimpleNamespace(references=[row]))
