@@ -49,6 +49,11 @@ def step_texts(w: Workload) -> int:
     return w.batch * texts_per_sample(w)
 
 
+def compared_by(w: Workload) -> tuple[object, ...]:
+    """All that says how texts are compared: workloads that are equal in it compare alike."""
+    return w.task, texts_per_sample(w), loss_of(w), w.temperature, w.loss_margin, w.mask_above, w.matryoshka
+
+
 class OfComparison(Setting):
     """A setting that only a task with losses to choose from has."""
 
@@ -73,7 +78,7 @@ class Texts(OfComparison):
     value = Count(optional=True)
     label = "Texts a sample"
     help = "Texts of a sample, each with a vector: 2 for pairs, 3 with a negative. Default: as few as the loss takes."
-    asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts)
+    asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts, compared_by)
     is_said = False
 
     def contradictions(self, w: Workload) -> Iterator[str]:

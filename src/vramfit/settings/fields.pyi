@@ -122,6 +122,10 @@ class Fields:
         """Texts of a whole step, those of all GPUs."""
 
     @property
+    def compared_by(self) -> tuple[object, ...]:
+        """All that says how texts are compared: workloads that are equal in it compare alike."""
+
+    @property
     def leaves_labels_out(self) -> bool:
         """Whether the loss leaves out labels that are ignored, so that a batch can be filled up with them."""
 

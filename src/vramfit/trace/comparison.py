@@ -4,14 +4,17 @@ Passes are traced once for every micro-batch, with nothing but a sum in place of
 puts the comparison of a real number of vectors into that template.
 """
 
-from dataclasses import replace
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.autocast import Autocast
 from vramfit.cuda.dialect import Dialect
+from vramfit.cuda.profile import CudaProfile
 from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
@@ -24,7 +27,7 @@ from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.techniques.application import apply
 from vramfit.trace.ledger import Places
-from vramfit.trace.template import STEPS, Entry, Notice, Request, StreamTemplate, num_traced
+from vramfit.trace.template import STEPS, Entry, Launch, Notice, Request, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.workload import Workload
 
@@ -70,40 +73,71 @@ def model_of(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     return model
 
 
-@torch.inference_mode(False)
 def trace_comparison(
     resolved: ResolvedModel, workload: Workload, template: StreamTemplate, num_texts: int
 ) -> StreamTemplate:
     """A template whose passes were traced, with the comparison of so many vectors."""
     loss = joint_loss(model_of(resolved, workload), workload, num_texts)
-    made = StreamTemplate(
-        profile=template.profile, probe=None, origins=list(template.origins), next_id=template.next_id
-    )
+    assert loss.joint is not None
+    key = (workload.compared_by, loss.joint.width, num_texts, template.profile)
+    compared = _kept.pop(key, None)
+    if compared is None:
+        compared = _trace_alone(loss, template.profile)
+    _kept[key] = compared
+    while len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    made, workspaces = compared.template, compared.workspaces
+    origins = [*template.origins, *made.origins]
+    first = f"{STEPS[0]}.micro0"
+    segments = {**template.segments, first: _without(workspaces, template.segments[first], origins)}
+    for name in SEGMENTS:
+        entries = [_moved(entry, len(template.origins)) for entry in made.segments[f"{STEPS[1]}.{name}"]]
+        segments[f"{STEPS[0]}.{name}"] = entries
+        segments[f"{STEPS[1]}.{name}"] = _without(workspaces, entries, origins)
+    work = {name: work for name, work in made.work.items() if is_of_comparison(name)}
+    return replace(template, segments=segments, work={**template.work, **work}, origins=origins)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A comparison traced by itself: its blocks have numbers that no pass has."""
+
+    template: StreamTemplate
+    workspaces: set[Origin]
+    """That it was the first to take."""
+
+
+FIRST_ID = 2**40
+MAX_KEPT = 8
+_kept: OrderedDict[Any, _Compared] = OrderedDict()
+"""What says how texts are compared, and how many → the comparison: it is the same whatever passes are like."""
+
+
+@torch.inference_mode(False)
+def _trace_alone(loss: HeadLoss, profile: CudaProfile) -> _Compared:
+    made = StreamTemplate(profile=profile, probe=None, next_id=FIRST_ID)
     nothing = torch.nn.Linear(1, 1, device="meta")
     tracer = Tracer(made, Places(nothing), mask_has_padding=False)
     tracer.workspaces_are_there()
     step = Step(nothing, torch.optim.SGD(nothing.parameters(), lr=0.0), ranks=Alone())
     step.place = torch.Tensor.clone
-    with tracer, Dialect(template.profile, Autocast(None, keeps_copies=False)):
+    with tracer, Dialect(profile, Autocast(None, keeps_copies=False)):
         step.on_part = partial(_begin, tracer, STEPS[1])
         passes = JointPasses(step, (), loss, 0)
         passes.embed()
         passes.compare()
         passes.end()
         tracer.begin("end", "end")
-    first = f"{STEPS[0]}.micro0"
-    segments = {**template.segments, first: _without(tracer.workspaces, template.segments[first], made.origins)}
-    for name in SEGMENTS:
-        entries = made.segments[f"{STEPS[1]}.{name}"]
-        segments[f"{STEPS[0]}.{name}"] = entries
-        segments[f"{STEPS[1]}.{name}"] = _without(tracer.workspaces, entries, made.origins)
-    return replace(
-        template,
-        segments=segments,
-        work={**template.work, **{name: work for name, work in made.work.items() if is_of_comparison(name)}},
-        origins=made.origins,
-        next_id=made.next_id,
-    )
+    return _Compared(made, tracer.workspaces)
+
+
+def _moved(entry: Entry, num_origins: int) -> Entry:
+    """An entry beside those of a template that has so many origins."""
+    if isinstance(entry, Request):
+        return Request(entry.id, entry.size, entry.origin + num_origins, entry.cuda_stream)
+    if isinstance(entry, Launch):
+        return Launch(entry.call, entry.outputs, entry.origin + num_origins)
+    return entry
 
 
 def _begin(tracer: Tracer, step: str, part: str, segment: int | str) -> None:
