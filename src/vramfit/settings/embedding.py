@@ -1,13 +1,11 @@
 """What training embeddings needs to know: the texts of a sample, how a text's vector is made, and the loss."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vramfit.settings.setting import Module, Setting, Workload
-from vramfit.settings.values import Choice, Count, Number, Value, is_count
+from vramfit.settings.values import Choice, Count, Counts, Number
 from vramfit.tasks import all_tasks, find_task
-from vramfit.units import plain, shown
 
 LOSSES = tuple(dict.fromkeys(loss for task in all_tasks() for loss in task.losses))
 """Of all tasks."""
@@ -154,31 +152,9 @@ class MaskAbove(OfComparison):
     help = "Leave out in-batch negatives whose cosine similarity is above this: positives that nobody marked."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dimensions(Value):
-    """Lengths of vectors."""
-
-    optional: bool = True
-    metavar: str | None = "N,…"
-    kind: ClassVar[Any] = tuple[int, ...]
-
-    def normal(self, value: Any) -> Any:
-        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        if value is None:
-            return []
-        wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
-        return [f"{name} {shown(wrong[:3] or ())} are not whole numbers from 1"] if wrong or not value else []
-
-    def parse(self, text: str) -> Any:
-        parts = [part.strip() for part in text.split(",")]
-        return tuple(int(part) if part.isdecimal() else part for part in parts)
-
-
 class Matryoshka(OfComparison):
     keyword, order = "matryoshka", 98
-    value = Dimensions()
+    value = Counts()
     help = "Shorter vectors that are to be as good: losses of vectors cut to these lengths are added up."
 
     def contradictions(self, w: Workload) -> Iterator[str]:

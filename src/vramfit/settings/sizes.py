@@ -1,31 +1,11 @@
 """What runs, and how much of it: the model, its head, the batch and the lengths."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from vramfit import tasks
 from vramfit.settings.setting import Estimate, Setting, Technique, Workload
-from vramfit.settings.values import Choice, Count, Number, Text, Value, is_count
-from vramfit.units import plain, shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths(Value):
-    """Tokens of each sequence of a batch."""
-
-    optional: bool = True
-    metavar: str | None = "FILE|N,…"
-    kind: ClassVar[Any] = tuple[int, ...]
-
-    def normal(self, value: Any) -> Any:
-        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        if value is None:
-            return []
-        wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
-        return [f"{name} {shown(wrong[:3] or ())} are not whole numbers of tokens from 1"] if wrong or not value else []
+from vramfit.settings.values import Choice, Count, Counts, Number, Text
 
 
 class Model(Setting):
@@ -154,7 +134,7 @@ class Seq(Setting):
 
 class RealLengths(Setting):
     keyword, order, group = "lengths", 80, "job"
-    value = Lengths()
+    value = Counts(metavar="FILE|N,…", of="tokens ")
     help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
     is_measured = on_page = False
     in_trace = "step"

@@ -99,6 +99,30 @@ class Count(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counts(Value):
+    """Whole numbers from 1, with commas between them."""
+
+    of: str = ""
+    """What they count, for messages."""
+    optional: bool = True
+    metavar: str | None = "N,…"
+    kind: ClassVar[Any] = tuple[int, ...]
+
+    def normal(self, value: Any) -> Any:
+        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        if value is None:
+            return []
+        wrong = [n for n in value if not is_count(n)] if isinstance(value, tuple) else [value]
+        what = f"whole numbers {f'of {self.of}' if self.of else ''}from 1"
+        return [f"{name} {shown(wrong[:3] or ())} are not {what}"] if wrong or not value else []
+
+    def parse(self, text: str) -> Any:
+        return tuple(number_or_text(part.strip()) for part in text.split(","))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Switch(Value):
     """True or False."""
 
