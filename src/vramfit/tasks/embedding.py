@@ -74,7 +74,7 @@ class Embedding(Task):
         from vramfit.tasks.parts import contrastive, pooling
 
         head = pooling.head_of(model)
-        labels = {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch)}
+        labels = {"text_rows": torch.arange(batch, device=device), "text_ids": zeros(device, batch)}
         num_scores = 0 if head is None else contrastive.num_scores(head.contrast)
         return labels | ({"labels": torch.zeros(batch, num_scores, device=device)} if num_scores else {})
 

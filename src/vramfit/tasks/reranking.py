@@ -79,7 +79,7 @@ class Reranking(Task):
 
         num = reranked.num_scores(reranked.comparison_of(model))
         labels = torch.zeros((batch, num) if num > 1 else (batch,), device=device)
-        return {"text_rows": zeros(device, batch), "text_ids": zeros(device, batch), "labels": labels}
+        return {"text_rows": torch.arange(batch, device=device), "text_ids": zeros(device, batch), "labels": labels}
 
     def loss(self, model: Any, batch: Any) -> Any:
         from vramfit.tasks.parts import reranked

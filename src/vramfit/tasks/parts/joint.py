@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from vramfit.errors import WorkloadError
@@ -39,13 +40,30 @@ class JointLoss:
         return torch.zeros(self.num_texts, self.width, device=device)
 
 
+def num_places(batch: Batch) -> int:
+    """Texts of a whole batch; on the host, their places are looked at: two texts in one would overwrite each other.
+
+    Raises:
+        WorkloadError: places that are not those of the batch's rows, each once.
+    """
+    places = batch[PLACES]
+    num = int(places.shape[0])
+    if places.device.type != "cpu":
+        return num
+    is_whole = places.dtype == torch.long and places.dim() == 1
+    if not is_whole or not np.array_equal(np.sort(places.numpy()), np.arange(num)):
+        problem = f"{PLACES} of a batch of {counted(num, 'text')} are not the numbers from 0 to {num - 1}, each once"
+        raise WorkloadError([problem], hint=f"give {PLACES} as torch.arange({num}), in a batch that is not split")
+    return num
+
+
 def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
     """The loss of a batch of texts.
 
     Raises:
         WorkloadError: texts that make no whole samples, or samples without what the loss needs.
     """
-    how, num_texts = head.contrast, int(batch[PLACES].shape[0])
+    how, num_texts = head.contrast, num_places(batch)
     if num_texts % how.num_texts:
         problem = f"a batch of {counted(num_texts, 'text')} has no whole samples of {how.num_texts}"
         raise WorkloadError([problem], hint="give every sample as many texts as the workload says (texts)")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.tasks.base import References
-from vramfit.tasks.parts.joint import PLACES, JointLoss
+from vramfit.tasks.parts.joint import PLACES, JointLoss, num_places
 from vramfit.tasks.parts.losses import Batch, HeadLoss, logits_of
 from vramfit.tasks.parts.pooling import Contrast
 from vramfit.tasks.parts.vector_metrics import Relevant, pearson, retrieval_scores, spearman
@@ -30,7 +30,7 @@ def num_scores(how: Contrast) -> int:
 
 def loss_of_candidates(model: Any, batch: Batch) -> HeadLoss:
     """The loss of a batch of candidates: a mean over candidates, or over queries where those of one are compared."""
-    how, num = comparison_of(model), int(batch[PLACES].shape[0])
+    how, num = comparison_of(model), num_places(batch)
     if how.loss == "bce":
         return HeadLoss(
             lambda output, part: [
