@@ -262,9 +262,7 @@ def test_texts_that_share_a_place_are_refused(places: torch.Tensor) -> None:
     model = make_model("bert")
     stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=1e-3), micro_batch=4, seq=SEQ)
     batch = make_batch(2, "in-batch", 4) | {"text_rows": places}
-    with pytest.raises(
-        WorkloadError, match="text_rows of a batch of 8 texts are not the numbers from 0 to 7"
-    ):
+    with pytest.raises(WorkloadError, match="text_rows of a batch of 8 texts are not the numbers from 0 to 7"):
         stepper.step(batch)
     order = torch.tensor([3, 0, 2, 1, 7, 6, 5, 4])
     assert stepper.step({name: value[order] for name, value in make_batch(2, "in-batch", 4).items()}) > 0
