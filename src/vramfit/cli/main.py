@@ -27,6 +27,7 @@ VERBS = {
     "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
     "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
+    "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
     "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",

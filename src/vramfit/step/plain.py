@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from vramfit.tasks import find_task
+from vramfit.tasks.parts.distilled import meta_targets
 from vramfit.tasks.parts.losses import loss_to_learn_from, taken_by
 from vramfit.techniques import packing
 
@@ -46,7 +47,9 @@ def make_batch(
     """
     kind = find_task(task)
     inputs = kind.meta_batch(mask, batch, seq, device)
-    return inputs | kind.meta_labels(model, batch, seq, device) if mode == "train" else inputs
+    if mode != "train":
+        return inputs
+    return inputs | kind.meta_labels(model, batch, seq, device) | meta_targets(model, task, (batch, seq), device)
 
 
 def make_packed_batch(
@@ -58,6 +61,7 @@ def make_packed_batch(
         labels = find_task(task).meta_labels(model, num_sequences, 0, device)
         packed = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
         inputs.update({name: packed if value.dim() > 1 else value for name, value in labels.items()})
+        inputs |= meta_targets(model, task, (num_sequences, longest), device, num_packed=num_tokens)
     inputs["position_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     if packing.has_token_types(model):
         inputs["token_type_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
