@@ -66,13 +66,13 @@ class Distill(OfTeaching):
         if not w.is_taught:
             return
         if w.reads_hidden:
-            _give_hidden(model)
+            give_hidden(model)
         temperature = TEMPERATURE if w.distill_temperature is None else w.distill_temperature
         alpha = ALPHA if w.distill_alpha is None else w.distill_alpha
         teach(model, Teaching(temperature=temperature, alpha=alpha, reads_hidden=w.reads_hidden))
 
 
-def _give_hidden(model: Module) -> None:
+def give_hidden(model: Module) -> None:
     """Prepare a model to give the outputs of its layers.
 
     transformers puts its hooks on a model when it is first asked for them; a window that is done again would find them
