@@ -5,9 +5,9 @@
 
 One teacher a data set is fine-tuned from the published weights; students are made by `vramfit distill` with three seeds
 each. `labels` is the same student of three layers, trained by `vramfit train` on labels alone; `logits` learns from the
-teacher's logits beside the labels, `hidden` from its hidden states too. Each model is evaluated by `vramfit evaluate` on
-the development set of the data; no model was chosen by it. One line of JSON a case is added to the results, and cases
-that are there are not run again.
+teacher's logits beside the labels, `hidden` from its hidden states too. `vramfit evaluate` evaluates each model on the
+development set; no model was chosen by it. One line of JSON a case is added to the results, and cases that are there
+are not run again.
 """
 
 import argparse
@@ -133,7 +133,9 @@ def table(lines: list[dict[str, Any]]) -> str:
             mean = statistics.fmean(scores)
             spread = f"{min(scores):.2f} to {max(scores):.2f}"
             what = "labels alone" if side == "labels" else f"distilled, {side}"
-            rows.append([name, f"{LAYERS} layers, {what}", len(scores), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"])
+            rows.append(
+                [name, f"{LAYERS} layers, {what}", len(scores), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
+            )
     return pages.table(("data", "model", "seeds", "accuracy, %", "from – to", "of the teacher's"), rows)
 
 

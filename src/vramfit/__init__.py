@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vramfit.runtime.encoding.encode import encode
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
+    from vramfit.smaller.comparison import compare
     from vramfit.smaller.distillation import distill
     from vramfit.techniques.application import make_optimizer, prepare
     from vramfit.workload import Workload
@@ -64,6 +65,7 @@ _HOME = {
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
     "company": "vramfit.runtime.distributed.processes",
+    "compare": "vramfit.smaller.comparison",
     "distill": "vramfit.smaller.distillation",
     "encode": "vramfit.runtime.encoding.encode",
     "estimate": "vramfit.estimator.predict",
@@ -99,6 +101,7 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "company",
+    "compare",
     "distill",
     "encode",
     "estimate",

@@ -29,6 +29,7 @@ VERBS = {
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
     "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
+    "compare": "Compare models on one data set: size, memory in training and serving, latency, throughput, quality.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
     "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",

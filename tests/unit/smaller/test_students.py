@@ -1,6 +1,7 @@
 """Students made of a teacher's layers: which layers, and that their weights are the teacher's."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def test_layers_are_spread_from_the_first_to_the_last() -> None:
             kept = spread(num_kept, num_layers)
             assert len(set(kept)) == num_kept
             assert (kept[0], kept[-1]) == (0, num_layers - 1)
-            gaps = [b - a for a, b in zip(kept, kept[1:], strict=False)]
+            gaps = [b - a for a, b in pairwise(kept)]
             assert max(gaps) - min(gaps) <= 1
     assert chosen_layers(None, 6) == chosen_layers(3, 6) == (0, 2, 5)
     assert chosen_layers((4, 1), 6) == (1, 4)
