@@ -46,7 +46,7 @@ def compare(
     html: Annotated[Path | None, option("Write the table and its pictures as one HTML file too.", "FILE")] = None,
     json: Json = False,
 ) -> None:
-    """Compare models on one data set: size, memory in training and serving, latency, throughput and quality.
+    """Compare models on one data set: size, memory in training and serving, latency, throughput, quality.
 
     Memory is predicted; speed and quality are measured here, a model at a time. The first model is what others are
     compared with.

@@ -30,7 +30,6 @@ def distill(
     teacher: str,
     data: str,
     *,
-    output: str,
     student: str | None = None,
     keep_layers: int | Sequence[int] | None = None,
     on_event: events.OnEvent = lambda event: None,
@@ -44,12 +43,12 @@ def distill(
     Args:
         teacher: a folder that `train` or transformers saved, with its head.
         data: with labels, as for `train`.
-        output: the folder to save in; a student that is made lies in its folder `student`.
         student: a model with the teacher's tokenizer; None makes one of the teacher's layers.
         keep_layers: how many of the teacher's layers a student is made of, or which, by number from 0; half of them
             where neither is given.
         on_event: sees what happens.
-        options: of `TrainRequest`: `distill`, `distill_temperature`, `distill_alpha`, `epochs`, `memory`, `resume` …
+        options: of `TrainRequest`: `output`, the folder to save in, which is needed; `distill`, `distill_temperature`,
+            `distill_alpha`, `epochs`, `memory`, `resume` …
 
     Raises:
         WorkloadError: a student that cannot match its teacher, with every reason; or options that contradict.
@@ -63,10 +62,10 @@ def distill(
         raise WorkloadError([f"{teacher} has task {opened.task}, which cannot be distilled; tasks that can: {able}"])
     if student is not None and keep_layers is not None:
         raise WorkloadError(["student and keep_layers both say what the student is: give one"])
-    given = {"teacher": teacher, "data": data, "output": output} | options | {"task": opened.task}
+    given = {"teacher": teacher, "data": data, "output": ""} | options | {"task": opened.task}
     request = TrainRequest(model=student or teacher, **given)  # wrong options are refused before anything is made
     if student is None:
-        student = _made(opened, Path(output), keep_layers, on_event)
+        student = _made(opened, Path(request.output), keep_layers, on_event)
         request = TrainRequest(model=student, **given)
     return train(request, on_event=on_event)
 

@@ -19,11 +19,10 @@ from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
-from vramfit.step.plain import Batch
+from vramfit.step.plain import Batch, make_targets
 from vramfit.step.ranks import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
-from vramfit.tasks.parts.distilled import meta_targets
 from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.techniques.application import apply
@@ -53,7 +52,7 @@ def joint_loss(model: torch.nn.Module, workload: Workload, num_texts: int) -> He
     """The loss of a step of so many texts, without data; its labels wait on the host."""
     with _disable_current_modes():
         labels = find_task(workload.task).meta_labels(model, num_texts, 0, "meta")
-        labels |= meta_targets(model, workload.task, (num_texts, 0), "meta")
+        labels |= make_targets(model, workload.task, (num_texts, 0), "meta")
     return head_loss(model, labels, workload.task)
 
 

@@ -33,7 +33,7 @@ def settings_of(workload: Workload) -> dict[str, Any]:
         given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
     if SETTINGS["problem"].words(workload) is not None:
         given["problem"] = workload.problem
-    if workload.is_taught:
+    if workload.distill is not None:
         given |= {name: getattr(workload, name) for name in TAUGHT}
     return {name: value for name, value in given.items() if value is not None and value is not False}
 

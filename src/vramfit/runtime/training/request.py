@@ -267,8 +267,14 @@ def _contradictions(r: TrainRequest) -> list[str]:
             smooths and r.problem not in (None, SINGLE),
             f"label_smoothing is for one class a row, not problem {r.problem}",
         ),
-        (r.is_taught and r.teacher is None, f"distill {r.distill} needs a teacher: the model that is learned from"),
-        (r.is_taught and smooths, "label_smoothing and a teacher do not go together: its answers are soft already"),
+        (
+            r.distill is not None and r.teacher is None,
+            f"distill {r.distill} needs a teacher: the model that is learned from",
+        ),
+        (
+            r.teacher is not None and smooths,
+            "label_smoothing and a teacher do not go together: its answers are soft already",
+        ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
         (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
     ]

@@ -35,14 +35,12 @@ GENERIC = "LABEL_"
 """How transformers names classes that nobody named."""
 
 
-def open_teacher(request: TrainRequest) -> TrainedModel | None:
-    """The teacher of a run, where it has one; its weights are not loaded.
+def open_teacher(request: TrainRequest) -> TrainedModel:
+    """The teacher of a run; its weights are not loaded.
 
     Raises:
         UnknownModel, CheckpointError, WorkloadError: no such model, or one without a head for the task.
     """
-    if request.teacher is None:
-        return None
     teacher = open_model(
         request.teacher, task=request.task, seq=request.seq, trust_remote_code=request.trust_remote_code
     )

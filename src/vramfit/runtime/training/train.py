@@ -71,7 +71,7 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
     with stop_request(resumes=request.resume) as stop:
         checkpoint = processes.first(lambda: _begin(request, output, store, on_event))
         plan = _first_plan(processes, lambda: saved_plan(request, on_event))
-        teacher = open_teacher(request)
+        teacher = None if request.teacher is None else open_teacher(request)
         data = read_data(request, plan, teacher)
         if teacher is not None:
             check_student(request, teacher, data)
