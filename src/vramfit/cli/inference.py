@@ -17,6 +17,7 @@ from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import replace_file
 from vramfit.report.run import render_metrics
 from vramfit.settings import having
+from vramfit.settings.precision import Precision
 from vramfit.stages import tell
 from vramfit.tasks import find_task
 from vramfit.units import counted
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
 TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
-PRECISIONS = ", ".join(CHOICES["precision"])
-Precision = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
+PRECISIONS = ", ".join(Precision.value.names)
+PrecisionName = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
 Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
 DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
@@ -48,7 +49,7 @@ class InferenceOptions:
     max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
     batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
     seq: Seq = None
-    precision: Precision = "fp32"
+    precision: PrecisionName = "fp32"
     attention: str | None = opt(None, "sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
     memory: Memory = None
     gpu: GPUName = None
@@ -57,8 +58,9 @@ class InferenceOptions:
 
     def look(self, *files: str) -> None:
         """Refuse wrong names and missing files before torch is imported."""
-        if self.precision is not None:  # chosen for the GPU
-            checked_choice("precision", self.precision)
+        for name in {f.name for f in fields(self)} & set(CHOICES):
+            if getattr(self, name) is not None:  # else it is chosen for the model or the GPU
+                checked_choice(name, getattr(self, name))
         look_at_gpu(self.gpu)
         look_at_model(self.model)
         for file in files:

@@ -9,9 +9,8 @@ from vramfit.estimator.target import Target, target_of
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_for
+from vramfit.models.build import build_for, missing_kernel, with_attention
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
@@ -19,7 +18,7 @@ from vramfit.techniques.application import apply
 from vramfit.techniques.packing.attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
-from vramfit.workload import CHOICES, Workload, switched
+from vramfit.workload import Workload, switched
 
 
 def settle_offload(traced: TracedWorkload, target: Target) -> TracedWorkload:
@@ -112,12 +111,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     target = _target(workload, problems)
     if target is None or problems:
         raise WorkloadError(problems)
-    workload = replace(
-        workload,
-        model=resolved.name,
-        task=resolved.task,
-        attention=workload.attention or _own_attention(resolved),
-    )
+    workload = with_attention(replace(workload, model=resolved.name, task=resolved.task), resolved)
     traced = TracedWorkload(workload, resolved, target.profile)
     waits = workload.offloads_layers and not workload.trains  # in training, all layers do
     return (settle_offload(traced, target) if waits else traced), target
@@ -135,14 +129,6 @@ def _target(workload: Workload, problems: list[str]) -> Target | None:
     return target
 
 
-def _own_attention(resolved: ResolvedModel) -> Any:
-    """The kernel a model takes when none is asked for; a module that was given has one already."""
-    if resolved.module is None:
-        return default_attention(resolved.model_class)
-    chosen = getattr(resolved.config, "_attn_implementation", None)
-    return chosen if chosen in CHOICES["attention"] else None
-
-
 def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     """What the workload asks of this model that it does not have."""
     why_no_loss = find_task(workload.task).why_no_loss
@@ -152,10 +138,7 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
         problems.append(
             f"seq {workload.seq} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer"
         )
-    supported = supported_attention(resolved.model_class)
-    if workload.attention in ("sdpa", "eager") and workload.attention not in supported:
-        has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
-        problems.append(f"{resolved.name} has no attention {workload.attention} (it has {has})")
+    problems += missing_kernel(resolved, workload)
     if workload.is_packed and not takes_heads(resolved.config):
         problems.append(
             f"attention packed: the flash kernel takes heads of 8, 16, … 256, and {resolved.name} has others"

@@ -8,7 +8,9 @@ import torch
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.records.plan import Plan
 from vramfit.runtime.invariance import across_samples, warn_of_names
-from vramfit.settings.offload import HOST_STEPS
+from vramfit.settings import SETTINGS, asked_of
+from vramfit.settings.offload import Offload
+from vramfit.settings.values import Choice
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
@@ -16,7 +18,7 @@ from vramfit.techniques import offloading
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.techniques.packing import is_per_token
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import CHOICES, Workload
+from vramfit.workload import Workload
 
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
@@ -66,8 +68,11 @@ class MicroBatchSize:
         self.now, self._patience, self._num_quiet = state["now"], state["patience"], state["num_quiet"]
 
 
+_Asked: Any = asked_of("precision", "offload", "attention")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
+class StepSettings(_Asked):  # type: ignore[misc]
     """The settings of a workload that a step needs; the others change the model, which is prepared before."""
 
     micro_batch: int = 0
@@ -97,9 +102,9 @@ class StepSettings:
     """`packed` packs batches; None does so where the model takes packed ones."""
 
     @property
-    def steps_on_host(self) -> bool:
-        """Whether the optimizer lives in host memory."""
-        return self.offload in HOST_STEPS
+    def trains(self) -> bool:
+        """A step always does."""
+        return True
 
     @property
     def host_bytes(self) -> int | None:
@@ -112,8 +117,9 @@ class StepSettings:
         Raises:
             WorkloadError: something waits in host memory.
         """
-        if self.offload is not None:
-            raise WorkloadError([f"offload {self.offload} is for one GPU: with several, shard the model (Shards)"])
+        if self.offloads:
+            waits = SETTINGS[Offload.keyword].words(self)
+            raise WorkloadError([f"{waits} is for one GPU: with several, shard the model (Shards)"])
 
     @classmethod
     def of(cls, plan: Plan | Workload | None, given: dict[str, Any]) -> Self:
@@ -134,7 +140,6 @@ class StepSettings:
         if plan is not None:
             workload = plan.workload if isinstance(plan, Plan) else plan
             made = {name: getattr(workload, name) for name in names}
-            made["attention"] = "packed" if workload.is_packed else None
             made["memory"] = plan.budget_bytes if isinstance(plan, Plan) else workload.memory
         made |= {name: plain(value) for name, value in given.items() if value is not None}
         return cls(**made)
@@ -148,16 +153,15 @@ def check(
     Raises:
         WorkloadError: there is one.
     """
-    micro_batch, precision = settings.micro_batch, settings.precision
-    problems = [*across_samples(model), *_wrong_offload(model, settings.offload)]
+    micro_batch = settings.micro_batch
+    problems = [*across_samples(model), *_wrong_values(settings), *_wrong_offload(model, settings)]
     if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
         shown = None if micro_batch == 0 else micro_batch
         problems.append(f"micro_batch {shown!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    trainable = [p for p in CHOICES["precision"] if p != "fp16"]
-    if precision not in trainable:
-        problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
+    if settings.weight_dtype is torch.float16:
+        problems.append("precision fp16 cannot train: take amp-fp16 (with a GradScaler), amp-bf16 or bf16")
     if isinstance(optimizer, torch.optim.LBFGS):
         problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
     if problems:
@@ -185,18 +189,22 @@ def check_batch(batch: Any) -> None:
         )
 
 
-def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
+def _wrong_values(settings: StepSettings) -> list[str]:
+    """Settings with a fixed list of values that have another one."""
+    choices = [s for s in SETTINGS.values() if isinstance(s.value, Choice) and hasattr(settings, s.keyword)]
+    return [text for s in choices for text in s.value.problems(s.keyword, getattr(settings, s.keyword))]
+
+
+def _wrong_offload(model: torch.nn.Module, settings: StepSettings) -> list[str]:
     """What does not go with where the weights are."""
     layers = offloading.layer_slots_of(model)
-    if offload not in (None, "optimizer", "weights", "activations"):
-        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
-    if offload == "activations" and layer_inputs_of(model) is None:
+    if settings.offloads_inputs and layer_inputs_of(model) is None:
         return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
     if layers is None:
-        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
+        return ["offload weights: no layer of the model waits in host memory"] if settings.offloads_layers else []
     if not layers.trains:
         return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
-    if offload != "weights":
+    if not settings.offloads_layers:
         return ["the model's layers wait in host memory: take offload='weights'"]
     if not getattr(model, "is_gradient_checkpointing", False):
         return ["offload weights computes every layer again in backward: checkpointing must be full"]

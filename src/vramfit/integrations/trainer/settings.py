@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramfit.integrations.trainer.job import Job, is_free
+from vramfit.integrations.trainer.job import Job, is_free, weight_type
 from vramfit.integrations.trainer.losses import bare_model, step_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
@@ -151,24 +151,29 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
         made.say("layers computed twice", "none", f"the first {w.num_checkpointed}", "less than full, and faster")
     if w.is_frozen and "freeze" not in job.keywords:
         made.say("frozen", "nothing", w.freeze, "allowed, and nothing milder fits")
-    if w.has_bf16_weights and job.keywords.get("precision") != "bf16":
+    if w.has_bf16_weights and weight_type(trainer) != w.weight_dtype:
         made.say("weights", "fp32", "bf16", "allowed, and nothing milder fits")
     before = getattr(bare_model(trainer).config, "_attn_implementation", None)
     if w.is_packed:
-        made.say("attention", before, "packed (no padding)", "sequences lie end to end, so that padding takes nothing")
-    elif job.attention is not None and job.attention != before:
-        made.say("attention", before, job.attention, "asked for")
-    put_techniques(step_model(trainer), w, job.attention)
+        made.say(
+            "attn_implementation",
+            before,
+            "packed (no padding)",
+            "sequences lie end to end, so that padding takes nothing",
+        )
+    elif job.attn_implementation not in (None, before):
+        made.say("attention", before, job.attn_implementation, "asked for")
+    put_techniques(step_model(trainer), w, job.attn_implementation)
 
 
-def put_techniques(model: Any, workload: Workload, attention: str | None) -> None:
+def put_techniques(model: Any, workload: Workload, attn_implementation: str | None) -> None:
     """What a plan changes in a model for good; what steps alone need is put on when training begins.
 
     Args:
-        attention: that of transformers that was asked for; None leaves the model's.
+        attn_implementation: the attention of transformers that was asked for; None leaves the model's.
     """
-    if attention is not None:
-        model.config._attn_implementation = attention
+    if attn_implementation is not None:
+        model.config._attn_implementation = attn_implementation
     prepare(model, workload, compiles=False)
     undo_to_steps(model)
 
