@@ -156,7 +156,7 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
     before = getattr(bare_model(trainer).config, "_attn_implementation", None)
     if w.is_packed:
         made.say(
-            "attn_implementation",
+            "attention",
             before,
             "packed (no padding)",
             "sequences lie end to end, so that padding takes nothing",
