@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
-from vramfit.estimator.target import target_of
+from vramfit.estimator.resolve import target_of
 from vramfit.planner.heuristics import (
     COMPILE_S,
     LEAST_COMPILED_S,

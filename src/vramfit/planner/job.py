@@ -8,9 +8,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
-from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.target import Target
-from vramfit.estimator.timing import has_rates
+from vramfit.estimator.predict import has_rates
+from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import build_for
@@ -21,7 +20,7 @@ from vramfit.planner.request import Lengths, Request
 from vramfit.settings.attention import precision_needed
 from vramfit.step.splitting import SHORTEST, counted_lengths
 from vramfit.techniques.packing.attention import takes_heads
-from vramfit.timing.profile import speed_of
+from vramfit.timing.model import speed_of
 from vramfit.workload import SIZE_HINT, Workload
 
 P = ParamSpec("P")

@@ -5,7 +5,7 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator import search
-from vramfit.estimator.target import is_measured
+from vramfit.estimator.resolve import is_measured
 from vramfit.planner.heuristics import BASIS_SHARE, LEAST_FOR_LENGTHS, LEAST_SHARE, LENGTHS_SHARE
 from vramfit.records.estimate import MaxBatch
 from vramfit.settings import SETTINGS, lowered

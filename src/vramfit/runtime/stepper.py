@@ -18,16 +18,14 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.runtime.graphs import CannotCapture, GraphUse
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.invariance import check_once
 from vramfit.runtime.model_state import Failed, ModelState, untouched
-from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, largest_like
+from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, check_once, largest_like
 from vramfit.settings import checkpointing
 from vramfit.settings.casts import keeps_copies
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring, each_tensor
-from vramfit.step.ranks import Alone, Ranks
-from vramfit.step.splitting import passes_of, take_rows, width_of
+from vramfit.step.recovery import free_memory, is_out_of_memory
+from vramfit.step.splitting import Alone, Ranks, passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import compiling, offloading, packing

@@ -27,7 +27,7 @@ from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.settings import SETTINGS, having
 from vramfit.step.plain import each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.tasks.embedding import LOSSES
 from vramfit.workload import CHOICES
 

@@ -13,12 +13,11 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
-from vramfit.integrations.trainer.evaluation import put_together_once
 from vramfit.integrations.trainer.losses import LossPair, Origin, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.rows import why_padded
-from vramfit.integrations.trainer.sentence_models import encoder_in
-from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
+from vramfit.integrations.trainer.sentence_losses import encoder_in
+from vramfit.integrations.trainer.settings import prepare_steps, put_techniques, put_together_once
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.monitor.places import warn_user
 from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
@@ -26,8 +25,8 @@ from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques import packing

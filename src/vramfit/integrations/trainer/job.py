@@ -16,7 +16,7 @@ from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts,
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.request import Lengths
-from vramfit.runtime.invariance import across_samples
+from vramfit.runtime.step_settings import across_samples
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.workload import CHOICES
 

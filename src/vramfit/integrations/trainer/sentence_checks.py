@@ -16,7 +16,7 @@ from vramfit.records.finding import Finding
 from vramfit.runtime.model_state import untouched
 from vramfit.step.own_loss import still
 from vramfit.step.plain import each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.units import format_bytes
 
 NUM_TRIED = 4
