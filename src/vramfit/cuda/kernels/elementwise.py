@@ -2,8 +2,8 @@
 
 A convolution makes a contiguous copy of its input and takes a workspace. cuDNN chooses its kernel by rules of its own,
 and with it the workspace: nothing, copies of what it reads and writes in another layout, or partial sums of the
-weights' gradient. What is requested here is an upper bound of 156 forward and backward passes measured on an H200 (torch 2.11,
-cuDNN 9; one dimension, fp32, tf32, bf16 and fp16).
+weights' gradient. What is requested here is an upper bound of 156 forward and backward passes measured on an
+H200 (torch 2.11, cuDNN 9; one dimension, fp32, tf32, bf16 and fp16).
 """
 
 import math
