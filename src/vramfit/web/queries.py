@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vramfit.devices.catalogue import all_gpus
 from vramfit.models.catalogue import model_names
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting
-from vramfit.settings.ranks import Loop
+from vramfit.settings.machine import Loop
 from vramfit.settings.values import Choice, Count, Number, Switch
 
 MAX_BATCH = 65_536
