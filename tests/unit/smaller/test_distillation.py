@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tests.unit.runtime.training.small_runs import (
     BAD,
     GOOD,
     run,
     same_weights,
+    weights,
     write_model,
     write_questions,
     write_tags,
@@ -174,11 +176,19 @@ def test_a_student_with_other_labels_is_refused(taught: Path, tmp_path: Path) ->
         distilled(taught, tmp_path / "out", data=str(renamed))
 
 
-def test_a_student_of_another_size_learns_from_logits_and_not_from_hidden_states(taught: Path, tmp_path: Path) -> None:
-    small = write_model(tmp_path / "small", hidden_size=16)
-    assert distilled(taught, tmp_path / "out", student=str(small), max_steps=2).num_steps == 2
-    with pytest.raises(WorkloadError, match="16 numbers a token, and those of the teacher 32; take distill logits"):
-        distilled(taught, tmp_path / "other", student=str(small), distill="hidden")
+def test_a_student_of_another_width_learns_a_projection_that_is_not_saved(taught: Path, tmp_path: Path) -> None:
+    small = {"student": str(write_model(tmp_path / "small", hidden_size=16)), "distill": "hidden", "max_steps": 8}
+    emulated = {"device": "emulated", "memory": "64MiB"}
+    record = distilled(taught, tmp_path / "whole", **small, **emulated)
+    assert record.settings["distill_width"] == 32
+    with pytest.raises(Interrupted):
+        distilled(taught, tmp_path / "out", **small, **emulated, on_event=signalled(3, signal.SIGINT))
+    saved = load_file(tmp_path / "out" / "checkpoints" / "step-00000003" / "weights.safetensors")
+    assert saved["teacher_projection.weight"].shape == (32, 16)
+    distilled(taught, tmp_path / "out", **small, **emulated, resume=True)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    assert not any("projection" in name for name in weights(tmp_path / "out"))
+    assert AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 16
 
 
 @pytest.mark.parametrize(
