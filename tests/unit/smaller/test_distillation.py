@@ -27,7 +27,9 @@ from transformers import AutoConfig, BertTokenizer
 
 import vramfit
 from vramfit.errors import CheckpointError, DataError, VramfitError, WorkloadError
-from vramfit.records.run import RunRecord
+from vramfit.estimator.predict import estimate
+from vramfit.records.codec import from_json
+from vramfit.records.run import COURSE_FILE, RunRecord, StepCourse
 from vramfit.runtime.training import teacher as teachers
 from vramfit.runtime.training.events import Event, Interrupted, Note, Stepped
 
@@ -108,6 +110,20 @@ def test_an_interrupted_distillation_goes_on_to_the_same_weights(
             distilled(taught, tmp_path / "out", resume=True, on_event=signalled(step, signal.SIGINT), **changes)
     distilled(taught, tmp_path / "out", resume=True, **changes)
     assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.parametrize("answers", ["logits", "hidden"])
+def test_a_step_with_a_teacher_takes_what_is_predicted_of_it(taught: Path, tmp_path: Path, answers: str) -> None:
+    student = str(write_model(tmp_path / "source", hidden_size=64, intermediate_size=64))
+    settings = {"batch": 80, "micro_batch": 80, "attention": "eager", "device": "emulated", "memory": "64MiB"}
+    distilled(taught, tmp_path / "out", student=student, distill=answers, max_steps=4, **settings)
+    course = from_json(StepCourse, (tmp_path / "out" / COURSE_FILE).read_text())
+    job = {"batch": course.batch, "seq": course.seq, "gpu": "h200", "loop": "stepper", "attention": "eager"}
+    width = {"distill_width": 32} if answers == "hidden" else {}
+    predicted = estimate(student, optimizer="adamw-fused", num_labels=2, distill=answers, **width, **job)
+    workspaces = max(p.breakdown.get("workspaces", 0) for p in predicted.timeline)
+    most = max(p.requested_bytes for p in predicted.timeline) - workspaces
+    assert 0.97 * most <= max(course.requested_bytes) <= most
 
 
 def test_memory_that_runs_out_changes_nothing(taught: Path, tmp_path: Path) -> None:
