@@ -38,6 +38,7 @@ from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import FEWEST_SAMPLES, STEPS, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.trace.unrolling import Unlike, Unrolling, unrolling_of
+from vramfit.trace.values import give_inputs
 from vramfit.units import counted
 from vramfit.workload import Workload
 
@@ -122,6 +123,7 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
         session.tracer.begin("inputs", "inputs")
         with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
             inputs = _inputs(model, workload, batch or PROBE_BATCH, conditions.num_sequences, with_labels)
+        give_inputs(session.tracer.values, model, workload, inputs)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":

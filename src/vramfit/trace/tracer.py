@@ -20,6 +20,7 @@ from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_
 from vramfit.trace.ledger import Ledger, Places
 from vramfit.trace.template import StreamTemplate
 from vramfit.trace.unrolling import Unrolling
+from vramfit.trace.values import Values, depends_on_values
 from vramfit.trace.work import FUSED, WorkTemplate, view_work
 
 
@@ -107,6 +108,7 @@ class Tracer(TorchDispatchMode):
         self._accumulation = Accumulation.calibrated()
         self._ledger = Ledger(template, unrolling)
         self._calls = Calls(template.probe, shared=shares_calls)
+        self.values = Values(template.probe)
         self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
         self.workspaces: set[Origin] = set()
@@ -156,6 +158,15 @@ class Tracer(TorchDispatchMode):
         self._guard(name, args, kwargs)
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
+        if depends_on_values(func):
+            known_result = self.values.made_by(func, args, kwargs)
+            if known_result is not None:
+                return self._take(func, name, args, kwargs, known_result)
+        elif func is aten._to_copy.default and _leaves_device(args[0], kwargs):
+            on_host = self.values.on_host(args[0])
+            if on_host is not None:
+                self._ledger.wait()
+                return func(on_host, **kwargs)
         if writes:
             return self._write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
@@ -170,6 +181,19 @@ class Tracer(TorchDispatchMode):
             self._take_workspaces(name)
         elif name in ("all", "any"):
             self._expect_question(name, result)
+        if self.part != "optimizer":
+            self.values.follow(func, name, args, kwargs, result)
+        return result
+
+    def _take(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """The result of an operator that looked at values: the host waited for the device to learn the shape."""
+        self._ledger.wait()
+        made = list(tensors_in(result))
+        if made:
+            key = (self._calls.key(func, args, kwargs), tuple(tensor.shape for tensor in made))
+            known = self._calls.remember(key, name, args, kwargs, result)
+            self._count(known.work)
+            self._follow(name, known, result)
         return result
 
     def _call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Remembered]:
@@ -207,6 +231,7 @@ class Tracer(TorchDispatchMode):
     def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nothing is allocated and nothing changes shape: what is written to is the result."""
         written = written_by(func, args, kwargs)
+        self.values.write(func, args, kwargs, written)
         if self._ledger.counts_work:
             self._count(self._calls.in_place(func, args, kwargs, written))
             if _described(func)[0].startswith(FUSED):
@@ -324,6 +349,9 @@ class Tracer(TorchDispatchMode):
     def _answer(self, tensor: torch.Tensor) -> Any:
         """A program asks for a value: a question that was expected, or an optimizer's, which changes no allocation."""
         self._ledger.wait()
+        known = self.values.answer(tensor)
+        if known is not None:
+            return known
         asked_about, answer = self._answers.get(tensor.untyped_storage()._cdata, (None, False))
         if asked_about is not None and asked_about() is not None:
             return answer
@@ -352,6 +380,11 @@ def _described(func: Any) -> tuple[str, bool]:
     """The name of an operator without its namespace, and whether it writes into its arguments."""
     name = func._schema.name.partition("::")[2]
     return name, func._schema.is_mutable and not name.startswith(("set_", "resize_"))
+
+
+def _leaves_device(tensor: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether a copy of a tensor of the device is made on the host."""
+    return tensor.is_meta and str(kwargs.get("device")) == "cpu"
 
 
 def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:

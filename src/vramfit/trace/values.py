@@ -1,0 +1,226 @@
+"""`Values`: what tensors of a trace hold, as far as the inputs of a step decide it.
+
+Models ask about masks, positions and tokens: does the mask hide anything, does one text follow another in a row, where
+is the last token? A trace runs on tensors without data, but the inputs of a step are known, and so is all that is
+computed from them alone. Beside such a tensor a few real, small ones are kept, which hold what it would hold at a few
+small batches; every operator whose tensors are all known runs on them as well. A question has one answer where they
+agree, or where they differ as a number does that grows with the batch. What comes from weights is never known.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vramfit.step.plain import Batch, make_batch
+from vramfit.trace.affine import at, split
+from vramfit.trace.calls import tensors_in
+from vramfit.workload import Workload
+
+SAMPLED = (2, 4)
+"""Batches at which values are kept, in a trace for any batch. Both are even: half of the rows may be padded."""
+MOST_NUMBERS = 2**20
+"""Larger tensors are not followed: no model asks about a mask of every pair of tokens, and it would take time."""
+FILLED: dict[str, Any] = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+}
+GIVEN = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}
+"""Factories that are told what they fill with, and the place of that argument."""
+KNOWN_INPUTS = ("input_ids", "attention_mask")
+"""Labels are data, and so is what packed rows are made of."""
+FAILURES = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
+Layout = tuple[Any, ...]
+
+
+class Values:
+    """The known values of a trace, by storage and by layout in it: views share what they see.
+
+    Args:
+        probe: the batch of a trace for any batch; None for a trace of a real one, whose values are kept whole.
+    """
+
+    def __init__(self, probe: int | None) -> None:
+        self._probe = probe
+        self.batches: tuple[int | None, ...] = (None,) if probe is None else SAMPLED
+        self._known: dict[int, tuple[Any, dict[Layout, tuple[torch.Tensor, ...]]]] = {}
+
+    def give(self, tensor: torch.Tensor, make: Callable[[int | None], torch.Tensor]) -> None:
+        """What a tensor holds, from what it would hold at each batch that is kept; None is the real one."""
+        self._keep(tensor, tuple(make(batch) for batch in self.batches))
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """The tensor holds data."""
+        self._known.pop(tensor.untyped_storage()._cdata, None)
+
+    def follow(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator has given a result: its values, where those of its arguments are known."""
+        if isinstance(result, torch.Tensor) and self._follow_factory(name, args, result):
+            return
+        if not self._are_known(args, kwargs) or not _is_determined(func):
+            return
+        made = list(tensors_in(result))
+        if not made or any(self._num_numbers(tensor) > MOST_NUMBERS for tensor in made):
+            return
+        found = self._run(func, args, kwargs)
+        if found is None:
+            return
+        for index, tensor in enumerate(made):
+            self._keep(tensor, tuple(list(tensors_in(sample))[index] for sample in found))
+
+    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Any]) -> None:
+        """An operator writes into its arguments, which are known afterwards where all of them were before."""
+        known = [tensor for tensor in tensors_in(list(written)) if self._of(tensor) is not None]
+        if not known:
+            return
+        if not self._are_known(args, kwargs) or not _is_determined(func) or self._run(func, args, kwargs) is None:
+            for tensor in known:
+                self.forget(tensor)
+
+    def made_by(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator whose shapes depend on values; None where those are not known."""
+        if not self._are_known(args, kwargs):
+            return None
+        found = self._run(func, args, kwargs)
+        if found is None:
+            return None
+        if isinstance(found[0], torch.Tensor):
+            made = self._made([found])
+            return None if made is None else made[0]
+        if isinstance(found[0], tuple | list):
+            return self._made(list(zip(*found, strict=True)))
+        return found[0] if all(value == found[0] for value in found) else None
+
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy of what a tensor holds; None where that is not known, or not the same at every batch."""
+        values = self._of(tensor)
+        if values is None or not all(v.shape == values[0].shape and torch.equal(v, values[0]) for v in values):
+            return None
+        return values[0].clone()
+
+    def answer(self, tensor: torch.Tensor) -> Any:
+        """The one number a tensor holds; None where that is not known."""
+        values = self._of(tensor)
+        if values is None:
+            return None
+        numbers = [value.item() for value in values]
+        if all(n == numbers[0] for n in numbers):
+            return numbers[0]
+        return self._lifted(numbers) if all(type(n) is int for n in numbers) else None
+
+    def _made(self, found: list[Any]) -> list[torch.Tensor] | None:
+        """Tensors of a trace, from what they hold at each batch; None where a size does not grow evenly."""
+        made: list[torch.Tensor] = []
+        for values in found:
+            sizes = [self._lifted(dims) for dims in zip(*(v.shape for v in values), strict=True)]
+            if None in sizes:
+                return None
+            tensor = torch.empty([s for s in sizes if s is not None], dtype=values[0].dtype, device="meta")
+            self._keep(tensor, tuple(values))
+            made.append(tensor)
+        return made
+
+    def _lifted(self, numbers: Sequence[int]) -> int | None:
+        """A number of the trace, from what it is at each batch."""
+        if self._probe is None or numbers[0] == numbers[1]:
+            return numbers[0]
+        slope, rest = divmod(numbers[1] - numbers[0], SAMPLED[1] - SAMPLED[0])
+        return None if rest else numbers[0] + slope * (self._probe - SAMPLED[0])
+
+    def _follow_factory(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> bool:
+        """Whether an operator fills what it makes with one number; of fractions, only single ones are kept."""
+        if name not in FILLED and name not in GIVEN:
+            return False
+        if (result.dtype.is_floating_point and result.dim()) or self._num_numbers(result) > MOST_NUMBERS:
+            return True
+        number = FILLED[name] if name in FILLED else args[GIVEN[name]]
+        self.give(result, lambda batch: torch.full(self._sampled(tuple(result.shape), batch), number, dtype=result.dtype))
+        return True
+
+    def _are_known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether all tensors among arguments are; a factory that counts has none."""
+        return all(not t.is_meta or self._of(t) is not None for t in tensors_in((args, tuple(kwargs.values()))))
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """What an operator gives at each batch; None where it does not run."""
+        try:
+            return [self._run_at(func, args, kwargs, index) for index in range(len(self.batches))]
+        except FAILURES:
+            return None
+
+    def _run_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> Any:
+        batch = self.batches[index]
+        return func(
+            *(self._sampled(value, batch, index) for value in args),
+            **{name: self._sampled(value, batch, index) for name, value in kwargs.items()},
+        )
+
+    def _sampled(self, value: Any, batch: int | None, index: int = 0) -> Any:
+        """An argument as it is at a batch: sizes follow the batch, tensors are those that are kept, on the host."""
+        if type(value) is int:
+            return value if batch is None else at(split(value, self._probe), batch)
+        if isinstance(value, torch.Tensor):
+            known = self._of(value)
+            return value if known is None else known[index]
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, tuple | list):
+            return type(value)(self._sampled(v, batch, index) for v in value)
+        return value
+
+    def _num_numbers(self, tensor: torch.Tensor) -> int:
+        return math.prod(self._sampled(tuple(tensor.shape), self.batches[-1]))
+
+    def _of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        held = self._known.get(tensor.untyped_storage()._cdata)
+        return None if held is None else held[1].get(_layout(tensor))
+
+    def _keep(self, tensor: torch.Tensor, values: tuple[torch.Tensor, ...]) -> None:
+        if not tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = (weakref.ref(storage, lambda _: self._known.pop(key, None)), {})
+        self._known[key][1][_layout(tensor)] = values
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@cache
+def _is_determined(func: Any) -> bool:
+    """Whether an operator gives the same for the same arguments, and needs some; of factories, `arange` does."""
+    has_tensors = any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return not is_random and (has_tensors or func._schema.name == "aten::arange")
+
+
+@cache
+def depends_on_values(func: Any) -> bool:
+    """Whether the shape of what an operator gives, or a truth that it gives, depends on what tensors hold."""
+    return torch.Tag.dynamic_output_shape in func.tags or func is torch.ops.aten.equal.default
+
+
+def give_inputs(values: Values, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
+    """Tell a trace what the inputs of a step hold."""
+    names = () if workload.is_packed else KNOWN_INPUTS
+    for name, tensor in inputs.items():
+        if isinstance(tensor, torch.Tensor):
+            values.forget(tensor)
+    examples = {batch: _example(model, workload, len(inputs["input_ids"]), batch) for batch in values.batches if names}
+    for name in names:
+        if name in inputs:
+            values.give(inputs[name], lambda batch, name=name: examples[batch][name])
+
+
+def _example(model: torch.nn.Module, w: Workload, num_texts: int, batch: int | None) -> Batch:
+    """Real inputs of a batch, on the host."""
+    rows = num_texts if batch is None else batch * w.texts_per_sample
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return make_batch(model, w.task, "infer", w.mask, rows, w.seq, "cpu")
