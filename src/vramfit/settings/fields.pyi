@@ -36,6 +36,7 @@ class Fields:
     optimizer: str
     max_grad_norm: float | None
     lora: int | None
+    lora_targets: tuple[str, ...] | None
     quantize: str | None
     offload: str | None
     compile: bool
@@ -81,6 +82,7 @@ class Fields:
         optimizer: str = ...,
         max_grad_norm: float | None = ...,
         lora: int | None = ...,
+        lora_targets: tuple[str, ...] | None = ...,
         quantize: str | None = ...,
         offload: str | None = ...,
         compile: bool = ...,
