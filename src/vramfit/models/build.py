@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from vramfit.errors import CheckpointError, WorkloadError
-from vramfit.models.decoders import make_ready
+from vramfit.models.decoders import in_full_precision, make_ready
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.tasks import find_task
@@ -65,6 +65,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     import torch
 
     config = copy.deepcopy(resolved.config)
+    in_full_precision(config)
     config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
     try:

@@ -34,6 +34,17 @@ def padding_id(config: Any) -> int:
     return next((token for token in (named, end) if isinstance(token, int) and token >= 0), 0)
 
 
+def in_full_precision(config: Any) -> None:
+    """Have a configuration name no type for weights, and its parts neither.
+
+    transformers builds the backbone of a generic head in the type that the configuration names, and the head in fp32; which
+    type weights have is for the precision of a workload to say.
+    """
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if getattr(part, "dtype", None) is not None:
+            part.dtype = None
+
+
 def make_ready(model: Any) -> None:
     """Let a decoder take batches: its configuration names a padding token, and it keeps no keys and values.
 
