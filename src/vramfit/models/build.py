@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.models.decoders import make_ready
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.tasks import find_task
@@ -73,6 +74,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
         raise _cannot_build(resolved, config, attention, error) from None
     with undrawn(), torch.device("meta"):
         find_task(resolved.task).finish_model(model, resolved.parts)
+    make_ready(model)
     return model
 
 

@@ -17,6 +17,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
@@ -273,6 +274,7 @@ def open_model(
             hint=f"leave --task out: its head is for {other}",
         )
     tokenizer = load_tokenizer(model)
+    pad_as_configured(tokenizer, config)
     if kind.pools_itself and resolved.task != kind.name:
         resolved = _resolve(model, kind.name, trust_remote_code)
     limits = [max_positions(config) or LONGEST, seq or resolved.max_length]

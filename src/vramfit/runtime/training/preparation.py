@@ -14,6 +14,7 @@ from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
@@ -159,6 +160,7 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
+    pad_as_configured(tokenizer, found.config)
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     max_length = int(min(n for n in limits if n))
