@@ -31,6 +31,7 @@ class Dialect(TorchFunctionMode):
             F.scaled_dot_product_attention: self._attention,
             F.cross_entropy: self._cross_entropy,
             torch.Tensor.backward: self._backward,
+            torch.Tensor.__setitem__: _write_number,
             torch.tensor: partial(_from_host, torch.tensor),
             torch.as_tensor: partial(_from_host, torch.as_tensor),
         }
@@ -92,6 +93,13 @@ def _from_host(function: Handler, data: Any, *args: Any, device: Any = None, **k
     if isinstance(data, torch.Tensor) or not made.is_meta:
         return made
     return torch.tensor(data, dtype=made.dtype, device="cpu").to("meta").requires_grad_(made.requires_grad)
+
+
+def _write_number(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host."""
+    if tensor.is_meta and isinstance(value, int | float):
+        value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+    tensor[index] = value
 
 
 def _fourier(function: Handler, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
