@@ -28,7 +28,32 @@ DEPTHS += ("num_decoder_layers", "num_encoder_layers")
 """Names that configurations have for the number of their layers."""
 PARTS = ("text_config", "encoder", "decoder")
 """Configurations inside of configurations."""
-CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {}
+TWO_KINDS = "two layers would all be of one kind: one of each"
+NO_HEAD_SIZE = "the default has no size of a head: head_dim 128"
+CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "cohere_compass_text": (
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+        "the default has no rotary positions for its layers: theta 10,000",
+    ),
+    "deepseek_v2": ({"num_experts_per_tok": 6}, "the default routes a token to no number of experts: 6, as published"),
+    "gpt_neo": ({"attention_types": [[["global", "local"], 1]]}, "kinds of attention are listed: global and local"),
+    "esm": ({"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}, "the default has no vocabulary: 33 tokens"),
+    "hunyuan_v1_dense": ({"head_dim": 128}, NO_HEAD_SIZE),
+    "hunyuan_v1_moe": ({"head_dim": 128}, NO_HEAD_SIZE),
+    "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, TWO_KINDS),
+    "ministral": ({"head_dim": 128}, NO_HEAD_SIZE),
+    "nemotron": ({"num_key_value_heads": 48}, "the default has no key heads: 48, as many as query heads"),
+    "qwen3_5_text": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
+    "qwen3_next": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
+    "reformer": (
+        {"attn_layers": ["local", "lsh"], "axial_pos_shape": (8, 8), "is_decoder": False},
+        "positions must make up the length: axial_pos_shape (8, 8); attn_layers local and lsh",
+    ),
+    "t5": ({"decoder_start_token_id": 0}, "the default has no first token of a decoder: 0, as published"),
+    "xmod": ({"default_language": "en_XX"}, "the default names no language: en_XX"),
+    "zamba": ({"layers_block_type": ["mamba", "hybrid"]}, TWO_KINDS),
+    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, TWO_KINDS),
+}
 """Type → settings, and why the default does not do."""
 
 

@@ -66,7 +66,7 @@ OWN: dict[str, dict[str, Any]] = {
         **{"num_self_attention_heads": 4, "num_cross_attention_heads": 4},
     },
     "reformer": {
-        **{"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 10], "axial_pos_embds_dim": [16, 16]},
+        **{"attn_layers": ["local", "lsh"], "axial_pos_embds": False},
         **{"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4, "hash_seed": 0},
     },
     "roc_bert": {

@@ -4,6 +4,7 @@ It stands above autograd, where torch itself branches by device: dropout, attent
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vramfit.cuda.autocast import CAST, HALF, Autocast, attention
 from vramfit.cuda.profile import CudaProfile
+from vramfit.errors import WorkloadError
 
 Handler = Callable[..., Any]
 
@@ -29,7 +31,11 @@ class Dialect(TorchFunctionMode):
             F.scaled_dot_product_attention: self._attention,
             F.cross_entropy: self._cross_entropy,
             torch.Tensor.backward: self._backward,
+            torch.Tensor.__setitem__: _write_number,
+            torch.tensor: partial(_from_host, torch.tensor),
+            torch.as_tensor: partial(_from_host, torch.as_tensor),
         }
+        self._handlers |= {f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")}
         self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
         self._same: set[Any] = set()
         """Functions that CUDA has no other way with, `x.shape` among them: most of what is heard."""
@@ -79,6 +85,32 @@ class Dialect(TorchFunctionMode):
             return (torch._softmax if name == "softmax" else torch._log_softmax)(input, dim, True)
         function = torch.softmax if name == "softmax" else torch.log_softmax
         return function(input, dim, dtype=None if dtype == input.dtype else dtype)
+
+
+def _from_host(function: Handler, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    """A tensor of numbers is made on the host and copied: straight to meta, nobody would see it come."""
+    made: torch.Tensor = function(data, *args, device=device, **kwargs)
+    if isinstance(data, torch.Tensor) or not made.is_meta:
+        return made
+    return torch.tensor(data, dtype=made.dtype, device="cpu").to("meta").requires_grad_(made.requires_grad)
+
+
+def _write_number(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host."""
+    if tensor.is_meta and isinstance(value, int | float):
+        value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+    tensor[index] = value
+
+
+def _fourier(function: Handler, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """SpectralOps.cpp (2.11), promote_tensor_fft: what a GPU refuses, where the precision of a job is the reason."""
+    if input.dtype == torch.bfloat16:
+        raise WorkloadError(
+            ["torch has no Fourier transforms in bfloat16: the model does not run in this precision"],
+            hint="take precision fp32",
+        )
+    transformed: torch.Tensor = function(input, *args, **kwargs)
+    return transformed
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

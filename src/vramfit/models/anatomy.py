@@ -97,7 +97,7 @@ def max_positions(model: Any) -> int | None:
     """
     config = getattr(model, "config", None) if hasattr(model, "forward") else model
     configured = getattr(config, "max_position_embeddings", None)
-    if not isinstance(configured, int):
+    if not isinstance(configured, int) or configured < 1:  # XLNet says -1: nothing limits it
         return None
     table = _position_embedding(model if hasattr(model, "forward") else _smallest(config), configured)
     offset = getattr(table, "padding_idx", None)

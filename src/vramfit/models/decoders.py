@@ -58,9 +58,9 @@ def make_ready(model: Any) -> None:
     text = model.config.get_text_config()
     if reads_last and getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = padding_id(text)
-    for config in (model.config, text):
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
+    for module in model.modules():  # stacks of encoder-decoders have configurations of their own
+        if getattr(getattr(module, "config", None), "use_cache", False):
+            module.config.use_cache = False
 
 
 def pad_as_configured(tokenizer: Any, config: Any) -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.errors import TraceError
 from vramfit.records.stream import Origin, Phase
-from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
+from vramfit.trace.calls import OWN_RESULTS, Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
 from vramfit.trace.ledger import Ledger, Places
 from vramfit.trace.template import StreamTemplate
 from vramfit.trace.unrolling import Unrolling
@@ -243,12 +243,8 @@ class Tracer(TorchDispatchMode):
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name == "nonzero":  # which elements count depends on data: all of them is the dearest case
-            return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.long, device="meta")
-        if name == "_weight_int4pack_mm":  # its meta function asks for a device that only fake tensors have
-            return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])
         try:
-            return func(*args, **kwargs)
+            return OWN_RESULTS[name](*args, **kwargs) if name in OWN_RESULTS else func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             where = self._module()
             raise TraceError(

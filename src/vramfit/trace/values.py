@@ -64,7 +64,7 @@ class Values:
         if not self._are_known(args, kwargs) or not _is_determined(func):
             return
         made = list(tensors_in(result))
-        if not made or any(self._num_numbers(tensor) > MOST_NUMBERS for tensor in made):
+        if not any(t.is_meta for t in made) or any(self._num_numbers(tensor) > MOST_NUMBERS for tensor in made):
             return
         found = self._run(func, args, kwargs)
         if found is None:
@@ -132,13 +132,15 @@ class Values:
         return None if rest else numbers[0] + slope * (self._probe - SAMPLED[0])
 
     def _follow_factory(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-        """Whether an operator fills what it makes with one number; of fractions, only single ones are kept."""
+        """Whether an operator fills what it makes with one number; where it does, that is kept."""
         if name not in FILLED and name not in GIVEN:
             return False
-        if (result.dtype.is_floating_point and result.dim()) or self._num_numbers(result) > MOST_NUMBERS:
-            return True
-        number = FILLED[name] if name in FILLED else args[GIVEN[name]]
-        self.give(result, lambda batch: torch.full(self._sampled(tuple(result.shape), batch), number, dtype=result.dtype))
+        if self._num_numbers(result) <= MOST_NUMBERS:
+            number = FILLED[name] if name in FILLED else args[GIVEN[name]]
+            one = torch.full((), number, dtype=result.dtype, device="cpu")
+            shapes = [self._sampled(tuple(result.shape), batch) for batch in self.batches]
+            is_whole = not result.dtype.is_floating_point  # masks and tokens are written into, fractions hardly ever
+            self._keep(result, tuple(one.expand(s).clone() if is_whole else one.expand(s) for s in shapes))
         return True
 
     def _are_known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
