@@ -73,11 +73,11 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
             model: nn.Module = resolved.model_class(config)
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None
+    make_ready(model)
     with undrawn(), torch.device("meta"):
         find_task(resolved.task).finish_model(model, resolved.parts)
     if any(not t.is_meta for t in (*model.parameters(), *model.buffers())):
         model.to("meta")  # some of transformers' code draws on the host whatever device is asked for
-    make_ready(model)
     return model
 
 

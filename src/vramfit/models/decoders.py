@@ -51,6 +51,9 @@ def make_ready(model: Any) -> None:
     A head that reads the last token must know which one is padding, and refuses batches otherwise. A cache would hold
     the keys and values of every layer beside those that attention keeps; nothing is generated here. Models that are
     not decoders are left alone.
+
+    A configuration may ask a decoder to see whole texts (`is_causal` false). transformers follows it in the masks that
+    it makes, and attends causally where no token is padding and no mask is made; here attention follows it too.
     """
     reads_last = pools_last_token(type(model))
     if not reads_last and not is_causal(model):
@@ -58,9 +61,12 @@ def make_ready(model: Any) -> None:
     text = model.config.get_text_config()
     if reads_last and getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = padding_id(text)
+    sees_all = getattr(text, "is_causal", True) is False
     for module in model.modules():  # stacks of encoder-decoders have configurations of their own
         if getattr(getattr(module, "config", None), "use_cache", False):
             module.config.use_cache = False
+        if sees_all and getattr(module, "is_causal", None) is True:
+            module.is_causal = False
 
 
 def pad_as_configured(tokenizer: Any, config: Any) -> None:

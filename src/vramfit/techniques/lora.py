@@ -123,7 +123,7 @@ def _problems(model: torch.nn.Module, chosen: tuple[str, ...], rank: int) -> lis
     frozen = [name for name, linear in zip(chosen, linears, strict=True) if not linear.weight.requires_grad]
     if frozen:
         problems.append(
-            f"lora {rank} adapts {len(frozen)} of {len(chosen)} linear layers in layers that freeze takes out of "
+            f"lora {rank} adapts {len(frozen)} of {len(chosen)} projections in layers that freeze takes out of "
             f"training ({frozen[0]}): drop freeze, since LoRA freezes all but its adapters and the head"
         )
     smallest = min(min(linear.weight.shape) for linear in linears)
