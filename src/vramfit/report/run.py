@@ -15,6 +15,7 @@ from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.charts import facts, table
 from vramfit.report.findings import render_findings
 from vramfit.report.words import job, model_name, phase_name, reserved_peak, size
+from vramfit.settings import SETTINGS
 from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
 
@@ -77,12 +78,16 @@ def _each(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(rows) - MOST_OF_EACH:,} more: --json"
 
 
+def _shown(name: str, value: Any) -> str:
+    return SETTINGS[name].shown(value) if name in SETTINGS else str(value)
+
+
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     how = "read in windows" if find_task(r.task).reads_windows else "cut"
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
     left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
-    yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
+    yield "settings", ", ".join(f"{name} {_shown(name, value)}" for name, value in r.settings.items())
     epochs = counted(r.num_epochs, "epoch")
     yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
     if r.compile_s:
