@@ -79,7 +79,8 @@ def planned_step(model_type: str, batch: dict[str, torch.Tensor]) -> dict[str, A
     """A plan for the batch, and one step by it inside an emulated GPU of as much memory."""
     import vramfit
 
-    plan = vramfit.plan(tiny_config(model_type), task=TASK, batch=len(LENGTHS), seq=WIDTH, gpu=GPU, memory=MEMORY, precision=PRECISION)  # fmt: skip
+    job: dict[str, Any] = {"task": TASK, "batch": len(LENGTHS), "seq": WIDTH, "precision": PRECISION}
+    plan = vramfit.plan(tiny_config(model_type), gpu=GPU, memory=MEMORY, **job)
     model = make_model(model_type)
     with vramfit.EmulatedGPU(memory=MEMORY) as gpu:
         vramfit.prepare(model, plan)

@@ -1,4 +1,4 @@
-"""Every model type of transformers that has a sequence-classification head, as a configuration of a few thousand weights.
+"""Every model type of transformers with a sequence-classification head, as a configuration of a few thousand weights.
 
 `tiny_config` sets the sizes that families share by the names they have for them; `OWN` holds what single families need
 besides: sizes that must divide each other, experts, windows, parts of another modality.
@@ -28,19 +28,26 @@ SIZES: dict[str, Any] = {
     "sliding_window": 12,
     "local_attention": 16,
     "word_embed_proj_dim": 32,
-    **{"image_size": 32, "patch_size": 16, "depth": 1, "out_hidden_size": 32, "num_position_embeddings": 16},
+    "image_size": 32,
+    "patch_size": 16,
+    "depth": 1,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
     "query_pre_attn_scalar": 8,
     "relative_attention_num_buckets": 8,
 }
 """Names that families share → a small value; a family that has no such name is left alone."""
 LINEAR_ATTENTION = {
-    **{"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    **{"layer_types": ["linear_attention", "full_attention"]},
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
 }
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("deepseek_v3", "minicpm3", "esmc"), {"num_key_value_heads": 4}),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 8}),
+    **{name: {"num_key_value_heads": 4} for name in ("deepseek_v3", "minicpm3", "esmc")},
+    **{name: {"head_dim": 8} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     **dict.fromkeys(("qwen3_5_text", "qwen3_next"), LINEAR_ATTENTION),
     "axk1": {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
     "axk2": {"num_key_value_heads": 4, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
@@ -55,39 +62,58 @@ OWN: dict[str, dict[str, Any]] = {
     "lilt": {"hidden_size": 48},
     "luke": {"entity_vocab_size": 16, "entity_emb_size": 32},
     "markuplm": {
-        **{"max_xpath_tag_unit_embeddings": 16, "max_xpath_subs_unit_embeddings": 32, "tag_pad_id": 10},
-        **{"subs_pad_id": 30, "xpath_unit_hidden_size": 8, "max_depth": 4},
+        "max_xpath_tag_unit_embeddings": 16,
+        "max_xpath_subs_unit_embeddings": 32,
+        "tag_pad_id": 10,
+        "subs_pad_id": 30,
+        "xpath_unit_hidden_size": 8,
+        "max_depth": 4,
     },
     "mistral4": {"num_key_value_heads": 4, "head_dim": 16},
     "mpnet": {"relative_attention_num_buckets": 32},
     "nemotron": {"num_key_value_heads": 2},
     "perceiver": {
-        **{"num_latents": 8, "d_latents": 32, "num_blocks": 1, "num_self_attends_per_block": 1},
-        **{"num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+        "num_latents": 8,
+        "d_latents": 32,
+        "num_blocks": 1,
+        "num_self_attends_per_block": 1,
+        "num_self_attention_heads": 4,
+        "num_cross_attention_heads": 4,
     },
     "reformer": {
-        **{"attn_layers": ["local", "lsh"], "axial_pos_embds": False},
-        **{"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4, "hash_seed": 0},
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_embds": False,
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+        "num_buckets": 4,
+        "hash_seed": 0,
     },
     "roc_bert": {
-        **{"pronunciation_vocab_size": 32, "shape_vocab_size": 32},
-        **{"pronunciation_embed_dim": 16, "shape_embed_dim": 16},
+        "pronunciation_vocab_size": 32,
+        "shape_vocab_size": 32,
+        "pronunciation_embed_dim": 16,
+        "shape_embed_dim": 16,
     },
     "t5": {"decoder_start_token_id": 0},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {
-        **{"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
-        **{"use_mamba_kernels": False},
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_hidden_layers": 4,
+        "use_mamba_kernels": False,
     },
     "zamba2": {
-        **{"layers_block_type": ["linear_attention", "hybrid"], "use_mamba_kernels": False, "n_mamba_heads": 4},
-        **{"chunk_size": 8, "mamba_d_state": 8, "num_key_value_heads": 4},
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "use_mamba_kernels": False,
+        "n_mamba_heads": 4,
+        "chunk_size": 8,
+        "mamba_d_state": 8,
+        "num_key_value_heads": 4,
     },
 }
 """Model type → what it needs besides."""
 PADDING, END, BEGIN, FIRST_TOKEN = 1, 2, 3, 10
 TOKENS = {"pad_token_id": PADDING, "bos_token_id": BEGIN, "eos_token_id": END}
-"""Of every tiny model: the token that fills up, those that end and begin a text, and the first that stands for a word."""
+"""Of every tiny model: the tokens that fill up, end and begin a text, and the first that stands for a word."""
 
 
 def all_types() -> tuple[str, ...]:

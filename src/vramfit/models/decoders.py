@@ -1,4 +1,4 @@
-"""What decoders need before a batch can go through them: a padding token, no cache, and which token their head reads."""
+"""What decoders need before batches go through them: a padding token, no cache, and which token their head reads."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def is_causal(model: "nn.Module") -> bool:
-    """Whether a token of the model sees only those before it; for an encoder-decoder, whether one of its stacks does."""
+    """Whether a token of the model sees only those before it; of an encoder-decoder, in one of its stacks."""
     return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
@@ -37,8 +37,8 @@ def padding_id(config: Any) -> int:
 def in_full_precision(config: Any) -> None:
     """Have a configuration name no type for weights, and its parts neither.
 
-    transformers builds the backbone of a generic head in the type that the configuration names, and the head in fp32; which
-    type weights have is for the precision of a workload to say.
+    transformers builds the backbone of a generic head in the type that the configuration names, and the head in fp32;
+    which type weights have is for the precision of a workload to say.
     """
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if getattr(part, "dtype", None) is not None:

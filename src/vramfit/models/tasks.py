@@ -25,9 +25,9 @@ PACKED_DECODERS = (
     *("olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("seed_oss", "smollm3", "starcoder2"),
 )
-"""Model types whose gradients of packed rows were compared with those of padded ones (`benchmarks/family_steps.py`). Not
-those that look along a row besides attention, or make attention's masks or scores in a way of their own, though they
-have the attention interface: EuroBERT, ESM, MobileBERT, Doge, Gemma 2, gpt-oss, MiniMax, Nemotron."""
+"""Model types whose gradients of packed rows were compared with those of padded ones (`benchmarks/family_steps.py`).
+Not those that look along a row besides attention, or make attention's masks or scores in a way of their own, though
+they have the attention interface: EuroBERT, ESM, MobileBERT, Doge, Gemma 2, gpt-oss, MiniMax, Nemotron."""
 PACKED_FAMILIES = (*PACKED_ENCODERS, *PACKED_DECODERS)
 
 

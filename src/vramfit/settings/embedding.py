@@ -90,8 +90,8 @@ class Pooling(OfComparison):
     value = Choice(names=POOLINGS, optional=True)
     modes = ("train", "forward", "infer")
     help = (
-        "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean; of a causal "
-        "decoder, the last."
+        "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean; of a "
+        "causal decoder, the last."
     )
     at_load = in_inference = True
 

@@ -86,9 +86,19 @@ class LoraTargets(Setting):
     keyword, order = "lora_targets", 181
     value = Targets()
     label, modes, on_page = "Layers with adapters", ("train",), False
-    help = "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: attention projections."
+    help = (
+        "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: attention projections."
+    )
     is_planned = True
     not_fitted = "which a Trainer cannot save"
+    techniques = (
+        Technique(
+            values=("NAMES",),
+            kind="different training",
+            does="adapters beside other linear layers than the attention projections",
+            costs="none beside lora's own: more layers adapted learn more, and take more memory",
+        ),
+    )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.has_adapters:

@@ -6,7 +6,6 @@ from vramfit.settings.precision import NAMES as PRECISIONS
 from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, is_text
 
-
 LEARNED_THROUGH = ("int8", "nf4")
 """Forms that gradients pass through."""
 

@@ -1,9 +1,9 @@
 """LoRA: the model is frozen, and two thin matrices beside each chosen linear layer learn, through peft.
 
 Adapters go where the paper and peft put them, on the projections that make queries and values; where a family makes
-queries, keys and values in one product, on that one; or on the layers that were asked for. The task's head learns in full, as with peft's
-`modules_to_save`, but in place: there is no second, frozen copy of it, and a decoder tied to the word embedding
-stays tied, and frozen with it. Adapters are of the type of the weights beside them.
+queries, keys and values in one product, on that one; or on the layers that were asked for. The task's head learns in
+full, as with peft's `modules_to_save`, but in place: there is no second, frozen copy of it, and a decoder tied to the
+word embedding stays tied, and frozen with it. Adapters are of the type of the weights beside them.
 """
 
 import warnings
@@ -87,7 +87,7 @@ def targets(model: torch.nn.Module, asked: Sequence[str] | None = None) -> tuple
 
 
 def _linears(model: torch.nn.Module) -> list[str]:
-    """Names of the linear layers inside the model's layers; GPT-2 has them as `Conv1D`, which is the same transposed."""
+    """Names of the linear layers inside the model's layers; those of GPT-2 are `Conv1D`, the same transposed."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {id(module) for each in layer_lists(model) for module in each.modules()}

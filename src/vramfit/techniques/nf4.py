@@ -1,8 +1,8 @@
 """Weights in 4 bits as QLoRA has them: torchao's `NF4Tensor`, filled and read in pieces.
 
 Each block of 64 weights shares a scale, weights are the nearest of 16 values that are dense where a normal distribution
-is, and scales are quantized to 8 bits in turn. torchao compares every weight with all 16 values to quantize it, and looks
-both halves of a byte up by indices of 64 bits to read it: 32 and 8 times the bytes of the weight itself for a moment.
+is, and scales are quantized to 8 bits in turn. torchao compares every weight with all 16 values to quantize it, and
+looks both halves of a byte up by indices of 64 bits to read it, which takes many times the weight's bytes for a moment.
 Here the nearest value is found among the boundaries between them, and a byte stands for two weights in one table.
 """
 

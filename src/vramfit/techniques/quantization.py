@@ -75,7 +75,13 @@ def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False)
         return
     if trains and quantize not in LEARNED_THROUGH:
         raise WorkloadError([f"quantize {quantize} has no gradient: take {' or '.join(LEARNED_THROUGH)} to train"])
-    for linear in quantizable(model, quantize, frozen_only=trains):
+    chosen = quantizable(model, quantize, frozen_only=trains)
+    if not chosen:
+        raise WorkloadError(
+            [f"quantize {quantize}: {type(model).__name__} has no linear layer that it could take"],
+            hint="leave quantize out; the layers of GPT-2 and its kin are transposed (Conv1D), and stay as they are",
+        )
+    for linear in chosen:
         quantize_linear(linear, quantize)
         if trains:
             linear.__class__ = FrozenLinear

@@ -50,7 +50,9 @@ def test_weights_are_in_full_precision_whatever_the_configuration_names() -> Non
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("model_type", "reads_last"), [("llama", True), ("gpt2", True), ("bert", False), ("t5", False)])
+@pytest.mark.parametrize(
+    ("model_type", "reads_last"), [("llama", True), ("gpt2", True), ("bert", False), ("t5", False)]
+)
 def test_heads_that_read_the_last_token_are_told_from_others(model_type: str, reads_last: bool) -> None:
     assert pools_last_token(type(built(model_type))) == reads_last
 
