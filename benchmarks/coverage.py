@@ -43,7 +43,10 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, TWO_KINDS),
     "ministral": ({"head_dim": 128}, NO_HEAD_SIZE),
     "nemotron": ({"num_key_value_heads": 48}, "the default has no key heads: 48, as many as query heads"),
-    "qwen3_5": ({"text_config": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}}, TWO_KINDS),
+    "qwen3_5": (
+        {"text_config": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}},
+        TWO_KINDS,
+    ),
     "qwen3_5_text": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
     "qwen3_next": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
     "reformer": (

@@ -35,7 +35,9 @@ class Dialect(TorchFunctionMode):
             torch.tensor: partial(_from_host, torch.tensor),
             torch.as_tensor: partial(_from_host, torch.as_tensor),
         }
-        self._handlers |= {f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")}
+        self._handlers |= {
+            f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")
+        }
         self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
         self._same: set[Any] = set()
         """Functions that CUDA has no other way with, `x.shape` among them: most of what is heard."""

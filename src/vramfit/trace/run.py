@@ -228,9 +228,7 @@ def tracing(
     """
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
-    tracer = Tracer(
-        template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls, unrolling=unrolling
-    )
+    tracer = Tracer(template, places, shares_calls=shares_calls, unrolling=unrolling)
     autocast = Autocast(workload.autocast_dtype, keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:

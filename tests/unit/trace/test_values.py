@@ -84,7 +84,9 @@ def test_what_is_written_into_a_view_is_seen_by_all_of_it() -> None:
     assert asking(ask) == ([7] + [1] * (SEQ - 1), 7, -1, 7 * B)
 
 
-@pytest.mark.parametrize("make", [lambda: torch.tensor([3, 5], device="meta"), lambda: torch.full((2,), 5, device="meta")])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.tensor([3, 5], device="meta"), lambda: torch.full((2,), 5, device="meta")]
+)
 def test_numbers_that_a_model_writes_down_are_known(make: Callable[[], torch.Tensor]) -> None:
     assert asking(lambda mask: make().max().item()) == 5
 
