@@ -43,6 +43,10 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, TWO_KINDS),
     "ministral": ({"head_dim": 128}, NO_HEAD_SIZE),
     "nemotron": ({"num_key_value_heads": 48}, "the default has no key heads: 48, as many as query heads"),
+    "qwen3_5": (
+        {"text_config": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}},
+        TWO_KINDS,
+    ),
     "qwen3_5_text": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
     "qwen3_next": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
     "reformer": (
@@ -51,8 +55,11 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "t5": ({"decoder_start_token_id": 0}, "the default has no first token of a decoder: 0, as published"),
     "xmod": ({"default_language": "en_XX"}, "the default names no language: en_XX"),
-    "zamba": ({"layers_block_type": ["mamba", "hybrid"]}, TWO_KINDS),
-    "zamba2": ({"layers_block_type": ["mamba", "hybrid"]}, TWO_KINDS),
+    "zamba": (
+        {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+        "layers share weights by twos: four of them, of two kinds",
+    ),
+    "zamba2": ({"layers_block_type": ["linear_attention", "hybrid"]}, TWO_KINDS),
 }
 """Type → settings, and why the default does not do."""
 

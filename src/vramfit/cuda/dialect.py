@@ -35,7 +35,9 @@ class Dialect(TorchFunctionMode):
             torch.tensor: partial(_from_host, torch.tensor),
             torch.as_tensor: partial(_from_host, torch.as_tensor),
         }
-        self._handlers |= {f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")}
+        self._handlers |= {
+            f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")
+        }
         self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
         self._same: set[Any] = set()
         """Functions that CUDA has no other way with, `x.shape` among them: most of what is heard."""
@@ -59,13 +61,22 @@ class Dialect(TorchFunctionMode):
             self._same.add(func)
         return func(*args, **kwargs)
 
-    def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def _backward(
+        self,
+        tensor: torch.Tensor,
+        gradient: Any = None,
+        retain_graph: Any = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
         """Recomputation inside backward must hear the dialect too: torch has taken the mode off here."""
-        given = [*args, *kwargs.values()]
-        assert not any(given), "a step calls backward on a loss, without arguments"
+        wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
         with self:
-            gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
-            _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            gradient = torch.ones_like(tensor, memory_format=torch.preserve_format) if gradient is None else gradient
+            keep = create_graph if retain_graph is None else retain_graph
+            _engine_run_backward(
+                (tensor,), (gradient,), keep, create_graph, wanted, allow_unreachable=True, accumulate_grad=True
+            )
 
     def _attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return attention(self.profile, *args, **kwargs)

@@ -17,8 +17,9 @@ def pools_last_token(model_class: type) -> bool:
 
     All of them look for it under one name, in transformers' generic head and in those that are older.
     """
-    forward: Any = inspect.unwrap(getattr(model_class, "forward", None) or (lambda: None))
-    return "last_non_pad_token" in getattr(getattr(forward, "__code__", None), "co_varnames", ())
+    own = (vars(kind).get("forward") for kind in model_class.__mro__)  # some hand on to the generic head
+    codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in own if callable(forward))
+    return any("last_non_pad_token" in getattr(code, "co_varnames", ()) for code in codes)
 
 
 def padding_id(config: Any) -> int:

@@ -148,6 +148,8 @@ class Calls:
         nbytes = tensor.untyped_storage().nbytes()
         if nbytes == tensor.numel() * tensor.element_size():
             return product(tuple(split(n, self._probe) for n in tensor.shape), tensor.element_size())
+        if not any(split(n, self._probe)[0] for n in tensor.shape):
+            return (nbytes,)
         k, c = split(nbytes, self._probe)  # padded or expanded: read off the total
         return (c, k)
 

@@ -20,7 +20,7 @@ from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
 from vramfit.step.plain import Batch
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.joint import PLACES
@@ -117,7 +117,7 @@ _kept: OrderedDict[Any, _Compared] = OrderedDict()
 def _trace_alone(loss: HeadLoss, profile: CudaProfile) -> _Compared:
     made = StreamTemplate(profile=profile, probe=None, next_id=FIRST_ID)
     nothing = torch.nn.Linear(1, 1, device="meta")
-    tracer = Tracer(made, Places(nothing), mask_has_padding=False)
+    tracer = Tracer(made, Places(nothing))
     tracer.workspaces_are_there()
     step = Step(nothing, torch.optim.SGD(nothing.parameters(), lr=0.0), ranks=Alone())
     step.place = torch.Tensor.clone

@@ -4,7 +4,6 @@ Operators do not run: after the first call of a kind, outputs of the same shape 
 CUDA does otherwise than meta below autograd is decided here or in a kernel's description.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,7 +95,6 @@ class Tracer(TorchDispatchMode):
         template: StreamTemplate,
         places: Places,
         *,
-        mask_has_padding: bool,
         shares_calls: bool = False,
         unrolling: Unrolling | None = None,
     ) -> None:
@@ -104,12 +102,10 @@ class Tracer(TorchDispatchMode):
         self.template = template
         self.places = places
         self.part = "load"
-        self._mask_has_padding = mask_has_padding
         self._accumulation = Accumulation.calibrated()
         self._ledger = Ledger(template, unrolling)
         self._calls = Calls(template.probe, shared=shares_calls)
         self.values = Values(template.probe)
-        self._answers: dict[int, tuple[Any, bool]] = {}
         self._workspaces: set[tuple[bool, str]] = set()
         self.workspaces: set[Origin] = set()
         """Where those were asked for that a run keeps."""
@@ -179,10 +175,10 @@ class Tracer(TorchDispatchMode):
         self._follow(name, known, result)
         if name in MATMULS:
             self._take_workspaces(name)
-        elif name in ("all", "any"):
-            self._expect_question(name, result)
         if self.part != "optimizer":
             self.values.follow(func, name, args, kwargs, result)
+            if name == "any" and not result.dim() and self.values.answer(result) is None:
+                self.values.give(result, lambda batch: torch.zeros((), dtype=torch.bool))  # is anything wrong: no
         return result
 
     def _take(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -337,20 +333,12 @@ class Tracer(TorchDispatchMode):
             self.workspaces.add(origin)
             self._ledger.request_for_good(size, origin)
 
-    def _expect_question(self, name: str, result: torch.Tensor) -> None:
-        """`all` asks whether the mask hides nothing; `any` whether something is wrong with the inputs: no."""
-        storage = result.untyped_storage()
-        self._answers[storage._cdata] = (weakref.ref(storage), name == "all" and not self._mask_has_padding)
-
     def _answer(self, tensor: torch.Tensor) -> Any:
-        """A program asks for a value: a question that was expected, or an optimizer's, which changes no allocation."""
+        """A program asks for a value: one that the inputs decide, or an optimizer's, which changes no allocation."""
         self._ledger.wait()
         known = self.values.answer(tensor)
         if known is not None:
             return known
-        asked_about, answer = self._answers.get(tensor.untyped_storage()._cdata, (None, False))
-        if asked_about is not None and asked_about() is not None:
-            return answer
         if self.part == "optimizer":
             return 0.0 if tensor.dtype.is_floating_point else 0
         where = self._module()

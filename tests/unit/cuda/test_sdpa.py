@@ -73,7 +73,9 @@ def test_a_bias_that_learns_is_not_for_cudnn() -> None:
     assert bias.grad is not None
 
 
-@pytest.mark.parametrize(("gpu", "dtype", "kernel"), [(H200, BF16, "cudnn"), (A100, BF16, "flash"), (H200, FP32, "math")])
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kernel"), [(H200, BF16, "cudnn"), (A100, BF16, "flash"), (H200, FP32, "math")]
+)
 def test_heads_that_share_keys_have_no_efficient_kernel(gpu: CudaProfile, dtype: torch.dtype, kernel: str) -> None:
     q, shared = tensor(dtype, learns=True), tensor(dtype, learns=True)[:, :2]
     assert choose_kernel(gpu, q, shared, shared) == kernel

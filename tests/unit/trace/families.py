@@ -15,7 +15,7 @@ BART = {
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, **GROUPED},
-    "qwen3": {**SIZES, **GROUPED},
+    "qwen2": {**SIZES, "num_key_value_heads": 2},
     "gpt2": {**SIZES, "n_positions": 64},
     "mistral": {**SIZES, **GROUPED, "sliding_window": 4},
     "gemma3_text": {**SIZES, **GROUPED, "sliding_window": 4},
