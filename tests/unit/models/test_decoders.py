@@ -87,3 +87,12 @@ def test_a_tokenizer_pads_with_what_the_model_takes_for_padding(
     tokenizer = Tokenizer(own)
     pad_as_configured(tokenizer, SimpleNamespace(pad_token_id=configured, eos_token_id=ends))
     assert tokenizer.pad_token == token
+
+
+def test_weights_that_a_family_draws_only_as_it_makes_modules_are_drawn_too() -> None:
+    """Those of the first GPT were whatever memory held."""
+    first, second = built("openai-gpt"), built("openai-gpt")
+    weight = first.transformer.h[0].attn.c_attn.weight
+    assert 0.015 < float(weight.std()) < 0.025
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
