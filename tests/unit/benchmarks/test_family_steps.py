@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from benchmarks import decoder_plans, family_steps
@@ -10,6 +12,7 @@ from benchmarks.tiny_families import all_types
 from vramfit.models.tasks import PACKED_DECODERS, PACKED_FAMILIES
 from vramfit.units import parse_bytes
 
+PAGE = Path(__file__).parents[3] / "docs" / "decoders.md"
 FOUND = json.loads(family_steps.RESULTS.read_text(encoding="utf-8"))
 
 
@@ -27,6 +30,16 @@ def test_the_result_is_of_every_type_and_has_its_own_counts() -> None:
     assert set(FOUND["types"]) == set(all_types())
     assert FOUND["summary"] == family_steps.summary(FOUND["types"])
     assert FOUND["summary"]["planned_trained_and_split"] >= 100
+
+
+def test_the_page_says_what_was_found() -> None:
+    page, counts = PAGE.read_text(encoding="utf-8"), FOUND["summary"]
+    rows = re.findall(r"^\| .* \| (\d+) \|$", page, flags=re.MULTILINE)
+    names = ("planned_and_trained", "split", "planned_trained_and_split", "packed", "checkpointed")
+    assert list(map(int, rows)) == [counts[name] for name in names]
+    assert f"{len(PACKED_DECODERS)} types of decoders" in page
+    for plan in json.loads(decoder_plans.RESULTS.read_text(encoding="utf-8"))["plans"].values():
+        assert f"| {plan['safe_reserved_bytes'] / 2**30:.2f} GiB |" in page
 
 
 @pytest.mark.parametrize("model_type", PACKED_DECODERS)
