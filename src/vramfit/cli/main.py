@@ -39,6 +39,7 @@ VERBS = {
     "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
     "report": "Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.",
     "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
+    "mcp": "Answer coding agents over MCP: estimate, max_batch, plan, explain and gpus, on standard input and output.",
     "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
 }
 """What each does is said here too, so that to list all need not import all."""
@@ -96,7 +97,8 @@ class _Verb(TyperCommand):
         return _without_types(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        left_out = [p for p in self.params if p.name in self.rare and not p.hidden]
+        named: list[Any] = [p for p in self.params if p.name in self.rare]
+        left_out = [p for p in named if not p.hidden]
         if ALL_HELP in ctx.meta or not left_out:
             super().format_help(ctx, formatter)
             return
