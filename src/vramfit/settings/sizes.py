@@ -18,6 +18,7 @@ class Model(Setting):
 
 class Task(Setting):
     keyword, order, group, is_basic = "task", 20, "job", True
+    is_trainers_own = True
     value = Choice(names=tasks.task_names())
     labels = tuple((task.name, task.title) for task in tasks.all_tasks())
     default = tasks.DEFAULT
@@ -38,6 +39,7 @@ class Mode(Setting):
 
 class Batch(Setting):
     keyword, order, group, is_basic = "batch", 40, "job", True
+    is_trainers_own = True
     value = Count()
     default = 8
     in_run = True
