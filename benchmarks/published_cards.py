@@ -6,6 +6,7 @@
 `published/measurements.json` holds the rows with their sources, `published/predictions.json` what vramfit said. A
 prediction carries a digest of the settings it was made for and never sees the measured figure. It was committed before
 the two were compared, and is not made again: a row whose settings change gets a new prediction, and the log shows it.
+`published/explanations.json` was written after comparing; what it predicts again is marked as such.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from published_page import PAGE, write_page
+from published_page import EXPLANATIONS, PAGE, write_page
 
 FOLDER = Path(__file__).parent / "published"
 MEASUREMENTS, PREDICTIONS = FOLDER / "measurements.json", FOLDER / "predictions.json"
@@ -82,6 +83,7 @@ def output_bytes(workload: Row) -> int:
 def with_loss(model: str) -> Any:
     """An encoder that learns the mean square of its hidden states."""
     import torch
+
     from vramfit.models.resolve import resolve
 
     resolved = resolve(model, task="features")
@@ -103,6 +105,7 @@ def predict_all() -> None:
     """Predict every row that has no prediction for its settings."""
     import torch
     import transformers
+
     import vramfit
 
     made = json.loads(PREDICTIONS.read_text(encoding="utf-8")) if PREDICTIONS.exists() else {}
@@ -114,8 +117,24 @@ def predict_all() -> None:
         began = time.perf_counter()
         made[row["id"]] = {"settings": digest_of(row), "predicted": predict(settings_of(row)), "with": with_what}
         print(f"{row['id']}: {made[row['id']]['predicted']:,} in {time.perf_counter() - began:.1f} s", flush=True)
-        lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in made.items()]
-        PREDICTIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        write_predictions(made)
+    for entry in json.loads(EXPLANATIONS.read_text(encoding="utf-8")):
+        for row in read_rows():
+            name = f"{row['id']} again"
+            if "again" in entry and row["id"].startswith(entry["rows"]) and name not in made:
+                changed = row | {"workload": row["workload"] | entry["again"]["workload"]}
+                made[name] = {
+                    "settings": digest_of(changed),
+                    "predicted": predict(settings_of(changed)),
+                    "with": with_what,
+                }
+    write_predictions(made)
+
+
+def write_predictions(made: Row) -> None:
+    """One line a prediction."""
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in made.items()]
+    PREDICTIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, context, how sure we are."""
+"""`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, whether it was measured."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,6 @@ DEFAULT_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 """aten/src/ATen/cuda/CublasHandlePool.cpp (2.11), parseChosenWorkspaceSize: 32 MiB on sm_90, else :4096:2:16:8."""
 LT_WORKSPACE_BYTES = 1 * MIB
 """aten/src/ATen/cuda/CUDABlas.cpp (2.11), CUBLASLT_WORKSPACE_SIZE's default."""
-
-CONTEXT_BYTES = {(9, 0): 758 * MIB}
-"""CUDA context and loaded kernels, as NVML counts them (H200, torch 2.11.0+cu130, driver 580.159.04): 678 MiB, and
-758 MiB once cuDNN's attention has run; the larger of the two. See benchmarks/results/random_cases_h200_*.json."""
-DERIVED_CONTEXT_BYTES = 550 * MIB
-"""Where none was measured: others report 135 MiB (T4) to 400 MiB; above all of them, to be safe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +37,6 @@ class CudaProfile:
     def cublaslt_workspace_bytes(self) -> int:
         """Kept by each thread from its first product with a bias on."""
         return LT_WORKSPACE_BYTES
-
-    @property
-    def context_bytes(self) -> int:
-        """What the process holds beside the allocator's segments."""
-        return CONTEXT_BYTES.get(self.compute_capability, DERIVED_CONTEXT_BYTES)
 
     @property
     def prefers_cudnn_attention(self) -> bool:

@@ -262,7 +262,7 @@ def _remarks(comparison: Comparison) -> Iterator[RenderableType]:
     facts = list(_measured_facts(m))
     if facts:
         yield Text(", ".join(facts) + ".", style="dim")
-    if comparison.basis == "derived":
+    if comparison.basis != "verified":
         yield Text(
             "This GPU and torch release were not compared before: rules measured on others are carried over.",
             style="dim",
