@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.first_look import is_path, look_at_driver
-from vramfit.cli.options import Json, WorkloadOptions, option, verb
+from vramfit.cli.first_look import is_path, look_at_driver, look_at_place
+from vramfit.cli.options import Json, ReceiptFile, WorkloadOptions, option, verb
 from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_json, say, show, table, working
 from vramfit.errors import UnknownGPU
 from vramfit.models.catalogue import find_entry
@@ -106,6 +106,7 @@ def measure(
     tolerance: Annotated[
         float, option("Largest error of an allocated or reserved peak, as a fraction.", "X", min=0.0)
     ] = 0.01,
+    receipt: ReceiptFile = None,
     json: Json = False,
 ) -> None:
     """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
@@ -114,10 +115,15 @@ def measure(
     3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
     """
     keywords = options.keywords()
+    if receipt is not None:
+        look_at_place(receipt)
     if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told
         look_at_driver("run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one")
+    first = _predict_first(options.model, keywords) if receipt is not None else None
     measurement = _measure(options.model, keywords, steps)
-    predicted = _predict_for(measurement, options.model, keywords)
+    predicted = _predict_for(measurement, options.model, keywords, first)
+    if receipt is not None:
+        _write_receipt(predicted, measurement, receipt)
     comparison = compare(predicted, measurement, tolerance=tolerance)
     show(comparison, render_comparison, json=json)
     if not comparison.agrees:
@@ -136,9 +142,28 @@ def _measure(model: str, keywords: dict[str, Any], steps: int) -> Measurement:
         return measure(workload, num_steps=steps)
 
 
-def _predict_for(measurement: Measurement, model: str, keywords: dict[str, Any]) -> "Estimate":
-    """For the GPU that was measured, unless another was named."""
-    from vramfit.devices.catalogue import match_gpu
+def _predict_first(model: str, keywords: dict[str, Any]) -> "Estimate | None":
+    """The prediction before the run, for the GPU named or the first one present; None where that is not known."""
+    from vramfit.devices.probe import probe
+
+    present = next((gpu.catalogue_gpu for gpu in probe() if gpu.catalogue_gpu is not None), None)
+    name = keywords.get("gpu") or (present.name if present else None)
+    return None if name is None else _predict(model, [{**keywords, "gpu": name}], wants_advice=False)[0][0]
+
+
+def _write_receipt(predicted: "Estimate", measurement: Measurement, path: Path) -> None:
+    from vramfit.records.receipt import write_receipt
+    from vramfit.runtime.receipts import receipt_of_measurement
+
+    write_receipt(receipt_of_measurement(predicted, measurement), path)
+    say(f"Wrote the receipt {path}.")
+
+
+def _predict_for(
+    measurement: Measurement, model: str, keywords: dict[str, Any], first: "Estimate | None"
+) -> "Estimate":
+    """For the GPU that was measured, unless another was named; what was predicted before the run, where it is that."""
+    from vramfit.devices.catalogue import find_gpu, match_gpu
 
     gpu = match_gpu(measurement.gpu, measurement.total_memory_bytes)
     name = keywords.get("gpu") or (gpu.name if gpu else None)
@@ -147,6 +172,8 @@ def _predict_for(measurement: Measurement, model: str, keywords: dict[str, Any])
             f"the GPU of this machine, {measurement.gpu}, is not in the catalogue",
             hint="name the one that is nearest with --gpu; `vramfit gpus` lists them",
         )
+    if first is not None and first.gpu == find_gpu(name).name:
+        return first
     (predicted,), _ = _predict(model, [{**keywords, "gpu": name}], wants_advice=False)
     return predicted
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +52,9 @@ def argument(help: str, metavar: str) -> Any:
 
 
 Json = Annotated[bool, option("Print JSON on stdout and nothing else there.", None, "--json")]
+ReceiptFile = Annotated[
+    Path | None, option("Write what was predicted and measured, with nothing private: see `vramfit receipts`.", "FILE")
+]
 TRUST = "Let the model's repository run its own Python code here."
 Trust = Annotated[bool, option(TRUST, None, "--trust-remote-code")]
 

@@ -1,11 +1,17 @@
 """`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, whether it was measured."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from vramfit.units import MIB
 
-VERIFIED = {((2, 11), (9, 0))}
-"""(torch, compute capability) pairs on which predictions were compared with measurement."""
+VERIFIED = {
+    (tuple(entry["torch"]), tuple(entry["compute_capability"]))
+    for entry in json.loads(Path(__file__).with_name("verified.json").read_text(encoding="utf-8"))
+}
+"""(torch, compute capability) pairs on which predictions were compared with measurement: by this project, or by
+receipts. A test holds the file to the folder `receipts` of the repository."""
 
 HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
 DEFAULT_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
