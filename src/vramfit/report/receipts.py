@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.receipt import NUM_NEEDED, Receipt, measured_pairs
+from vramfit.settings import chosen_in_words
 from vramfit.units import counted, format_bytes
+from vramfit.workload import Workload
 
 MODEL_WIDTH = 24
 
@@ -23,13 +25,13 @@ def render_receipts(receipts: Sequence[Receipt]) -> RenderableType:
 
 
 def _row(r: Receipt) -> list[str]:
-    precision, batch = r.settings.get("precision", "fp32"), r.settings.get("batch", 1)
-    size = f"{batch} × {r.settings.get('seq', 512)}"
+    workload = Workload.from_keywords(model=r.model, **r.settings)
+    words = ", ".join([f"{workload.batch} × {workload.seq}", *chosen_in_words(workload)])
     mark = "emulated" if r.is_emulated else "ran out" if r.ran_out else "" if r.agrees else "differs"
     return [
         r.gpu,
         ".".join(map(str, r.torch_release)),
-        f"{r.kind} {r.model[:MODEL_WIDTH]} {size} {precision}",
+        f"{r.kind} {r.model[:MODEL_WIDTH]} {words}",
         format_bytes(r.measured.allocated_bytes),
         _off(r, "allocated"),
         format_bytes(r.measured.reserved_bytes),
