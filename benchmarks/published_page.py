@@ -14,7 +14,7 @@ from vramfit.devices.catalogue import find_gpu
 PAGE = Path(__file__).parent.parent / "docs" / "cards.md"
 EXPLANATIONS = Path(__file__).parent / "published" / "explanations.json"
 OLDEST_PROMISED = 2
-"""The major release of PyTorch from which predictions are promised, as `vramfit.estimator.target` has it."""
+"""The major release of PyTorch from which predictions are promised, as `vramfit.estimator.resolve` has it."""
 INTRO = (
     "vramfit's rules were made on one NVIDIA H200. This page holds predictions against figures that other people",
     "published for other cards. A row was taken only if its source says model, batch, length, precision, card and",

@@ -43,7 +43,7 @@ VERBS = {
 }
 """What each does is said here too, so that to list all need not import all."""
 MODULES = {
-    "estimate": ("estimate", "max-batch", "measure", "calibrate"),
+    "estimate": ("estimate", "max-batch", "measure", "receipts", "calibrate", "report"),
     "plan": ("plan", "sagemaker"),
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),

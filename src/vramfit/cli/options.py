@@ -20,7 +20,7 @@ import typer
 from vramfit.cli.first_look import is_path, look_at_gpu, look_at_model
 from vramfit.errors import WorkloadError
 from vramfit.settings import SETTINGS, Setting
-from vramfit.settings.ranks import Loop
+from vramfit.settings.machine import Loop
 from vramfit.settings.values import MAX_COUNT, Choice, Switch
 from vramfit.tasks import DEFAULT, find_task
 from vramfit.workload import Workload

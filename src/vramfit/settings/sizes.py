@@ -18,6 +18,7 @@ class Model(Setting):
 
 class Task(Setting):
     keyword, order, group = "task", 20, "job"
+    is_trainers_own = True
     value = Choice(names=tasks.task_names())
     labels = tuple((task.name, task.title) for task in tasks.all_tasks())
     default = tasks.DEFAULT
@@ -38,6 +39,7 @@ class Mode(Setting):
 
 class Batch(Setting):
     keyword, order, group = "batch", 40, "job"
+    is_trainers_own = True
     value = Count()
     default = 8
     in_run = True
