@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.autocast import Autocast
-from vramfit.cuda.dialect import Dialect
+from vramfit.cuda.dialect import Autocast, Dialect
 from vramfit.cuda.profile import CudaProfile
-from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
@@ -25,7 +23,7 @@ from vramfit.step.step import Step
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.trace.ledger import Places
 from vramfit.trace.template import STEPS, Entry, Launch, Notice, Request, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
@@ -66,18 +64,11 @@ def is_of_comparison(segment: str) -> bool:
     return segment.rpartition(".")[2] in SEGMENTS
 
 
-def model_of(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
-    """The model with its techniques applied, on the meta device."""
-    model = build_for(resolved, workload)
-    apply(model, workload)
-    return model
-
-
 def trace_comparison(
     resolved: ResolvedModel, workload: Workload, template: StreamTemplate, num_texts: int
 ) -> StreamTemplate:
     """A template whose passes were traced, with the comparison of so many vectors."""
-    loss = joint_loss(model_of(resolved, workload), workload, num_texts)
+    loss = joint_loss(build_prepared(resolved, workload), workload, num_texts)
     assert loss.joint is not None
     key = (workload.compared_by, loss.joint.width, num_texts, template.profile)
     compared = _kept.pop(key, None)
