@@ -1,7 +1,8 @@
 """The CUDA dialect: a function mode that makes meta tensors go the way CUDA tensors go.
 
-It stands above autograd, where torch itself branches by device: dropout, attention, softmax, autocast. Torch refuses autocast on the meta
-device, so its rules stand here (aten/src/ATen/autocast_mode.h, 2.11: the operator lists, and cached_cast).
+It stands above autograd, where torch itself branches by device: dropout, attention, softmax, autocast. Torch refuses
+autocast on the meta device, so its rules stand here (aten/src/ATen/autocast_mode.h, 2.11: the operator lists, and
+cached_cast).
 """
 
 from collections.abc import Callable
