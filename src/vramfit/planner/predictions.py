@@ -183,7 +183,10 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """
     traced = traced_passes(job, recipe, 1)
     model = build_prepared(traced.resolved, traced.workload)
-    num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
+    weights: list[Any] = list(model.parameters())
+    if traced.workload.is_quantized:
+        weights = [part for p in weights for _, part in inner_tensors(p)]
+    num_bytes = sum(p.nbytes for p in weights)
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
     learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}
     return num_bytes, sum(p.nbytes for p in learned), sum(p.numel() for p in learned)

@@ -113,7 +113,7 @@ def apply(model: torch.nn.Module, workload: Workload) -> Undo:
         if setting.is_applied_for(workload):
             setting.apply(model, workload)
             _note(model, setting)
-        else:
+        elif setting.is_undone:
             _undo_if_applied(model, setting)
 
     def undo() -> None:
@@ -140,13 +140,13 @@ def apply_to_steps(model: torch.nn.Module, workload: Workload) -> None:
         if setting.is_of_steps and setting.is_applied_for(workload):
             setting.apply_to_steps(model, workload)
             _note(model, setting)
-        else:
+        elif setting.is_undone:
             _undo_if_applied(model, setting)
 
 
 def _note(model: torch.nn.Module, setting: Setting) -> None:
-    """Remember a change that a later workload may not ask for; the memory goes along with copies of the model."""
-    if setting.is_undone:
+    """Remember a change that may have to be undone; the memory goes along with copies of the model."""
+    if setting.is_of_steps:
         model.__dict__.setdefault(NOTED, set()).add(setting.keyword)
 
 
@@ -160,7 +160,7 @@ def undo_to_steps(model: torch.nn.Module) -> None:
     """The model computes as its own code says, outside of steps."""
     for setting in reversed(APPLIED):
         if setting.is_of_steps:
-            setting.undo(model)
+            _undo_if_applied(model, setting)
 
 
 def compile_layers(model: torch.nn.Module) -> None:

@@ -34,13 +34,11 @@ SEGMENTS = (ROOM, LOSS, END)
 
 
 def loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, *, on_paper: bool) -> HeadLoss:
-    """The loss of a step whose micro-batches are all alike.
+    """The loss of a step that compares texts, and whose micro-batches are all alike.
 
     Args:
         on_paper: whether nothing but a sum stands for a comparison; it does where passes are traced for any number.
     """
-    if not workload.is_joint:
-        return head_loss(model, inputs, workload.task)
     num_texts, each = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus, workload.texts_per_sample
     loss = joint_loss(model, workload, -(-num_texts // each) * each)  # a row's most texts need be no whole samples
     return _on_paper(loss) if workload.runs_twice or on_paper else loss

@@ -21,7 +21,7 @@ from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_lo
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
 from vramfit.step.splitting import SHORTEST, Alone
 from vramfit.step.step import Step
-from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, parameters_of
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization
 from vramfit.techniques.application import build_prepared
 from vramfit.techniques.offloading.host_step import HostStep
@@ -127,7 +127,9 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            loss = loss or loss_of_step(model, workload, inputs, on_paper=conditions.passes_only)
+            if workload.is_joint:
+                loss = loss or loss_of_step(model, workload, inputs, on_paper=conditions.passes_only)
+            loss = loss or head_loss(model, inputs, workload.task)
             if conditions.passes_only:
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
