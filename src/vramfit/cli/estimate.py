@@ -215,7 +215,7 @@ FILE_NAME = "report.html"
 @verb("vramfit report my-model --output report.html")
 def report(
     source: Annotated[
-        Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement (measure --json).", "RUN")
+        Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement, a comparison.", "RUN")
     ],
     output: Annotated[
         Path | None, option("Where to write. Default: report.html in the folder, or beside the file.", "FILE")

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,17 +57,33 @@ def train(options: WorkloadOptions, json: Json = False) -> None:
 
 
 def _train(request: TrainRequest, *, json: bool) -> None:
+    _look(request)
+
+    def start(on_event: Any) -> Any:
+        from vramfit.runtime.training.train import train
+
+        return train(request, on_event=on_event)
+
+    run_and_show(start, resumes=request.resume, json=json)
+
+
+def run_and_show(start: Callable[[Any], Any], *, resumes: bool, json: bool) -> None:
+    """Start a run, show what happens in it and its record; a signal ends it with what to do next.
+
+    Args:
+        start: is given what shows events; gives the record.
+        resumes: whether the run goes on with an earlier one.
+    """
     from vramfit.runtime.training.events import Interrupted, stop_request
 
-    _look(request)
     display = Display()
     try:
         with display:
-            with stop_request(resumes=request.resume) as stop:
-                from vramfit.runtime.training.train import train
+            with stop_request(resumes=resumes) as stop:
+                import vramfit.runtime.training.train  # noqa: F401  # takes seconds, and a signal may come
 
                 stop.check()
-            record = train(request, on_event=display.show)
+            record = start(display.show)
     except Interrupted as stopped:
         say(f"{stopped}.")
         if stopped.hint is not None:

@@ -82,6 +82,8 @@ def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
     left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
+    if r.teacher is not None:
+        yield "teacher", r.teacher
     yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
     epochs = counted(r.num_epochs, "epoch")
     yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"

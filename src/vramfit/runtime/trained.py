@@ -258,7 +258,7 @@ def open_model(
     """
     resolved = _resolve(model, task or encoder_alone().name, trust_remote_code)
     config = resolved.config
-    named = _tasks_of(config)
+    named = tasks_of(config)
     found = task or _pooled(model) or next(iter(named), None) or (encoder_alone().name if or_vectors else None)
     kind = None if found is None else find_task(found)
     if kind is None or not (kind.is_trained or (or_vectors and kind.is_served)):
@@ -331,7 +331,7 @@ def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> N
         )
 
 
-def _tasks_of(config: Any) -> tuple[str, ...]:
+def tasks_of(config: Any) -> tuple[str, ...]:
     """The tasks whose class the configuration was saved with."""
     import transformers
 

@@ -28,6 +28,9 @@ class Fields:
     mask_above: float | None
     matryoshka: tuple[int, ...] | None
     precision: str
+    distill: str | None
+    distill_temperature: float | None
+    distill_alpha: float | None
     attention: str | None
     mask: str
     dropout: bool
@@ -73,6 +76,9 @@ class Fields:
         mask_above: float | None = ...,
         matryoshka: tuple[int, ...] | None = ...,
         precision: str = ...,
+        distill: str | None = ...,
+        distill_temperature: float | None = ...,
+        distill_alpha: float | None = ...,
         attention: str | None = ...,
         mask: str = ...,
         dropout: bool = ...,
@@ -168,6 +174,14 @@ class Fields:
     @property
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, by a `GradScaler`: the range of fp16 is small."""
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a student learns from the answers of a teacher."""
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it learns from the outputs of the teacher's layers too."""
 
     @property
     def is_packed(self) -> bool:

@@ -151,7 +151,7 @@ class Setting:
     is_observed: ClassVar[bool] = False
     """Whether advice after a failure names it: a program that is watched shows it."""
     is_basic: ClassVar[bool] = False
-    """Whether the page shows it before Advanced is opened."""
+    """Whether `--help` and the page show it at once; other settings are in `--help-all` and under Advanced."""
 
     is_said: ClassVar[bool] = True
     """Whether reports name it where it is not the default; what a headline says anyway is not said again."""

@@ -46,7 +46,10 @@ def make_batch(
     """
     kind = find_task(task)
     inputs = kind.meta_batch(mask, batch, seq, device)
-    return inputs | kind.meta_labels(model, batch, seq, device) if mode == "train" else inputs
+    if mode != "train":
+        return inputs
+    labels = kind.meta_labels(model, batch, seq, device)
+    return inputs | labels | make_targets(model, task, (batch, seq), device)
 
 
 def make_packed_batch(
@@ -58,11 +61,23 @@ def make_packed_batch(
         labels = find_task(task).meta_labels(model, num_sequences, 0, device)
         packed = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
         inputs.update({name: packed if value.dim() > 1 else value for name, value in labels.items()})
+        inputs |= make_targets(model, task, (num_sequences, longest), device, num_packed=num_tokens)
     inputs["position_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     if packing.has_token_types(model):
         inputs["token_type_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     inputs["cu_seq_lens_q"] = torch.zeros(num_sequences + 1, dtype=torch.int32, device=device)
     return inputs | {"max_length_q": longest}
+
+
+def make_targets(
+    model: torch.nn.Module, task: str, sizes: tuple[int, int], device: torch.device | str, *, num_packed: int = 0
+) -> Batch:
+    """What a batch has beside its labels where a model has a teacher: see `distilled.meta_targets`."""
+    if not hasattr(model, "_teaching"):
+        return {}
+    from vramfit.tasks.parts.distilled import meta_targets
+
+    return meta_targets(model, task, sizes, device, num_packed=num_packed)
 
 
 OnPart = Callable[[str, int | str], None]

@@ -42,6 +42,7 @@ class Embedding(Task):
     has_head = False
     is_trained = is_served = True
     gives_vectors = True
+    answers = ("embedding",)
     pools_itself = True
     labels = ("text_rows", "text_ids", "labels")
     losses = joint_losses = LOSSES

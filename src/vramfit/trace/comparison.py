@@ -17,7 +17,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
-from vramfit.step.plain import Batch
+from vramfit.step.plain import Batch, make_targets
 from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
@@ -48,6 +48,7 @@ def joint_loss(model: torch.nn.Module, workload: Workload, num_texts: int) -> He
     """The loss of a step of so many texts, without data; its labels wait on the host."""
     with _disable_current_modes():
         labels = find_task(workload.task).meta_labels(model, num_texts, 0, "meta")
+        labels |= make_targets(model, workload.task, (num_texts, 0), "meta")
     return head_loss(model, labels, workload.task)
 
 

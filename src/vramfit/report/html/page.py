@@ -15,6 +15,7 @@ from vramfit.report.display import estimate_bar, figures_row
 from vramfit.report.html import figures
 from vramfit.report.html.figures import Lines, is_near, timeline
 from vramfit.report.html.markup import Drawn, Figure, section, table, tag, text
+from vramfit.report.html.models import models_head, models_sections
 from vramfit.report.html.subject import Subject, reasons_of
 from vramfit.report.words import (
     KIND_WORDS,
@@ -81,6 +82,8 @@ def render_report(subject: Subject, *, made_at: str = "") -> str:
 
 
 def _title(subject: Subject) -> str:
+    if subject.models is not None:
+        return "Models compared"
     if subject.run is not None:
         return f"Run of {subject.run.model}"
     workload = subject.workload
@@ -112,7 +115,11 @@ def _script_json(figures: dict[str, Figure]) -> str:
 
 def sections_of(subject: Subject, drawn: Drawn) -> Iterator[str]:
     """All sections for which there is something to show, and why others are not there."""
-    yield _head(subject)
+    if subject.models is not None:
+        yield models_head(subject.models)
+        yield from models_sections(subject.models, drawn)
+    else:
+        yield _head(subject)
     if subject.run is not None or subject.metrics:
         yield from run_sections(subject, drawn)
     if subject.comparison is not None:
