@@ -15,13 +15,13 @@ from vramfit.errors import WorkloadError
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_for, missing_kernel, with_attention
+from vramfit.models.build import missing_kernel, with_attention
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.records.estimate import Basis
 from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.techniques.packing.attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
@@ -234,8 +234,7 @@ class OffloadedWorkload(TracedWorkload):
 
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
-        model = build_for(self.resolved, self.workload)
-        apply(model, self.workload)
+        model = build_prepared(self.resolved, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]
         sizes = [sum(part.numel() * part.element_size() for part in inside) for inside in parts]

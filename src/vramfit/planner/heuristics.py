@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,10 +17,6 @@ class Price:
     rehearsed: float
     """The same on an emulated GPU, which computes on the CPU: what is slow there is for where nothing else fits."""
     words: str
-
-    def covers(self, value: Any) -> bool:
-        """Whether a value of the keyword has this price."""
-        return value in self.values if self.values else value is not None
 
 
 PRICES = {

@@ -152,6 +152,10 @@ class Fields:
         """Whether weights, gradients and optimizer state are in bfloat16."""
 
     @property
+    def has_fp32_weights(self) -> bool:
+        """Whether weights are in fp32, whatever products are computed in."""
+
+    @property
     def arithmetic(self) -> str:
         """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
 
