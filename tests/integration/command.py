@@ -14,6 +14,8 @@ from tests.waiting import LIMIT_S
 from tests.warm import unseen
 
 LOOKS_AT_IMPORTS = "watch"
+IMPORTS_AS = {"max-batch": "estimate", "evaluate": "predict", "encode": "predict"}
+"""Verbs that import what another imports: one of them begins with nothing."""
 _begun: set[str] = set()
 
 
@@ -29,13 +31,14 @@ class Done:
 def vramfit(*arguments: str, stdin: str | None = None, **environment: str) -> Done:
     """Run `vramfit ARGUMENTS`, offline, in a wide terminal.
 
-    The first command of a verb in a test run starts an interpreter of its own, so that what happens while everything is
-    imported is seen; those after it fork a process that has imported torch, transformers and the verbs' modules.
+    The first command of a verb in a test run, or of one that imports the same, starts an interpreter of its own, so that
+    what happens while everything is imported is seen; those after it fork a process that has imported torch, transformers
+    and the verbs' modules.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
     verb = arguments[0] if arguments else ""
     command = [sys.executable, "-m", "vramfit", *arguments]
-    if verb == LOOKS_AT_IMPORTS or unseen(env) or _is_first(verb):
+    if verb == LOOKS_AT_IMPORTS or unseen(env) or _is_first(IMPORTS_AS.get(verb, verb)):
         done = subprocess.run(command, capture_output=True, text=True, env=env, input=stdin, timeout=LIMIT_S)
     else:
         done = warm.run(command, env=env, stdin=stdin or "")

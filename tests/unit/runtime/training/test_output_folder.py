@@ -56,7 +56,9 @@ def killed_at_step_3(folder: Path) -> None:
 
 def test_the_lock_of_a_killed_run_goes_with_it_and_its_file_is_no_obstacle(tmp_path: Path) -> None:
     request = request_of(tmp_path)  # the model is written here, once
-    code = f"from pathlib import Path; from {__name__} import killed_at_step_3; killed_at_step_3(Path({str(tmp_path)!r}))"
+    code = (
+        f"from pathlib import Path; from {__name__} import killed_at_step_3; killed_at_step_3(Path({str(tmp_path)!r}))"
+    )
     assert warm.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     assert (tmp_path / "out" / LOCK).exists()
     run(tmp_path, save_every=2, resume=True)
