@@ -1,7 +1,7 @@
 """Processes that need not import torch and transformers first: forked from one that has (`tests/warm_server.py`).
 
-`WarmProcess` stands for `subprocess.Popen`, and `run` for `subprocess.run`. What happens while everything is imported is
-seen by processes that begin with nothing: `tests/integration/command.py` starts one for each verb.
+`WarmProcess` stands for `subprocess.Popen`, and `run` for `subprocess.run`. What happens while everything is imported
+is seen by processes that begin with nothing: `tests/integration/command.py` starts them.
 """
 
 import atexit

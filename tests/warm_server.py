@@ -4,6 +4,7 @@
 process id goes at once and its exit code when it ends.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -68,10 +69,8 @@ def main() -> None:
 
 
 def _tell(answer: int, number: int) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # who asked has gone
         os.write(answer, f"{number}\n".encode())
-    except BrokenPipeError:
-        pass  # who asked has gone
 
 
 def _become(streams: list[int], arguments: list[str], environment: dict[str, str], folder: str) -> None:

@@ -31,9 +31,9 @@ class Done:
 def vramfit(*arguments: str, stdin: str | None = None, **environment: str) -> Done:
     """Run `vramfit ARGUMENTS`, offline, in a wide terminal.
 
-    The first command of a verb in a test run, or of one that imports the same, starts an interpreter of its own, so that
-    what happens while everything is imported is seen; those after it fork a process that has imported torch, transformers
-    and the verbs' modules.
+    The first command of a verb in a test run, or of one that imports the same, starts an interpreter of its own, so
+    that what happens while everything is imported is seen; those after it fork a process that has imported torch,
+    transformers and the verbs' modules.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
     verb = arguments[0] if arguments else ""

@@ -1,4 +1,4 @@
-"""`vramfit` whose worker processes are forked from one that has imported everything, where a user's import it themselves.
+"""`vramfit` whose worker processes are forked from one that has imported torch, which a user's import themselves.
 
 Run as a script: `python serve_from_forks.py serve MODEL …`.
 """
