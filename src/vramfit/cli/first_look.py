@@ -128,7 +128,7 @@ def look_at_data_for(model: str, source: Callable[[str], "DataSource"], task: st
     Raises:
         DataError: as `look_at_data`.
     """
-    from vramfit.models.tasks import saved_head
+    from vramfit.models.resolve import saved_head
 
     head = saved_head(Path(model).expanduser())
     if head is not None and task in (None, head.task):

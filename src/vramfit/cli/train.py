@@ -127,14 +127,14 @@ def _write_receipt(record: "RunRecord", path: Path) -> None:
 
 def _look(request: TrainRequest) -> None:
     """Say what is wrong with names, files, columns and labels before torch is imported."""
-    from vramfit.runtime.data.examples import check_classes
+    from vramfit.runtime.data.examples import check_learnable
 
     look_at_gpu(request.gpu)
     look_at_model(request.model)
     source = request.source(request.data)
     found = look_at_data(source)
     if found is not None:
-        check_classes(source, found.label_names, found.problem)
+        check_learnable(source, found)
     if request.eval_data is not None and found is not None:
         evaluated = replace(request.source(request.eval_data), problem=found.problem)
         look_at_data(evaluated, found.label_names or None)
