@@ -4,16 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vramfit.settings.setting import Module, Setting, Technique, Workload
+from vramfit.settings.setting import Module, Setting, Technique, Workload, given
 from vramfit.settings.values import Count, Value
 
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer of the model's layers."""
-
-
-def has_adapters(w: Workload) -> bool:
-    """Whether LoRA adapters learn in place of the weights beside them."""
-    return w.lora is not None
 
 
 def learns_in_layers(w: Workload) -> bool:
@@ -29,7 +24,10 @@ class Lora(Setting):
     help = "Rank of LoRA adapters, on the attention projections unless lora_targets says otherwise. Default: none."
     is_planned = True
     not_fitted = "which a Trainer cannot save"
-    asked = (has_adapters, learns_in_layers)
+    asked = (
+        given("lora", "has_adapters", "Whether LoRA adapters learn in place of the weights beside them."),
+        learns_in_layers,
+    )
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
         Technique(
