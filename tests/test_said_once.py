@@ -203,7 +203,9 @@ def num_parameters(function: ast.FunctionDef) -> int:
     return len([name for name in names if name not in ("self", "cls")])
 
 
-@pytest.mark.parametrize(("job", "most_files", "most_frames"), [("estimate", 60, 15), ("train", 83, 0), ("fit_trainer", 98, 29)])
+@pytest.mark.parametrize(
+    ("job", "most_files", "most_frames"), [("estimate", 60, 15), ("train", 83, 0), ("fit_trainer", 98, 29)]
+)
 def test_few_files_are_passed_through(job: str, most_files: int, most_frames: int) -> None:
     """As `scripts/files_entered.py` counts them; a run on a CPU without a budget traces nothing."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tests.integration.command import vramfit
 from tests.unit.runtime.training.small_runs import run, write_classes, write_model
 

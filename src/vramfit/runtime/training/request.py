@@ -58,7 +58,17 @@ class RunOption(Setting):
         vars(self).update(**described, is_basic=keyword in BASIC, **flags)
 
 
-BASIC = ("task", "eval_data", "text_columns", "label_column", "epochs", "max_steps", "lr", "exact", "allow")
+BASIC: tuple[str, ...] = (
+    "task",
+    "eval_data",
+    "text_columns",
+    "label_column",
+    "epochs",
+    "max_steps",
+    "lr",
+    "exact",
+    "allow",
+)
 BASIC += ("plan", "device", "resume")
 """Options that people set most: `--help` shows these, and `--help-all` the others too."""
 _ANEW = {"must_match_on_resume": False}
