@@ -61,7 +61,7 @@ def test_a_table_is_shown_on_a_terminal_as_json_and_as_a_report(compared: ModelT
 def test_models_of_different_tasks_are_not_compared(taught: Path, tmp_path: Path) -> None:
     data = str(write_tags(tmp_path / "tags.jsonl"))
     run(taught, task="token-classification", data=data, output=str(tmp_path / "tagger"), max_steps=1)
-    with pytest.raises(WorkloadError, match="has task token-classification, and .* sequence-classification"):
+    with pytest.raises(WorkloadError, match=r"has task token-classification, and .* sequence-classification"):
         vramfit.compare([str(taught / "teacher"), str(tmp_path / "tagger")], str(taught / "dev.csv"), device="cpu")
 
 
