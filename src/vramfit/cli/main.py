@@ -25,6 +25,7 @@ VERBS = {
     "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
     "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
     "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
+    "receipts": "Show receipts of `measure` and `train` as a table: predicted beside measured, by card.",
     "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
     "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
@@ -46,7 +47,7 @@ VERBS = {
 }
 """What each does is said here too, so that to list all need not import all."""
 MODULES = {
-    "estimate": ("estimate", "max-batch", "measure", "calibrate", "report"),
+    "estimate": ("estimate", "max-batch", "measure", "receipts", "calibrate", "report"),
     "plan": ("plan", "sagemaker"),
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),

@@ -15,7 +15,7 @@ from vramfit.loader.load import load_request, make_request
 from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
+from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -27,7 +27,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
-from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
+from vramfit.tasks import Task, encoder_alone, find_task, ranking_task, trained_tasks, vector_task
 from vramfit.tasks.parts.heads import problem_of, thresholds_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -272,6 +272,13 @@ def open_model(
             f"{model} has no trained head for {kind.name}: it was saved as {', '.join(config.architectures)}",
             file=model,
             hint=f"leave --task out: its head is for {other}",
+        )
+    if kind.pools_itself and ranking_task().name in named and config.num_labels == 1 and not _pooled(model):
+        raise CheckpointError(
+            f"{model} is a reranker ({', '.join(config.architectures)} with one score): it scores pairs of texts, and "
+            "gives no vectors",
+            file=model,
+            hint=f"{NO_VECTORS}; --task {encoder_alone().name} gives the mean of its tokens all the same",
         )
     tokenizer = load_tokenizer(model)
     if kind.pools_itself and resolved.task != kind.name:

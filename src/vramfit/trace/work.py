@@ -144,19 +144,23 @@ class WorkTemplate:
 class StretchTemplate:
     """How often each call came in a stretch of a step; see `records.work.Stretch`."""
 
-    __slots__ = ("calls", "waits")
+    __slots__ = ("_latest", "calls", "waits")
 
     def __init__(self) -> None:
         self.calls: dict[tuple[WorkTemplate, Phase], int] = {}
         self.waits = False
+        self._latest: tuple[tuple[int, int, bool], Stretch] | None = None
 
     def count(self, work: WorkTemplate, phase: Phase, num_calls: int = 1) -> None:
         self.calls[work, phase] = self.calls.get((work, phase), 0) + num_calls
 
     def at(self, batch: int) -> Stretch:
-        """The stretch at a real batch."""
-        items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
-        return Stretch(items=items, waits=self.waits)
+        """The stretch at a real batch; a step of another number of passes asks for the same again."""
+        asked = (batch, sum(self.calls.values()), self.waits)
+        if self._latest is None or self._latest[0] != asked:
+            items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
+            self._latest = asked, Stretch(items=items, waits=self.waits)
+        return self._latest[1]
 
 
 def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int | None) -> WorkTemplate:

@@ -1,8 +1,7 @@
-"""The samples of a Trainer: how long they are, how the collator lays them out, and whether a batch may be packed; and whose
-the loss is, and the sum it stands for.
+"""The samples of a Trainer: how long they are, how the collator lays them out, and whether a batch may be packed.
 
 Steps are packed where padded passes would give the very same; a batch is looked at on the host, before any of it is
-sent to the device.
+sent to the device. The loss of a Trainer is found here too: whose it is, and the sum it stands for.
 """
 
 import copy

@@ -17,7 +17,7 @@ from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_classes
+from vramfit.runtime.data.examples import check_learnable
 from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
@@ -186,7 +186,7 @@ def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[C
     source = replace(request.source(request.data), problem=problem)
     train = read_rows(source, how, seed=request.seed)
     problem = train.how.problem
-    check_classes(source, train.how.label_names, problem)
+    check_learnable(source, train.examples)
     if request.label_smoothing and problem not in (None, SINGLE):
         raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
     if request.eval_data is None:

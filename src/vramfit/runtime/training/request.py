@@ -58,18 +58,22 @@ class RunOption(Setting):
         vars(self).update(**described, is_basic=keyword in BASIC, **flags)
 
 
-BASIC: tuple[str, ...] = (
-    "task",
-    "eval_data",
-    "text_columns",
-    "label_column",
-    "epochs",
-    "max_steps",
-    "lr",
-    "exact",
-    "allow",
+BASIC = frozenset(
+    [
+        "task",
+        "eval_data",
+        "text_columns",
+        "label_column",
+        "epochs",
+        "max_steps",
+        "lr",
+        "exact",
+        "allow",
+        "plan",
+        "device",
+        "resume",
+    ]
 )
-BASIC += ("plan", "device", "resume")
 """Options that people set most: `--help` shows these, and `--help-all` the others too."""
 _ANEW = {"must_match_on_resume": False}
 """A resumed run may be given it anew: it changes nothing, or the fingerprint of the data speaks for it."""
