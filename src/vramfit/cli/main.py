@@ -52,7 +52,7 @@ MODULES = {
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),
     "catalogue": ("gpus", "models"),
-    "doctor": ("doctor", "explain"),
+    "doctor": ("doctor", "explain", "load"),
 }
 """Module of this room → its verbs, where they are not the one verb of its name."""
 WATCH = "watch"

@@ -12,7 +12,7 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.loader.making import find_origin
+from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, resolve
