@@ -75,26 +75,28 @@ def encoded(references: Sequence[Reference], how: Tokenizing, task: str) -> Iter
     yield from reader.encode(references, replace(how, max_length=WHOLE, stride=0))
 
 
-def batches(references: Sequence[Reference], trained: "TrainedModel", batch: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Rows as inputs of the model, cut to its length and padded, in their order."""
+def make_samples(references: Sequence[Reference], trained: "TrainedModel") -> Samples:
+    """Rows as the model reads them, cut to its length, in their order."""
     how = trained.tokenizing
     kind = trained.kind if trained.kind.is_trained else vector_task()
-    samples = Samples(kind.name, kind.encode(references, how), how)
-    for begin in range(0, len(samples), batch):
-        rows = range(begin, min(begin + batch, len(samples)))
-        yield model_inputs(samples.collate(rows))
+    return Samples(kind.name, kind.encode(references, how), how)
 
 
 @torch.no_grad()
-def answers(model: Any, inputs: dict[str, torch.Tensor]) -> Answers:
-    """What a model gives for a batch, without what came out at padding."""
-    output = model(**inputs)
-    mask = inputs["attention_mask"].bool()
+def answers(model: Any, samples: Samples, batch: int) -> Iterator[Answers]:
+    """What a model gives for rows, batch by batch."""
+    for begin in range(0, len(samples), batch):
+        made = samples.collate(range(begin, min(begin + batch, len(samples))))
+        yield outputs_of(model(**model_inputs(made)), made)
+
+
+def outputs_of(output: Any, batch: dict[str, torch.Tensor]) -> Answers:
+    """The numbers of an output, without those that came out at padding."""
+    mask = batch["attention_mask"].bool()
     found = {}
     for name, value in output.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            per_token = value.shape[:2] == mask.shape
-            found[name] = (value[mask] if per_token else value).float()
+            found[name] = (value[mask] if value.shape[:2] == mask.shape else value).float()
     return found
 
 

@@ -14,7 +14,7 @@ from vramfit.models.anatomy import backbone, vocab_size
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.trained import TrainedModel
 from vramfit.smaller.folder import check_output, fresh_folder
-from vramfit.smaller.rows import Answers, Rows, answers, batches, difference, encoded
+from vramfit.smaller.rows import Answers, Rows, answers, difference, encoded, make_samples
 from vramfit.smaller.sizes import Sizes, sizes_of
 from vramfit.smaller.source import Source, load_whole, write_as_saved
 from vramfit.smaller.vocabulary import Trimmed, Vocabulary
@@ -25,6 +25,7 @@ MAX_DIFFERENCE = 1e-5
 """Between the answers of the model and of the trimmed one, on rows of the corpus."""
 NUM_COMPARED = 32
 """Rows whose answers are compared; the tokens are compared on all."""
+COMPARED_BATCH = 8
 MOST_ROUNDS = 5
 """Times that more tokens are kept because a row was segmented otherwise."""
 NAMES_OF_TOKENS = ("_token_id", "_token_ids", "_token_index")
@@ -209,7 +210,7 @@ def write_tokenizer(folder: Path, trimmed: Trimmed) -> None:
 
 
 def _answers(model: Any, trained: TrainedModel, rows: list[Reference]) -> list[Answers]:
-    return [answers(model, inputs) for inputs in batches(rows, trained, 8)]
+    return list(answers(model, make_samples(rows, trained), COMPARED_BATCH))
 
 
 def _kept_columns(found: Answers, kept: Sequence[int], size: int) -> Answers:
