@@ -15,7 +15,7 @@ from vramfit.smaller.folder import check_output, fresh_folder, weights_bytes
 from vramfit.smaller.graph import check_packages, quantize, write_graph
 from vramfit.smaller.latency import time_in_turns
 from vramfit.smaller.rows import Answers, Rows, difference, make_samples, outputs_of
-from vramfit.smaller.source import Source, load_whole, write_as_saved
+from vramfit.smaller.source import Source, load_answering, write_as_saved
 from vramfit.stages import tell
 from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.losses import model_inputs
@@ -101,9 +101,7 @@ def export(request: ExportRequest) -> ExportReport:
     rows = Rows(files=request.data, task=trained.task, text_columns=request.text_columns, max_rows=request.max_rows)
     samples = make_samples(rows.first(request.max_rows or NUM_CHECKED), trained)
     with fresh_folder(request.output) as folder:
-        model = load_whole(trained)
-        if trained.kind.gives_vectors and pooling.head_of(model) is None:
-            pooling.attach(model, pooling.EmbeddingHead("mean", normalizes=False))
+        model = load_answering(trained)
         (folder / FOLDER).mkdir()
         files = _write_files(model, trained, folder / FOLDER, samples, request.int8)
         tell("comparing answers and speed")
@@ -113,8 +111,6 @@ def export(request: ExportRequest) -> ExportReport:
             raise VramfitError(
                 "; ".join(problems), hint="nothing was written; export without --int8, or --accept what differs"
             )
-        if not trained.kind.pools_itself:  # what pools was put on to compare vectors
-            model._modules.pop(pooling.NAME, None)
         write_as_saved(model, trained, folder)
         for file in folder.glob("*.safetensors*"):
             file.unlink()

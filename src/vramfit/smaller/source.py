@@ -10,6 +10,7 @@ from vramfit.models.resolve import resolve
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training.saving import write_model
+from vramfit.tasks.parts import pooling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +44,24 @@ def load_whole(trained: TrainedModel) -> Any:
     return trained.load_weights(trained.workload(), RunDevice("cpu"), None).eval()
 
 
+def load_answering(trained: TrainedModel) -> Any:
+    """The same, with the mean of tokens as its vector where an encoder has nothing that pools."""
+    model = load_whole(trained)
+    if trained.kind.gives_vectors and pooling.head_of(model) is None:
+        pooling.attach(model, pooling.EmbeddingHead("mean", normalizes=False))
+    return model
+
+
+def saved_dtype(trained: TrainedModel) -> torch.dtype:
+    """The type that the configuration says the weights were saved in; fp32 where it does not say."""
+    found = resolve(trained.model, task=trained.task, trust_remote_code=trained.trust_remote_code).config
+    name = str(getattr(found, "dtype", None)).removeprefix("torch.")
+    dtype = getattr(torch, name, None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
 def write_as_saved(model: Any, trained: TrainedModel, folder: Path) -> None:
     """Write a model and its tokenizer into a folder, in the precision that the source was saved in."""
-    found = resolve(trained.model, task=trained.task, trust_remote_code=trained.trust_remote_code).config
-    dtype = getattr(found, "dtype", None) or torch.float32
-    dtype = getattr(torch, dtype, torch.float32) if isinstance(dtype, str) else dtype
-    write_model(model.to(dtype), trained.tokenizer, folder, trained.max_length)
+    if not trained.kind.pools_itself:
+        model._modules.pop(pooling.NAME, None)  # `load_answering` has put it on
+    write_model(model.to(saved_dtype(trained)), trained.tokenizer, folder, trained.max_length)
