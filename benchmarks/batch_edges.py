@@ -125,8 +125,7 @@ def draw() -> list[dict[str, Any]]:
 
 def predict(case: dict[str, Any]) -> tuple[bool, bool]:
     """Whether it runs where segments most likely lie, and whether it runs wherever they lie."""
-    from vramfit.allocator.bounds import PLACEMENTS
-    from vramfit.allocator.replay import replay
+    from vramfit.allocator.replay import PLACEMENTS, replay
     from vramfit.estimator.resolve import resolve_workload
     from vramfit.estimator.weighing import marks_of, warm_stream
 

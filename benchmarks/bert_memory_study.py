@@ -190,7 +190,7 @@ def _runs(model: Any, batch: int, case: Case) -> bool:
 
     import torch
 
-    from vramfit.step.out_of_memory import is_out_of_memory
+    from vramfit.step.recovery import is_out_of_memory
 
     gc.collect()
     torch.cuda.empty_cache()

@@ -79,7 +79,7 @@ def use_calibration(path: Path | None) -> None:
     if path is not None:
         from vramfit.records.codec import from_json
         from vramfit.records.measurement import Calibration
-        from vramfit.timing.profile import save_profile
+        from vramfit.timing.model import save_profile
 
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
         save_profile(from_json(Calibration, path.read_text(encoding="utf-8")))

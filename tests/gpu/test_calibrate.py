@@ -6,9 +6,9 @@ import pytest
 
 from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import UnknownGPU
-from vramfit.estimator.timing import reference_work
+from vramfit.estimator.predict import reference_work
 from vramfit.runtime.calibration import calibrate
-from vramfit.timing.profile import calibrated_speed, with_host_factor
+from vramfit.timing.model import calibrated_speed, with_host_factor
 
 pytestmark = pytest.mark.gpu
 

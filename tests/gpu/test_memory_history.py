@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vramfit.runtime.device import RunDevice
-from vramfit.runtime.training.memory_history import can_keep, kept_history
+from vramfit.runtime.training.outcome import can_keep, kept_history
 
 pytestmark = pytest.mark.gpu
 

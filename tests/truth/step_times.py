@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.truth.cases import HERE, model_of, workload_of
 
+from vramfit.estimator.predict import work_of
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.timing import work_of
 from vramfit.estimator.traced import collection_paused
 from vramfit.records.stream import Work
 from vramfit.trace.run import trace

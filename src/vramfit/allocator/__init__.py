@@ -1,8 +1,7 @@
 """PyTorch's CUDA caching allocator, simulated: streams of requests in, peaks and segments out; no torch."""
 
-from vramfit.allocator.bounds import PlacementBounds, bounds
-from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
-from vramfit.allocator.options import AllocatorOptionError, AllocatorOptions
+from vramfit.allocator.caching import BlockState, CachingAllocator, Segment, SimulatedOutOfMemory
+from vramfit.allocator.options import AllocatorOptionError, AllocatorOptions, CapacityKind
 from vramfit.allocator.placement import (
     AscendingPlacement,
     DescendingPlacement,
@@ -13,9 +12,7 @@ from vramfit.allocator.placement import (
     UsedProcessPlacement,
 )
 from vramfit.allocator.pool import Block
-from vramfit.allocator.replay import Mark, OutOfMemoryEvent, PhasePeaks, ReplayResult, replay
-from vramfit.allocator.rules import CapacityKind
-from vramfit.allocator.snapshot import BlockState, Segment
+from vramfit.allocator.replay import Mark, OutOfMemoryEvent, PhasePeaks, PlacementBounds, ReplayResult, bounds, replay
 
 __all__ = [
     "AllocatorOptionError",

@@ -14,7 +14,6 @@ from vramfit.checkpoints.checks import (
     summarize,
 )
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
-from vramfit.checkpoints.head_files import HeadFiles, check_head, check_head_values, find_head_files
 from vramfit.checkpoints.key_checks import (
     check_family,
     check_missing,
@@ -23,7 +22,14 @@ from vramfit.checkpoints.key_checks import (
     refuse_absurd_depth,
 )
 from vramfit.checkpoints.matching import Matching, Subject, match
-from vramfit.checkpoints.reading import check_values, read_entries
+from vramfit.checkpoints.reading import (
+    HeadFiles,
+    check_head,
+    check_head_values,
+    check_values,
+    find_head_files,
+    read_entries,
+)
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.checkpoints.tokenizer import check_tokenizer
 from vramfit.errors import CheckpointError

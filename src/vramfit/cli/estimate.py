@@ -1,6 +1,9 @@
-"""`vramfit estimate`, `max-batch`, `measure` and `calibrate`: what a job takes, predicted and measured."""
+"""`vramfit estimate`, `max-batch`, `measure`, `calibrate` and `report`: what a job takes, predicted and measured."""
 
+import webbrowser
 from contextlib import nullcontext
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,17 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramfit.cli.first_look import is_path, look_at_driver
-from vramfit.cli.options import Json, WorkloadOptions, option, verb
+from vramfit.cli.options import Json, WorkloadOptions, argument, option, verb
 from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_json, say, show, table, working
-from vramfit.errors import UnknownGPU
+from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.models.catalogue import find_entry
+from vramfit.records.codec import replace_file
 from vramfit.records.measurement import Calibration, Measurement, compare
 from vramfit.report.estimate import render_estimate
+from vramfit.report.html.page import plotly_script, render_report
+from vramfit.report.html.subject import NOT_PREDICTED, Subject, read_subject
 from vramfit.report.run import render_comparison
 from vramfit.report.sizes import render_max_batch, render_table
 from vramfit.settings import having
-from vramfit.stages import within
-from vramfit.units import counted
+from vramfit.stages import tell, within
+from vramfit.units import counted, format_bytes
 from vramfit.workload import Workload
 
 if TYPE_CHECKING:
@@ -67,8 +73,7 @@ def _predict(
 ) -> tuple[list["Estimate"], "list[Advice] | None"]:
     """One estimate a cell, and advice for a single one."""
     with working(f"Predicting {model}"):
-        from vramfit.estimator.advice import advise
-        from vramfit.estimator.predict import estimate
+        from vramfit.estimator.predict import advise, estimate
 
         estimates: list[Estimate] = []
         with within(lambda: f"{len(estimates)} of {len(cells)} done") if len(cells) > 1 else nullcontext():
@@ -164,7 +169,7 @@ def calibrate(
     """
     look_at_driver("run it on a machine with an NVIDIA GPU; without it, estimates use the catalogue's rates")
     calibration = _calibrate()
-    from vramfit.timing.profile import save_profile
+    from vramfit.timing.model import save_profile
 
     path = save_profile(calibration, output)
     if json:
@@ -176,9 +181,9 @@ def calibrate(
 def _calibrate() -> Calibration:
     with working("Measuring this machine's GPU, about a minute"):
         from vramfit.devices.catalogue import all_gpus
-        from vramfit.estimator.timing import reference_work
+        from vramfit.estimator.predict import reference_work
         from vramfit.runtime.calibration import calibrate
-        from vramfit.timing.profile import with_host_factor
+        from vramfit.timing.model import with_host_factor
 
         measured = calibrate()
         known = measured.gpu if any(gpu.name == measured.gpu for gpu in all_gpus()) else None
@@ -202,3 +207,68 @@ def _print(c: Calibration, path: Path) -> None:
     out.print(f"[bold]{c.reported_name}[/bold]  ({c.gpu}), torch {c.torch_version}")
     out.print(rows)
     out.print(f"Kept in {path}", soft_wrap=True)
+
+
+FILE_NAME = "report.html"
+
+
+@verb("vramfit report my-model --output report.html")
+def report(
+    source: Annotated[
+        Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement (measure --json).", "RUN")
+    ],
+    output: Annotated[
+        Path | None, option("Where to write. Default: report.html in the folder, or beside the file.", "FILE")
+    ] = None,
+    no_grid: Annotated[
+        bool, option("Leave out the map of batches and lengths: nothing is predicted anew.", None, "--no-grid")
+    ] = False,
+    open_browser: Annotated[bool, option("Open it in the browser.", None, "--open")] = False,
+    json: Json = False,
+) -> None:
+    """Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.
+
+    It shows the memory of a step by category, predicted over measured where a step was recorded; what is alive at the
+    peak by module; what fits by batch and length; a plan's alternatives; loss, scores and throughput of a run.
+    """
+    subject = read_subject(source)
+    plotly_script()
+    path = output or (source / FILE_NAME if source.is_dir() else source.with_suffix(".html"))
+    if not no_grid:
+        subject = _predicted(subject)
+    content = render_report(subject, made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")).encode()
+    replace_file(path, content)
+    if json:
+        print_json({"report": str(path), "num_bytes": len(content), "notes": subject.notes})
+    else:
+        say(f"Wrote {path}, {format_bytes(len(content))}.", stderr=False)
+    if open_browser:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _predicted(subject: Subject) -> Subject:
+    """The subject with what has to be predicted for it; where that cannot be done, it says why."""
+    workload = subject.workload
+    if workload is None:
+        return subject
+    with working("Predicting"):
+        from vramfit.estimator.predict import estimate
+        from vramfit.estimator.search import fit_grid
+
+        def show(done: int, total: int) -> None:
+            tell(f"batches and lengths, {done} of {total} done")
+
+        try:
+            if subject.estimate is None:
+                subject = replace(subject, estimate=estimate(workload.model, **_keywords(workload)))
+            course = subject.course
+            if course is not None and subject.course_estimate is None:
+                keywords = {**_keywords(workload), **course.size}
+                subject = replace(subject, course_estimate=estimate(workload.model, **keywords))
+            return replace(subject, grid=fit_grid(workload, on_cell=show))
+        except VramfitError as error:
+            return replace(subject, notes=(*subject.notes, f"{NOT_PREDICTED}: {error}"))
+
+
+def _keywords(workload: Workload) -> dict[str, object]:
+    return {f.name: getattr(workload, f.name) for f in fields(workload) if f.name != "model"}

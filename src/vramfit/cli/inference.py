@@ -1,9 +1,9 @@
-"""`vramfit evaluate` and `vramfit predict`: a saved model on the rows of a file."""
+"""`vramfit evaluate` and `vramfit predict`: a saved model on the rows of a file, or as a search."""
 
 import json as json_format
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,18 +17,20 @@ from vramfit.errors import VramfitError, WorkloadError
 from vramfit.records.codec import replace_file
 from vramfit.report.run import render_metrics
 from vramfit.settings import having
+from vramfit.settings.precision import Precision
 from vramfit.stages import tell
-from vramfit.tasks import find_task
+from vramfit.tasks import find_task, ranking_task, vector_task
 from vramfit.units import counted
 from vramfit.workload import CHOICES
 
 if TYPE_CHECKING:
     from vramfit.runtime.data.source import DataSource
+    from vramfit.runtime.retrieval import Collection, Search
 
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
 TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
-PRECISIONS = ", ".join(CHOICES["precision"])
-Precision = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
+PRECISIONS = ", ".join(Precision.value.names)
+PrecisionName = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
 Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
 DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
@@ -48,7 +50,7 @@ class InferenceOptions:
     max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
     batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
     seq: Seq = None
-    precision: Precision = "fp32"
+    precision: PrecisionName = "fp32"
     attention: str | None = opt(None, "sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
     memory: Memory = None
     gpu: GPUName = None
@@ -57,8 +59,9 @@ class InferenceOptions:
 
     def look(self, *files: str) -> None:
         """Refuse wrong names and missing files before torch is imported."""
-        if self.precision is not None:  # chosen for the GPU
-            checked_choice("precision", self.precision)
+        for name in {f.name for f in fields(self)} & set(CHOICES):
+            if getattr(self, name) is not None:  # else it is chosen for the model or the GPU
+                checked_choice(name, getattr(self, name))
         look_at_gpu(self.gpu)
         look_at_model(self.model)
         for file in files:
@@ -144,8 +147,6 @@ def evaluate(
     vectors.look(data)
     options.look(*([data] if data is not None else vectors.files))
     if data is None:
-        from vramfit.cli.search import evaluate_search
-
         show(evaluate_search(options, vectors, skip_bad_rows=skip_bad_rows), render_metrics, json=json)
         return
     rows = data
@@ -323,3 +324,61 @@ def _write(rows: list[dict[str, Any]], output: str | None) -> None:
             num_written += 1
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{num_written:,} of {len(rows):,} rows were written to stdout") from None
+
+
+def evaluate_search(options: InferenceOptions, vectors: VectorOptions, *, skip_bad_rows: bool) -> dict[str, Any]:
+    """The figures of a search; the files are read and checked before torch is imported.
+
+    Raises:
+        DataError: what is wrong with the files.
+        WorkloadError: a task without vectors, or lengths beyond those of the vectors.
+    """
+    from vramfit.runtime.retrieval import CollectionFiles, read_collection
+
+    task = options.task or vector_task().name
+    if not find_task(task).pools_itself:
+        raise WorkloadError([f"a search is for models that give vectors of texts, not {task}"])
+    with working("Reading"):
+        files = CollectionFiles(
+            queries=vectors.queries or "",
+            documents=vectors.documents or "",
+            relevant=vectors.relevant or "",
+            task=task,
+            skip_bad_rows=skip_bad_rows,
+        )
+        collection = read_collection(files)
+        from vramfit.runtime.retrieval import Search
+
+        trained, run_device, settings = options.open(task)
+        search = Search(trained, collection)
+    if collection.bad_rows:
+        first = collection.bad_rows[0]
+        say(
+            f"{counted(len(collection.bad_rows), 'row')} left out; the first is row {first.row} of {first.file}: "
+            f"{first.what}"
+        )
+    with working("Evaluating"):
+        inference = options.load(trained, run_device, search.longest, settings)
+        figures = search.figures(
+            inference, run_device, vectors.lengths, lambda done, total: tell(f"{done:,} of {total:,} done")
+        )
+    if vectors.rerank is not None:
+        del inference
+        second = _reranked(options, vectors, search, collection, run_device)
+        figures |= {f"reranked_{name}": value for name, value in second.items()}
+    read = {"num_queries": len(collection.queries), "num_documents": len(collection.documents)}
+    return {**read, "num_relevant": len(collection.relevant), "num_bad_rows": len(collection.bad_rows), **figures}
+
+
+def _reranked(
+    options: InferenceOptions, vectors: VectorOptions, search: "Search", collection: "Collection", run_device: Any
+) -> dict[str, float]:
+    """The figures after a second model has ordered the best documents of each query."""
+    from vramfit.runtime.retrieval import Scorer
+
+    with working("Reranking"):
+        second = replace(options, model=vectors.rerank or "", task=None)
+        trained, _, settings = second.open(ranking_task().name)
+        scorer = Scorer(trained, collection, search.candidates(vectors.top, run_device))
+        scorer.inference = second.load(trained, run_device, scorer.samples, settings)
+        return search.reranked(scorer, run_device, lambda done, total: tell(f"{done:,} of {total:,} done"))

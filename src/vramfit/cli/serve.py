@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vramfit.cli.first_look import look_at_gpu, look_at_model
-from vramfit.cli.inference import GPUName, Memory, Precision, Seq
+from vramfit.cli.inference import GPUName, Memory, PrecisionName, Seq
 from vramfit.cli.options import Json, Trust, argument, opt, option, parse_names, verb
 from vramfit.cli.terminal import console, print_json, say
 from vramfit.errors import MissingExtra
@@ -31,7 +31,7 @@ class ServeOptions:
     models: Models
     memory: Memory = None
     task: str | None = opt(None, "The head, or features; else the model's own.", "NAME")
-    precision: Precision = "fp32"
+    precision: PrecisionName = "fp32"
     quantize: str | None = opt(None, "int8, int8-dynamic or int4.", "NAME")
     offload: str | None = opt(None, "Layers that do not fit wait in host memory.", "weights")
     gpu: GPUName = None

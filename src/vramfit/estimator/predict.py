@@ -1,20 +1,106 @@
-"""`estimate`: what a workload takes, phase by phase, and why."""
+"""`estimate`: the memory and the time that a workload takes, phase by phase, and why.
 
-from dataclasses import replace
+`advise` predicts single changes to find the one that saves most; `estimate_evaluation` predicts evaluation batches that
+run after training steps in the same process.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
-from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.target import Target
-from vramfit.estimator.timing import Timed, time_workload
+from vramfit.cuda.profile import CudaProfile
+from vramfit.devices.catalogue import GPU
+from vramfit.errors import VramfitError
+from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload, collection_paused, rooms_of, steps_by_room
 from vramfit.estimator.walk import make_snapshot, walk
 from vramfit.estimator.weighing import weigh
-from vramfit.records.estimate import Estimate, PeakMoment, PhaseEstimate
-from vramfit.records.stream import Stream
-from vramfit.trace.template import order_of
+from vramfit.records.estimate import Advice, Estimate, PeakMoment, PhaseEstimate, TimeBasis
+from vramfit.records.measurement import REFERENCE
+from vramfit.records.stream import Origin, Stream, StreamMark, Work
+from vramfit.settings import KINDS, SETTINGS, find
+from vramfit.timing.model import StepTime, speed_of, time_step, with_host_step
+from vramfit.timing.speed import Links
+from vramfit.trace.captured import RECORDING_STREAM, recording_workspaces
+from vramfit.trace.template import StreamTemplate, order_of, rounds_of
 from vramfit.workload import Workload
+
+TALK = "talk between GPUs"
+GROUP_S = 1.2e-3
+"""What the host spends on a group of shards in a pass: FSDP2's hooks in Python, four of them, and three votes. Not
+measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A step's time and how it was found."""
+
+    step: StepTime
+    basis: TimeBasis
+    notes: tuple[str, ...]
+
+
+def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> Work:
+    """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide."""
+    num_more, last = workload.num_passes - 1, micro_batch
+    if num_more and workload.micro_batch == micro_batch:
+        last = workload.share - num_more * micro_batch
+    parts = []
+    num_smaller = int(last < micro_batch)
+    for kind, before, after in rounds_of(workload):
+        parts.append((micro_batch, f"steady.{kind}0", 1))
+        if workload.trains:
+            further = f"steady.{kind}1"
+            parts += [(micro_batch, further, num_more - num_smaller), (last, further, num_smaller)]
+        parts += [(micro_batch, f"steady.{name}", 1) for name in (*before, *after)]
+    if workload.trains:
+        parts.append((micro_batch, "steady.optimizer", 1))
+    works = [template.work_at(size, [(name, count)]) for size, name, count in parts if count > 0]
+    segments = tuple(segment for work in works for segment in work.segments)
+    return Work(segments=segments, tf32=workload.has_tf32)
+
+
+def has_rates(gpu: GPU) -> bool:
+    """Whether a GPU's rates are known, so that steps can be timed."""
+    return speed_of(gpu)[0] is not None
+
+
+def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int, target: Target) -> Timed | None:
+    """Seconds of a steady step; None without a GPU, or for one whose rates are not known."""
+    if target.gpu is None:
+        return None
+    speed, notes = speed_of(target.gpu)
+    if speed is None:
+        return None
+    step = time_step(work_of(template, workload, micro_batch), speed, replays=workload.captures_graphs)
+    if template.num_host_weights:
+        num, passes = template.num_host_weights, workload.num_passes
+        step = with_host_step(step, num, passes, speed, streams=template.streams_step)
+    if workload.num_gpus > 1:
+        links = Links.of(target.gpu, workload.num_gpus, workload.num_nodes)
+        step, notes = _with_talk(step, template, workload, links), (*notes, links.in_words())
+    return Timed(step, speed.basis, notes)
+
+
+def _with_talk(step: StepTime, template: StreamTemplate, workload: Workload, links: Links) -> StepTime:
+    """Replicas add up their gradients after the last pass; shards gather while they compute, twice a pass."""
+    if not template.gathered_bytes:
+        talk_s = links.add_up_s(template.gradient_bytes)
+        seconds = step.seconds + talk_s
+    else:
+        gathers_s = 2 * workload.num_passes * links.gather_s(template.gathered_bytes)
+        talk_s = gathers_s + links.gather_s(template.gradient_bytes)
+        hooks_s = GROUP_S * template.num_gathers * workload.num_passes
+        seconds = max(step.seconds, step.host_s + hooks_s, talk_s)
+    return StepTime(seconds=seconds, host_s=step.host_s, device_s={**step.device_s, TALK: talk_s})
+
+
+def reference_work(gpu: str | None) -> Work:
+    """What the reference step of a calibration does on a GPU of the catalogue."""
+    given = {name: getattr(REFERENCE, name) for name in SETTINGS if name not in ("model", "gpu")}
+    traced, _ = resolve_workload(REFERENCE.model, {**given, "gpu": gpu})
+    return work_of(traced.template(REFERENCE.batch), traced.workload, REFERENCE.batch)
 
 
 def estimate(model: Any, **keywords: Any) -> Estimate:
@@ -155,3 +241,112 @@ def _stretch(result: ReplayResult, phase: PhasePeaks, stream: Stream) -> tuple[i
 def _request_at(stream: Stream, index: int) -> int:
     """The number of the last request up to an event."""
     return max(sum(1 for event in stream.events[: index + 1] if event > 0) - 1, 0)
+
+
+MIN_SAVED_SHARE = 0.005
+"""Changes that save less than this share of the peak are not worth a line."""
+
+
+def advise(model: Any, **keywords: Any) -> list[Advice]:
+    """Single changes that lower the allocated peak, most saved first.
+
+    Args:
+        model, **keywords: as for `estimate`.
+
+    Raises:
+        VramfitError: whatever `estimate` raises for the workload itself.
+    """
+    now = estimate(model, **keywords)
+    found = []
+    for changed in (change for setting in SETTINGS.values() for change in setting.advised(now)):
+        techniques = {name: t for name, value in changed.items() if (t := find(name, value)) is not None}
+        try:
+            then = estimate(model, **{**keywords, **changed})
+        except VramfitError:
+            continue  # this model or GPU does not have it
+        saved = now.peak_allocated_bytes - then.peak_allocated_bytes
+        if saved >= MIN_SAVED_SHARE * now.peak_allocated_bytes:
+            found.append(
+                Advice(
+                    change=", ".join(f"{name} {changed[name]}" for name in techniques),
+                    kind=max((t.kind for t in techniques.values()), key=KINDS.index),
+                    saved_bytes=saved,
+                    peak_allocated_bytes=then.peak_allocated_bytes,
+                    fits=then.fits,
+                )
+            )
+    return sorted(found, key=lambda a: -a.saved_bytes)
+
+
+PHASE = "evaluation"
+ORDER = (("inputs", PHASE), ("first.micro0", None), ("steady.micro0", None))
+"""Two batches; the weights are there already."""
+
+
+def estimate_evaluation(training: Stream, evaluation: TracedWorkload, target: Target, batch: int) -> Estimate:
+    """What evaluation batches take after training steps, in the same process.
+
+    Args:
+        training: the steps before.
+        evaluation: an inference of the same model.
+        batch: samples a batch.
+    """
+    template = evaluation.template(batch)
+    stream = after(training, template.instantiate(batch, ORDER))
+    timed = time_workload(template, evaluation.workload, batch, target)
+    workload = evaluation.workload.with_batch(batch)
+    return estimate_stream(workload, evaluation.options, target, stream, timed, phase=PHASE)
+
+
+def evaluation_stream(training: Stream, evaluation: TracedWorkload, batch: int) -> Stream:
+    """Training steps, and evaluation batches after them."""
+    return after(training, evaluation.template(batch).instantiate(batch, ORDER))
+
+
+def after_recorded(training: Stream, profile: CudaProfile) -> Stream:
+    """Training steps whose passes were recorded, when these have been let go of, and all that was cached with them:
+    workspaces of their stream stay."""
+    sizes = recording_workspaces(profile)
+    numbers = range(training.num_requests, training.num_requests + len(sizes))
+    return replace(
+        training,
+        events=[*training.events, *sizes],
+        request_origins=[*training.request_origins, *[len(training.origins)] * len(sizes)],
+        origins=[*training.origins, Origin("cublas_workspace", "", "optimizer")],
+        marks=[*training.marks, StreamMark(len(training.events), "empty_cache", "")],
+        request_streams=training.request_streams | dict.fromkeys(numbers, RECORDING_STREAM),
+    )
+
+
+def after(first: Stream, second: Stream) -> Stream:
+    """One stream after another in a process: what the first has not freed stays.
+
+    cuBLAS has its workspaces by then, so that the second does not ask for them again.
+    """
+    events = list(first.events)
+    request_origins = list(first.request_origins)
+    moved_to: list[int] = []
+    number: dict[int, int] = {}
+    request = 0
+    for event in second.events:
+        moved_to.append(len(events))
+        if event <= 0:
+            if -event in number:
+                events.append(-number[-event])
+            continue
+        origin = second.request_origins[request]
+        if not second.origins[origin].operator.endswith("_workspace"):
+            number[request] = len(request_origins)
+            request_origins.append(len(first.origins) + origin)
+            events.append(event)
+        request += 1
+    moved_to.append(len(events))
+    return Stream(
+        events=events,
+        request_origins=request_origins,
+        origins=[*first.origins, *second.origins],
+        marks=[*first.marks, *(replace(m, index=moved_to[m.index]) for m in second.marks if m.kind == "phase")],
+        parts=[*first.parts, *((moved_to[index], part) for index, part in second.parts)],
+        request_streams=first.request_streams
+        | {number[request]: cuda_stream for request, cuda_stream in second.request_streams.items()},
+    )

@@ -7,8 +7,7 @@ from typing import Any
 from vramfit.allocator.replay import OutOfMemoryEvent
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate_at
-from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.target import Target
+from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import TracedWorkload, collection_paused
 from vramfit.estimator.weighing import fails, peak_requested, warm_stream, weigh
 from vramfit.models.anatomy import max_positions

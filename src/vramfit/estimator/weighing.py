@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass, replace
 
-from vramfit.allocator.bounds import (
+from vramfit.allocator.options import AllocatorOptions, round_request, segment_bytes_for
+from vramfit.allocator.placement import UsedProcessPlacement
+from vramfit.allocator.replay import (
     LOADING_PLACEMENTS,
     OTHER_PLACEMENTS,
     PLACEMENTS,
     MakePlacement,
+    Mark,
+    OutOfMemoryEvent,
     PlacementBounds,
+    ReplayResult,
     bounds,
+    replay,
 )
-from vramfit.allocator.options import AllocatorOptions
-from vramfit.allocator.placement import UsedProcessPlacement
-from vramfit.allocator.replay import Mark, OutOfMemoryEvent, ReplayResult, replay
-from vramfit.allocator.rules import round_request, segment_bytes_for
 from vramfit.records.stream import Stream
 from vramfit.stages import tell
 from vramfit.trace.captured import RECORDING_STREAM

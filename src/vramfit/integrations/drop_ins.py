@@ -24,7 +24,7 @@ from vramfit.integrations.text_passes import (
     read_ahead,
     split_by_size,
 )
-from vramfit.integrations.trainer.sentence_models import PACKAGE, encoder_in, is_sentence_model, read_head
+from vramfit.integrations.trainer.sentence_losses import PACKAGE, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST

@@ -11,7 +11,7 @@ import torch
 
 from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
-from vramfit.integrations.trainer.sentence_models import giving_vectors
+from vramfit.integrations.trainer.sentence_losses import giving_vectors
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.margin import margin_of, max_batch
 from vramfit.records.estimate import Estimate

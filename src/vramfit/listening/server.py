@@ -9,8 +9,7 @@ from typing import Any
 import uvicorn
 
 from vramfit.errors import VramfitError
-from vramfit.listening.connections import Connections, most_connections
-from vramfit.listening.protocol import CLOSE, CloseUnread, protocol_class
+from vramfit.listening.connections import CLOSE, CloseUnread, Connections, most_connections, protocol_class
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -10,11 +11,10 @@ from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.tasks import find_task
+from vramfit.workload import CHOICES, Workload
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from vramfit.workload import Workload
 
 DRAWING = ("constant_", "kaiming_uniform_", "normal_", "ones_", "uniform_", "xavier_uniform_", "zeros_")
 """The functions of `torch.nn.init` that torch's own modules call as they are made."""
@@ -76,7 +76,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     return model
 
 
-def build_for(resolved: ResolvedModel, workload: "Workload") -> "nn.Module":
+def build_for(resolved: ResolvedModel, workload: Workload) -> "nn.Module":
     """The same with the attention kernel that a workload asks for."""
     return build_meta(resolved, attention=workload.attention)
 
@@ -107,9 +107,28 @@ def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
     return twin
 
 
-def kernel_for(resolved: ResolvedModel, workload: "Workload") -> str:
+def kernel_for(resolved: ResolvedModel, workload: Workload) -> str:
     """The attention kernel, as transformers names it, that a model is built with for a workload."""
     return _built_with(workload.attention) or default_attention(resolved.model_class)
+
+
+def with_attention(workload: Workload, resolved: ResolvedModel) -> Workload:
+    """A workload with the kernel that the model takes where none is asked for; a module that was given has one."""
+    if not workload.has_own_attention:
+        return workload
+    if resolved.module is None:
+        return replace(workload, attention=default_attention(resolved.model_class))
+    chosen = getattr(resolved.config, "_attn_implementation", None)
+    return replace(workload, attention=chosen) if chosen in CHOICES["attention"] else workload
+
+
+def missing_kernel(resolved: ResolvedModel, workload: Workload) -> list[str]:
+    """The attention kernel of transformers that a workload asks for and the model does not have, in words."""
+    supported = supported_attention(resolved.model_class)
+    if workload.attention not in ("sdpa", "eager") or workload.attention in supported:
+        return []
+    has = ", ".join(a for a in supported if a in ("sdpa", "eager"))
+    return [f"{resolved.name} has no attention {workload.attention} (it has {has})"]
 
 
 def _built_with(attention: str | None) -> str | None:

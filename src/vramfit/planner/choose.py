@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from vramfit.errors import MissingExtra, TraceError, WorkloadError
-from vramfit.estimator.target import target_of
+from vramfit.estimator.resolve import target_of
 from vramfit.planner.heuristics import (
     COMPILE_S,
     LEAST_COMPILED_S,
@@ -16,7 +16,7 @@ from vramfit.planner.heuristics import (
 from vramfit.planner.job import Job
 from vramfit.planner.margin import Margin, given_margin, margin_of, tight_margin_of
 from vramfit.planner.predictions import Choice, can_start_over, correct, host_share, predict
-from vramfit.planner.recipes import Proposal, Recipe, asked_to_capture, ladder, recipes
+from vramfit.planner.recipes import Proposal, Recipe, asked_to_capture, ladder, may_pack, recipes
 from vramfit.planner.search import Search
 from vramfit.planner.varied import padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate
@@ -99,7 +99,7 @@ def _packed_or_padded(job: Job, proposal: Proposal) -> Found | None:
 def _packed(job: Job, proposal: Proposal) -> Found | None:
     """The fastest choice without padding, where lengths are known and there would be enough of it, or where layers run
     kernels of their own, which are for packed rows."""
-    if not job.may_pack or job.request.rehearses or proposal.offloads or job.base.num_gpus > 1:
+    if not may_pack(job) or job.request.rehearses or proposal.offloads or job.base.num_gpus > 1:
         return None
     packed = replace(proposal, packs=True)
     has_kernels = any(recipe.has_own_kernels for recipe in recipes(job, packed))
@@ -218,7 +218,7 @@ def _recorded(plain: Found) -> Found | None:
     job, recipe, wish = plain.job, plain.recipe, asked_to_capture(plain.job.request)
     if wish is False or (wish is None and not _pays_to_record(plain)):
         return None
-    if recipe.offloads or not (recipe.is_packed or job.may_pack):
+    if recipe.offloads or not (recipe.is_packed or may_pack(job)):
         return None
     proposal = Proposal(training=plain.proposal.training)
     if recipe.is_compiled:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vramfit.devices.catalogue import GPU, Instance, all_gpus, all_instances, find_gpu
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError
-from vramfit.estimator.target import OLDEST_CAPABILITY
+from vramfit.estimator.resolve import OLDEST_CAPABILITY
 from vramfit.estimator.traced import collection_paused
 from vramfit.models.catalogue import all_entries, find_entry
 from vramfit.planner.choose import find, margins

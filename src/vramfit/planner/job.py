@@ -8,9 +8,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
 from vramfit.errors import WorkloadError
-from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.target import Target
-from vramfit.estimator.timing import has_rates
+from vramfit.estimator.predict import has_rates
+from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import build_for
@@ -18,9 +17,10 @@ from vramfit.models.resolve import resolve
 from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
+from vramfit.settings.attention import precision_needed
 from vramfit.step.splitting import SHORTEST, counted_lengths
 from vramfit.techniques.packing.attention import takes_heads
-from vramfit.timing.profile import speed_of
+from vramfit.timing.model import speed_of
 from vramfit.workload import SIZE_HINT, Workload
 
 P = ParamSpec("P")
@@ -62,8 +62,7 @@ class Job:
             lengths = _cut(model, request, lengths)
             request = replace(request, fixed={**request.fixed, "seq": lengths.longest})
         whole = {**request.fixed, "loop": "stepper", "trust_remote_code": request.trust_remote_code}
-        if whole.get("attention") == "packed":
-            whole.setdefault("precision", "amp-bf16")  # its kernel takes no other; the recipes say what else there is
+        whole |= precision_needed(whole)  # the recipes say what else there is
         traced, target = resolve_workload(model, whole)
         if target.capacity_bytes is None:
             raise WorkloadError(["a plan needs a gpu or a memory size to fit into"], hint=SIZE_HINT)
@@ -76,12 +75,6 @@ class Job:
             budget_bytes=target.capacity_bytes,
             timed_gpu=target.gpu if target.gpu is not None and has_rates(target.gpu) else _typical(),
         )
-
-    @property
-    def may_pack(self) -> bool:
-        """Whether sequences may lie end to end, if that is better: their lengths are known, and nothing else is asked
-        for."""
-        return self.lengths is not None and "attention" not in self.request.fixed and self.can_pack
 
     @property
     def is_described(self) -> bool:

@@ -5,10 +5,10 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator import search
-from vramfit.estimator.target import is_measured
+from vramfit.estimator.resolve import is_measured
 from vramfit.planner.heuristics import BASIS_SHARE, LEAST_FOR_LENGTHS, LEAST_SHARE, LENGTHS_SHARE
 from vramfit.records.estimate import MaxBatch
-from vramfit.settings import SETTINGS, usual_precision
+from vramfit.settings import SETTINGS, lowered
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -111,11 +111,11 @@ def max_batch(model: Any, **keywords: Any) -> MaxBatch:
         margin_bytes=margin.num_bytes,
         margin_reason=margin.reason,
     )
-    if keywords.get("precision") is not None:
+    lower = lowered(keywords, e.compute_capability, infers=e.workload.mode == "infer")
+    if not lower:
         return found
-    precision = usual_precision(e.compute_capability, infers=e.workload.mode == "infer")
     try:
-        batch = search.max_batch(model, **{**inside, "precision": precision}).batch
+        batch = search.max_batch(model, **inside | lower).batch
     except WorkloadError:  # something that was given does not go with it
         return found
-    return replace(found, usual_precision=precision, usual_batch=batch)
+    return replace(found, usual_precision=lower.popitem()[1], usual_batch=batch)

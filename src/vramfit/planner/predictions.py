@@ -3,12 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vramfit.estimator.evaluation import after_recorded, estimate_evaluation, evaluation_stream
-from vramfit.estimator.predict import estimate_at
+from vramfit.estimator.predict import (
+    Timed,
+    after_recorded,
+    estimate_at,
+    estimate_evaluation,
+    evaluation_stream,
+    time_workload,
+)
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.shallow import least_peaks
-from vramfit.estimator.timing import Timed, time_workload
-from vramfit.estimator.traced import TracedWorkload
+from vramfit.estimator.traced import TracedWorkload, least_peaks
 from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
 from vramfit.models.build import build_for

@@ -25,6 +25,7 @@ from vramfit.settings import (
     used_by,
     usual_precision,
 )
+from vramfit.settings.attention import PACKED
 from vramfit.workload import Workload
 
 IN_RECIPE = tuple(name for name in PLANNED if name not in SPLIT)
@@ -161,7 +162,7 @@ class Proposal:
 
     def on(self, base: Workload) -> Workload:
         """A job with the attention that it takes."""
-        return replace(base, attention="packed") if self.packs else base
+        return replace(base, **PACKED) if self.packs else base
 
     def captured(self) -> "Proposal":
         """The same in packed passes that are captured as CUDA graphs."""
@@ -176,6 +177,11 @@ def ladder(job: Job) -> Iterator[list[Proposal]]:
     for training in trainings(job):
         for _, rung in groupby(levels(job, training), key=lambda p: (p.offloads, p.in_16_bits)):
             yield list(rung)
+
+
+def may_pack(job: Job) -> bool:
+    """Whether sequences may lie end to end, if that is better: lengths are known, and no attention is asked for."""
+    return job.lengths is not None and "attention" not in job.request.fixed and job.can_pack
 
 
 def levels(job: Job, training: Training) -> list[Proposal]:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 
 from vramfit.models.anatomy import max_positions
-from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.tasks.parts.losses import HeadLoss, model_inputs
 from vramfit.techniques import compiling, packing
 from vramfit.techniques.packing import FILLED, fill_up, row_size

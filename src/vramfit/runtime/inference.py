@@ -15,8 +15,8 @@ from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.step.plain import Batch, bring, each_tensor
-from vramfit.step.random_state import RandomState
-from vramfit.step.ranks import Unanimous, Votes
+from vramfit.step.recovery import RandomState
+from vramfit.step.splitting import Unanimous, Votes
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import packing
 from vramfit.workload import Workload

@@ -27,8 +27,8 @@ from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime.device import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
-from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch, forward_step, make_batch, train_step
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.techniques.application import apply, make_optimizer
 from vramfit.workload import Workload
 

@@ -30,8 +30,7 @@ from vramfit.runtime.held_values import (
     join,
     lost,
 )
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState, free_memory, is_out_of_memory
 
 MAX_NAMED = 3
 """Values that a warning names."""

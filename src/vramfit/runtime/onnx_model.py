@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 from vramfit.errors import CheckpointError, MissingExtra, WorkloadError
 from vramfit.models.hub import plain_file
 from vramfit.models.resolve import resolve
+from vramfit.settings import SETTINGS, having
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.pooling import head_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -55,9 +56,9 @@ def open_exported(file: Path, model: str, workload: "Workload", run_device: "Run
         MissingExtra: ONNX Runtime is not installed.
         CheckpointError: the file is damaged.
     """
-    asked = {"device": run_device.name, "precision": workload.precision, "quantize": workload.quantize}
-    has = {"device": "cpu", "precision": "fp32", "quantize": None}
-    wrong = [f"{name} {asked[name]}" for name in has if asked[name] != has[name]]
+    wrong = [] if run_device.name == "cpu" else [f"device {run_device.name}"]
+    changed = (name for name in having(of_weights=True) if getattr(workload, name) != SETTINGS[name].default)
+    wrong += [f"{name} {getattr(workload, name)}" for name in changed]
     if wrong:
         raise WorkloadError(
             [f"{file} is an exported model, which runs on the CPU as it was exported, and not with {', '.join(wrong)}"],
@@ -79,7 +80,7 @@ def _fill_head(model: torch.nn.Module, parts: HeadParts | None) -> None:
     head = head_of(model)
     if head is None or parts is None:
         return
-    for layer, part in zip(head.layers, parts.layers, strict=True):
+    for layer, part in zip(head.layers, parts.layers, strict=False):  # unit length at the end is no layer
         if part.folder is None or not layer.state_dict():
             continue
         where = str(part.folder / "model.safetensors")

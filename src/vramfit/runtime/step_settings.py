@@ -1,14 +1,20 @@
-"""`StepSettings`: what a `Stepper` is told, and what it cannot do right, said before anything is begun."""
+"""`StepSettings`: what a `Stepper` is told, and the checks before the first step.
 
+The checks also find modules and losses whose result depends on how a batch is split.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 
 from vramfit.errors import WorkloadError, nearest_names
+from vramfit.monitor.places import warn_user
 from vramfit.records.plan import Plan
-from vramfit.runtime.invariance import across_samples, warn_of_names
-from vramfit.settings.offload import HOST_STEPS
+from vramfit.settings import SETTINGS, asked_of
+from vramfit.settings.offload import Offload
+from vramfit.settings.values import Choice
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
@@ -16,7 +22,86 @@ from vramfit.techniques import offloading
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.techniques.packing import is_per_token
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import CHOICES, Workload
+from vramfit.workload import Workload
+
+IN_BATCH = ("contrastive", "infonce", "multiplenegatives", "ntxent", "gistembed", "tripletsemihard", "supcon", "clip")
+"""Losses that compare the samples of a batch with each other, by parts of their names."""
+MAX_DIFFERENCE = 1e-3
+"""Of a loss over two samples against the sum over each; rounding in half precision stays below."""
+
+
+def across_samples(model: torch.nn.Module) -> list[str]:
+    """Modules whose result for one sample depends on the others of its micro-batch, in words."""
+    return [
+        f"{name or type(module).__name__} is a {type(module).__name__}: its result depends on the micro-batch, so no "
+        "split gives the same training"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+    ][:1]
+
+
+def warn_of_names(model: torch.nn.Module, loss_fn: Any) -> None:
+    """A warning where a name says that a loss compares samples with each other."""
+    named = [] if loss_fn is None else [getattr(loss_fn, "__name__", type(loss_fn).__name__)]
+    named += [type(module).__name__ for module in model.modules()]
+    for name in named:
+        if any(part in name.lower().replace("_", "") for part in IN_BATCH):
+            warn_user(
+                f"{name} looks like a loss over pairs of a batch: in micro-batches it sees fewer of them, and learns "
+                "something else; give micro_batch the whole batch, or a loss that caches its embeddings"
+            )
+            return
+
+
+def check_once(loss_fn: Callable[[Any, Batch], torch.Tensor] | None) -> Callable[[Any, Batch], None]:
+    """What looks at the outputs of passes: a loss of the user's is checked on the first of them."""
+    waiting = [] if loss_fn is None else [loss_fn]
+
+    def see(output: Any, batch: Batch) -> None:
+        while waiting:
+            check_loss(waiting[-1], output, batch)
+            waiting.pop()
+
+    return see
+
+
+@torch.no_grad()
+def check_loss(loss_fn: Callable[[Any, Batch], torch.Tensor], output: Any, batch: Batch) -> None:
+    """Refuse a loss of two samples that is not the sum of their losses.
+
+    Raises:
+        WorkloadError: a mean in place of a sum, or a loss that compares samples with each other.
+    """
+    num_samples = next(iter(batch.values())).shape[0]
+    if num_samples < 2:
+        return
+    both, first, second = (
+        float(loss_fn(_rows(output, rows, num_samples), _rows(batch, rows, num_samples)))
+        for rows in (slice(0, 2), slice(0, 1), slice(1, 2))
+    )
+    scale = max(abs(first), abs(second), abs(both), 1e-6)
+    if abs(first + second - both) > MAX_DIFFERENCE * scale:
+        raise WorkloadError(
+            [
+                f"loss_fn gives {both:.4g} for two samples, and {first:.4g} and {second:.4g} for each alone: not their "
+                "sum, so the result would depend on the split"
+            ],
+            hint="return a sum (reduction='sum') over the samples, and their number from count_fn; losses that compare "
+            "samples with each other need the whole batch in one micro-batch",
+        )
+
+
+def _rows(value: Any, rows: slice, num_samples: int) -> Any:
+    """The same structure with some samples of every tensor that has one row for each."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()[rows] if value.dim() and value.shape[0] == num_samples else value
+    if isinstance(value, dict):
+        made = {name: _rows(item, rows, num_samples) for name, item in value.items()}
+        return made if type(value) is dict else type(value)(**made)
+    if isinstance(value, list | tuple):
+        return type(value)(_rows(item, rows, num_samples) for item in value)
+    return value
+
 
 FIRST_PATIENCE = 50
 """Windows without trouble before a shrunken micro-batch grows again; doubled whenever growing fails."""
@@ -66,8 +151,11 @@ class MicroBatchSize:
         self.now, self._patience, self._num_quiet = state["now"], state["patience"], state["num_quiet"]
 
 
+_Asked: Any = asked_of("precision", "offload", "attention")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
+class StepSettings(_Asked):  # type: ignore[misc]
     """The settings of a workload that a step needs; the others change the model, which is prepared before."""
 
     micro_batch: int = 0
@@ -97,9 +185,9 @@ class StepSettings:
     """`packed` packs batches; None does so where the model takes packed ones."""
 
     @property
-    def steps_on_host(self) -> bool:
-        """Whether the optimizer lives in host memory."""
-        return self.offload in HOST_STEPS
+    def trains(self) -> bool:
+        """A step always does."""
+        return True
 
     @property
     def host_bytes(self) -> int | None:
@@ -112,8 +200,9 @@ class StepSettings:
         Raises:
             WorkloadError: something waits in host memory.
         """
-        if self.offload is not None:
-            raise WorkloadError([f"offload {self.offload} is for one GPU: with several, shard the model (Shards)"])
+        if self.offloads:
+            waits = SETTINGS[Offload.keyword].words(self)
+            raise WorkloadError([f"{waits} is for one GPU: with several, shard the model (Shards)"])
 
     @classmethod
     def of(cls, plan: Plan | Workload | None, given: dict[str, Any]) -> Self:
@@ -134,7 +223,6 @@ class StepSettings:
         if plan is not None:
             workload = plan.workload if isinstance(plan, Plan) else plan
             made = {name: getattr(workload, name) for name in names}
-            made["attention"] = "packed" if workload.is_packed else None
             made["memory"] = plan.budget_bytes if isinstance(plan, Plan) else workload.memory
         made |= {name: plain(value) for name, value in given.items() if value is not None}
         return cls(**made)
@@ -148,16 +236,15 @@ def check(
     Raises:
         WorkloadError: there is one.
     """
-    micro_batch, precision = settings.micro_batch, settings.precision
-    problems = [*across_samples(model), *_wrong_offload(model, settings.offload)]
+    micro_batch = settings.micro_batch
+    problems = [*across_samples(model), *_wrong_values(settings), *_wrong_offload(model, settings)]
     if not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1:
         shown = None if micro_batch == 0 else micro_batch
         problems.append(f"micro_batch {shown!r} is not a whole number from 1, and no plan gives one")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    trainable = [p for p in CHOICES["precision"] if p != "fp16"]
-    if precision not in trainable:
-        problems.append(f"precision {precision!r} is not one of {', '.join(trainable)}")
+    if settings.weight_dtype is torch.float16:
+        problems.append("precision fp16 cannot train: take amp-fp16 (with a GradScaler), amp-bf16 or bf16")
     if isinstance(optimizer, torch.optim.LBFGS):
         problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
     if problems:
@@ -185,18 +272,22 @@ def check_batch(batch: Any) -> None:
         )
 
 
-def _wrong_offload(model: torch.nn.Module, offload: str | None) -> list[str]:
+def _wrong_values(settings: StepSettings) -> list[str]:
+    """Settings with a fixed list of values that have another one."""
+    choices = [s for s in SETTINGS.values() if isinstance(s.value, Choice) and hasattr(settings, s.keyword)]
+    return [text for s in choices for text in s.value.problems(s.keyword, getattr(settings, s.keyword))]
+
+
+def _wrong_offload(model: torch.nn.Module, settings: StepSettings) -> list[str]:
     """What does not go with where the weights are."""
     layers = offloading.layer_slots_of(model)
-    if offload not in (None, "optimizer", "weights", "activations"):
-        return [f"offload {offload!r} is not one of optimizer, weights, activations"]
-    if offload == "activations" and layer_inputs_of(model) is None:
+    if settings.offloads_inputs and layer_inputs_of(model) is None:
         return ["offload activations: no layer's input waits in host memory (layer_inputs.apply)"]
     if layers is None:
-        return ["offload weights: no layer of the model waits in host memory"] if offload == "weights" else []
+        return ["offload weights: no layer of the model waits in host memory"] if settings.offloads_layers else []
     if not layers.trains:
         return ["the model's layers were offloaded for inference: offloaded weights do not learn"]
-    if offload != "weights":
+    if not settings.offloads_layers:
         return ["the model's layers wait in host memory: take offload='weights'"]
     if not getattr(model, "is_gradient_checkpointing", False):
         return ["offload weights computes every layer again in backward: checkpointing must be full"]

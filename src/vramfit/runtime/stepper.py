@@ -18,20 +18,17 @@ from vramfit.records.plan import Plan
 from vramfit.runtime.device import enforce, use_expandable_segments
 from vramfit.runtime.graphs import CannotCapture, GraphUse
 from vramfit.runtime.interruption import uninterrupted
-from vramfit.runtime.invariance import check_once
 from vramfit.runtime.model_state import Failed, ModelState, untouched
-from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, largest_like
+from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, check_once, largest_like
 from vramfit.settings import checkpointing
 from vramfit.settings.casts import keeps_copies
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring, each_tensor
-from vramfit.step.ranks import Alone, Ranks
-from vramfit.step.splitting import passes_of, take_rows, width_of
+from vramfit.step.recovery import free_memory, is_out_of_memory
+from vramfit.step.splitting import Alone, Ranks, passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import compiling, offloading, packing
-from vramfit.techniques import precision as precisions
 from vramfit.techniques.application import apply_to_steps, compile_layers
 from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.packing.attention import has_packed_kernel
@@ -101,7 +98,7 @@ class Stepper:
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
-        self._packs = packing.is_applied(model) if chosen.attention is None else chosen.attention == "packed"
+        self._packs = packing.is_applied(model) if chosen.has_own_attention else chosen.is_packed
         self._size = MicroBatchSize(chosen.micro_batch)
         self._seq, self._texts = chosen.seq, chosen.texts_per_sample
         self._rehearsed: Batch | None = None
@@ -114,16 +111,15 @@ class Stepper:
             enforce(chosen.memory, self._device)
         self.host = HostStep(model, optimizer, host_memory=chosen.host_bytes) if chosen.steps_on_host else None
         """The optimizer's home in host memory; None where it is on the device."""
-        precision = chosen.precision
         keeps_casts = keeps_copies(on_host=self.host is not None, in_shards=self.ranks.is_sharded)
-        self._autocast = partial(_autocast, self._device.type, precisions.autocast_dtype(precision), keeps_casts)
+        self._autocast = partial(_autocast, self._device.type, chosen.autocast_dtype, keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         self._step = Step(
             model,
             optimizer,
             ranks=self.ranks,
             host=self.host,
-            scaler=precisions.make_scaler(precision, scaled_on),
+            scaler=torch.amp.GradScaler(scaled_on) if chosen.scales_loss else None,
             autocast=self._autocast,
             max_grad_norm=chosen.max_grad_norm,
         )
@@ -137,9 +133,9 @@ class Stepper:
         self._step.on_output = check_once(loss_fn)
         self._state = ModelState(model, loss=loss_fn)
         is_plain = ranks is None and self.host is None and self._step.scaler is None and self.loss is None
-        is_able = self._packs and is_plain and has_packed_kernel(self._device, precision)
+        is_able = self._packs and is_plain and has_packed_kernel(self._device, chosen)
         self._graph_use = GraphUse(model, self._autocast, is_on=chosen.graphs and is_able)
-        if precision == "tf32":
+        if chosen.has_tf32:
             torch.set_float32_matmul_precision("high")
 
     def step(self, batch: Batch) -> float:

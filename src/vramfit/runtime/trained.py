@@ -27,6 +27,7 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
+from vramfit.settings.attention import PACKED
 from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
 from vramfit.tasks.parts.heads import problem_of, thresholds_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
@@ -141,9 +142,9 @@ class TrainedModel:
         w, why_not = self.workload(**settings), self.kind.why_not_unpacked
         if w.is_packed and why_not is not None:
             raise WorkloadError([f"attention packed: {self.task} {why_not}; take sdpa"])
-        pays = w.attention is None and "packed" in self.attentions and why_not is None
+        pays = w.has_own_attention and "packed" in self.attentions and why_not is None
         pays = pays and (w.gpu is None or find_gpu(w.gpu).compute_capability >= FLASH_CAPABILITY)
-        return settings | ({"attention": "packed"} if pays and has_packed_kernel(run_device.device, w) else {})
+        return settings | (PACKED if pays and has_packed_kernel(run_device.device, w) else {})
 
     def workload(self, **settings: Any) -> Workload:
         """Inference with this model, at its full length unless `seq` says otherwise.

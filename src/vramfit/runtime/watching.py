@@ -20,7 +20,7 @@ from vramfit.monitor.watch import Watch, WatchSettings
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.device import EmulatedMemory
 from vramfit.settings import having
-from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.units import MIB, format_bytes
 
 TIMEOUT_S = 60.0

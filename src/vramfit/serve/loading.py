@@ -7,8 +7,8 @@ import torch
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.estimator.predict import estimate
+from vramfit.estimator.resolve import target_of
 from vramfit.estimator.search import max_batch
-from vramfit.estimator.target import target_of
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.margin import margin_of
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from vramfit.settings.precision import usual_precision
+from vramfit.settings.precision import lowered, usual_precision
 from vramfit.settings.setting import BF16_CAPABILITY, TRITON_CAPABILITY, Kind, Setting, Technique
 
 if TYPE_CHECKING:
@@ -120,6 +120,16 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **{name: value for name, value in needed.items() if name not in given}}
 
 
+def _questions(keywords: Iterable[str]) -> dict[str, property]:
+    settings = [SETTINGS[name] for name in keywords if name in SETTINGS]
+    return {question.__name__: property(question) for s in settings for question in s.asked}
+
+
+def asked_of(*keywords: str) -> Any:
+    """A class with what is `asked` of these settings, to be the base of a record that has them."""
+    return type("Asked", (), {"__slots__": (), **_questions(keywords)})
+
+
 def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
     """A frozen dataclass with these fields, to be the base of a class; it has what is `asked` of settings among them.
 
@@ -128,9 +138,7 @@ def record_of(fields: Iterable[tuple[str, Any, Any]], module: str) -> Any:
         module: the module that the class is in.
     """
     made = [(name, kind) if default is ... else (name, kind, field(default=default)) for name, kind, default in fields]
-    settings = [SETTINGS[name] for name, *_ in made if name in SETTINGS]
-    asked = {question.__name__: property(question) for s in settings for question in s.asked}
-    namespace = {"__post_init__": lambda self: None, "__module__": module, **asked}
+    namespace = {"__post_init__": lambda self: None, "__module__": module, **_questions(name for name, *_ in made)}
     return make_dataclass("Fields", made, namespace=namespace, frozen=True, kw_only=True, slots=True)
 
 
@@ -147,6 +155,7 @@ __all__ = [
     "Kind",
     "Setting",
     "Technique",
+    "asked_of",
     "chosen_in_words",
     "completed",
     "conflicts",
@@ -154,6 +163,7 @@ __all__ = [
     "given_in",
     "having",
     "in_words",
+    "lowered",
     "record_of",
     "seen_in_trace",
     "used_by",

@@ -1,10 +1,10 @@
 """`attention`: the kernel, padded or packed; and `mask`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vramfit.errors import VramfitError
-from vramfit.settings.precision import usual_precision
+from vramfit.settings.precision import lowered
 from vramfit.settings.setting import BF16_CAPABILITY, Estimate, Module, Setting, Technique, Workload
 from vramfit.settings.values import Choice, Switch
 
@@ -12,6 +12,22 @@ from vramfit.settings.values import Choice, Switch
 def is_packed(w: Workload) -> bool:
     """Whether sequences lie end to end in one row, without padding."""
     return w.attention == "packed"
+
+
+def has_own_attention(w: Workload) -> bool:
+    """Whether no kernel was asked for, so that the model takes its own."""
+    return w.attention is None
+
+
+PACKED = {"attention": "packed"}
+"""Keywords with which sequences lie end to end."""
+
+
+def precision_needed(given: Mapping[str, Any]) -> dict[str, str]:
+    """Keywords of a precision that the packed kernel takes, where packing is asked for and no precision is given."""
+    if given.get("attention") != "packed" or "precision" in given:
+        return {}
+    return {"precision": "amp-bf16"}
 
 
 class Attention(Setting):
@@ -23,7 +39,7 @@ class Attention(Setting):
     help = "Attention kernel. Default: sdpa where the model has it, else eager. `packed` computes without padding."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = True
-    asked = (is_packed,)
+    asked = (is_packed, has_own_attention)
     techniques = (
         Technique(
             values=("sdpa",),
@@ -52,9 +68,9 @@ class Attention(Setting):
     def advised(self, now: Estimate) -> Iterator[dict[str, Any]]:
         w = now.workload
         if not w.is_packed and now.has_large_mask:
-            lower = {"precision": usual_precision(now.compute_capability, infers=w.mode == "infer")}
+            lower = lowered({}, now.compute_capability, infers=w.mode == "infer")
             needed = lower if w.is_32_bit else {}  # its kernel computes in 16 bits
-            yield {self.keyword: "packed", **needed, **({"loop": "stepper"} if w.trains else {})}
+            yield {**PACKED, **needed, **({"loop": "stepper"} if w.trains else {})}
         if w.attention == "eager":
             yield {self.keyword: "sdpa"}
 

@@ -170,6 +170,10 @@ class Fields:
         """Whether sequences lie end to end in one row, without padding."""
 
     @property
+    def has_own_attention(self) -> bool:
+        """Whether no kernel was asked for, so that the model takes its own."""
+
+    @property
     def is_checkpointed(self) -> bool:
         """Whether layers are computed again in backward."""
 
@@ -240,6 +244,10 @@ class Fields:
     @property
     def offloads_layers(self) -> bool:
         """Whether the weights of layers wait in host memory."""
+
+    @property
+    def offloads_inputs(self) -> bool:
+        """Whether the inputs of checkpointed layers wait in host memory."""
 
     @property
     def steps_on_host(self) -> bool:

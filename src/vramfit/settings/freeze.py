@@ -67,6 +67,7 @@ def has_same_layers(w: Workload) -> bool:
 
 class Freeze(Setting):
     keyword, order, applied = "freeze", 150, 30
+    is_trainers_own = True
     value = Frozen()
     label, modes, is_basic = "Frozen", ("train",), True
     labels = (("", "nothing"), *((name, name) for name in NAMES))

@@ -21,6 +21,11 @@ def offloads_layers(w: Workload) -> bool:
     return w.offload == "weights"
 
 
+def offloads_inputs(w: Workload) -> bool:
+    """Whether the inputs of checkpointed layers wait in host memory."""
+    return w.offload == "activations"
+
+
 def steps_on_host(w: Workload) -> bool:
     """Whether the optimizer and its state are in host memory."""
     return w.trains and w.offload in HOST_STEPS
@@ -41,7 +46,7 @@ class Offload(Setting):
     is_planned = in_inference = at_load = of_weights = True
     must_match_on_resume = False
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
-    asked = (offloads, offloads_layers, steps_on_host)
+    asked = (offloads, offloads_layers, offloads_inputs, steps_on_host)
     is_measured = False
     not_fitted = "and a Trainer's optimizer steps what is on the device"
     techniques = (
@@ -58,7 +63,7 @@ class Offload(Setting):
             yield f"offload optimizer is for mode train, not {w.mode}"
         if w.offloads_layers and w.mode == "forward":
             yield "offload weights is for mode train or infer, not forward"
-        if w.offload == "activations" and (w.mode == "infer" or not w.is_checkpointed or not w.dropout):
+        if w.offloads_inputs and (w.mode == "infer" or not w.is_checkpointed or not w.dropout):
             yield (
                 "offload activations is for the inputs of checkpointed layers: take mode train, checkpointing and "
                 "dropout"
@@ -104,7 +109,7 @@ class Offload(Setting):
         return value if value == "weights" else None
 
     def is_applied_for(self, w: Workload) -> bool:
-        return bool(w.offload == "activations")
+        return bool(w.offloads_inputs)
 
     def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques.offloading import layer_inputs

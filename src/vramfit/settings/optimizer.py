@@ -48,6 +48,7 @@ def state_bytes(w: Workload) -> int:
 
 class Optimizer(Setting):
     keyword, order = "optimizer", 160
+    is_trainers_own = True
     value = Choice(
         names=("adamw", "adamw-fused", "adamw-single", "adamw-8bit", "sgd", "adafactor"), hidden=("adamw-single",)
     )

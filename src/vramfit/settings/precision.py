@@ -1,6 +1,6 @@
 """`precision`: the types of weights and products."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,11 @@ def usual_precision(capability: tuple[int, int], *, infers: bool) -> str:
     if capability >= BF16_CAPABILITY:
         return "bf16" if infers else "amp-bf16"
     return "fp16" if infers else "amp-fp16"
+
+
+def lowered(given: Mapping[str, Any], capability: tuple[int, int], *, infers: bool) -> dict[str, str]:
+    """Keywords of the usual lower precision; none where a precision is given."""
+    return {} if given.get("precision") is not None else {"precision": usual_precision(capability, infers=infers)}
 
 
 R = TypeVar("R")
@@ -113,6 +118,7 @@ class Precision(Setting):
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "bf16"
+    is_trainers_own = True
     asked = (
         autocasts,
         is_32_bit,

@@ -113,6 +113,8 @@ class Setting:
     in_trace: ClassVar[Literal["layers", "step", ""]] = "layers"
     """What of a trace goes by it: what each layer does, only the step around them, or nothing, since it is filled in
     afterwards."""
+    is_trainers_own: ClassVar[bool] = False
+    """Whether a Trainer says it, so that a plan for the Trainer must have it as it is there."""
     not_fitted: ClassVar[str] = ""
     """Why a plan that `fit_trainer` puts on a Trainer cannot have it."""
     is_measured: ClassVar[bool] = True
@@ -134,7 +136,7 @@ class Setting:
     is_observed: ClassVar[bool] = False
     """Whether advice after a failure names it: a program that is watched shows it."""
     is_basic: ClassVar[bool] = False
-    """Whether the page shows it before Advanced is opened."""
+    """Whether `--help` and the page show it at once; other settings are in `--help-all` and under Advanced."""
 
     is_said: ClassVar[bool] = True
     """Whether reports name it where it is not the default; what a headline says anyway is not said again."""

@@ -10,8 +10,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from vramfit.errors import RecoveryExhausted
-from vramfit.step.out_of_memory import free_memory, is_out_of_memory
 from vramfit.step.own_loss import local
+from vramfit.step.recovery import free_memory, is_out_of_memory
 from vramfit.techniques.offloading.host_step import HostStep
 
 

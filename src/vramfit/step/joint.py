@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.step.plain import Batch, each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Autocast, Batch, each_tensor
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import (
     CONTRACT,

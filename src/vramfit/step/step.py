@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.joint import joint_passes
 from vramfit.step.plain import Autocast, Batch, OnPart
-from vramfit.step.ranks import Ranks
+from vramfit.step.splitting import Ranks
 from vramfit.tasks.parts.losses import HeadLoss
 from vramfit.techniques.offloading.host_step import HostStep
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vramfit.tasks.base import BatchRows, References, Rows, Task, zeros
-from vramfit.tasks.parts.answers import AnswerMetrics, read_answers
 from vramfit.tasks.parts.reading import (
     BadValue,
     Columns,
@@ -19,7 +18,7 @@ from vramfit.tasks.parts.reading import (
     text_in,
     tokenize,
 )
-from vramfit.tasks.parts.results import place_of, rounded
+from vramfit.tasks.parts.results import AnswerMetrics, place_of, read_answers, rounded
 from vramfit.units import shown
 
 MIN_STEP = 8

@@ -26,16 +26,6 @@ def name_of(weights: torch.dtype, autocast: torch.dtype | None = None) -> str:
     return next((name for name, of_name in names.items() if of_name is dtype), "fp32")
 
 
-def needs_scaler(precision: str) -> bool:
-    """fp16's small range needs the loss scaled; bf16's does not."""
-    return precision == "amp-fp16"
-
-
-def make_scaler(precision: str, device_type: str) -> torch.amp.GradScaler | None:
-    """The GradScaler of a step whose gradients are on such a device; None where none is needed."""
-    return torch.amp.GradScaler(device_type) if needs_scaler(precision) else None
-
-
 def apply(model: torch.nn.Module, precision: str) -> None:
     """Put the weights into their type, in place."""
     dtype = weight_dtype(precision)

@@ -20,7 +20,7 @@ from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
 from vramfit.step.plain import Batch
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.joint import PLACES

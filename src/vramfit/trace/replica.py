@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.step.commit import Touch
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 from vramfit.trace.tracer import Tracer
 
 FIRST_BUCKET_BYTES = 2**20

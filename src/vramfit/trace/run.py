@@ -20,8 +20,7 @@ from vramfit.settings import seen_in_trace
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
-from vramfit.step.ranks import Alone
-from vramfit.step.splitting import SHORTEST
+from vramfit.step.splitting import SHORTEST, Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization

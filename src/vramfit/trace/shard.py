@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.kernels.elementwise import chunk_cat_bytes, split_copy_bytes
 from vramfit.models.anatomy import encoder_layers
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 from vramfit.trace.tracer import Tracer
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2

@@ -23,8 +23,18 @@ from vramfit.settings import ALLOWABLE, SETTINGS, Setting
 from vramfit.settings.values import Choice, Count, Number, Switch
 from vramfit.web import answers
 from vramfit.web.dispatcher import Busy, Dispatcher, Gone
-from vramfit.web.guard import BATCH_STOPS, HOSTS, MAX_BATCH, MAX_SEQ, ROW_OF_GPUS, SEQ_STOPS, Guard
-from vramfit.web.queries import EstimateQuery, MaxBatchQuery, PlanQuery
+from vramfit.web.queries import (
+    BATCH_STOPS,
+    HOSTS,
+    MAX_BATCH,
+    MAX_SEQ,
+    ROW_OF_GPUS,
+    SEQ_STOPS,
+    EstimateQuery,
+    Guard,
+    MaxBatchQuery,
+    PlanQuery,
+)
 from vramfit.web.queries import Query as AnyQuery
 from vramfit.workload import CHOICES
 

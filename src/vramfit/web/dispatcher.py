@@ -9,8 +9,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from vramfit.models.catalogue import find_entry
-from vramfit.web.guard import BATCH_STOPS, MAX_REMEMBERED_BYTES, MAX_WAITING, QUICK_S, SEQ_STOPS, SLOW_S
-from vramfit.web.queries import EstimateQuery, Query
+from vramfit.web.queries import (
+    BATCH_STOPS,
+    MAX_REMEMBERED_BYTES,
+    MAX_WAITING,
+    QUICK_S,
+    SEQ_STOPS,
+    SLOW_S,
+    EstimateQuery,
+    Query,
+)
 from vramfit.web.workers import Reply, Worker, worker_context
 
 QUIET_S = 0.04

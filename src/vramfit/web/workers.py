@@ -12,8 +12,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from vramfit.web.answers import Problem
-from vramfit.web.guard import WALL_FACTOR
-from vramfit.web.queries import Query
+from vramfit.web.queries import WALL_FACTOR, Query
 
 Reply = tuple[int, bytes]
 START_S = 120.0

@@ -1,7 +1,7 @@
 """Bounds are the largest outcome over placements."""
 
 from vramfit.allocator import AllocatorOptions, bounds, replay
-from vramfit.allocator.bounds import PLACEMENTS
+from vramfit.allocator.replay import PLACEMENTS
 
 MIB = 2**20
 

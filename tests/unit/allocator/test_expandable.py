@@ -3,7 +3,7 @@
 import pytest
 
 from vramfit.allocator import AllocatorOptions, CachingAllocator, SimulatedOutOfMemory
-from vramfit.allocator.rules import CapacityKind
+from vramfit.allocator.options import CapacityKind
 
 MIB = 2**20
 

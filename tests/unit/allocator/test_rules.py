@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.allocator.rules import round_request, segment_bytes_for
+from vramfit.allocator.options import round_request, segment_bytes_for
 
 MIB = 2**20
 

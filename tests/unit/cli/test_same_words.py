@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
         raise VramfitError("enough")
 
     module, _, name = CALLED[arguments[0]].rpartition(".")
-    import_module("vramfit.estimator.advice")  # it keeps the function that it finds when it is first imported
+    import_module("vramfit.estimator.predict")  # it keeps the function that it finds when it is first imported
     monkeypatch.setattr(import_module(module), name, called)
     monkeypatch.setattr(sys, "argv", ["vramfit", *arguments])
     with pytest.raises(SystemExit):

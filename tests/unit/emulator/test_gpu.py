@@ -8,7 +8,7 @@ import torch.utils.checkpoint
 
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import VramfitError
-from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.step.recovery import is_out_of_memory
 
 MIB = 2**20
 

@@ -7,8 +7,7 @@ from tests.unit.report.samples import drawn
 from transformers import ModernBertConfig
 
 from vramfit.errors import WorkloadError
-from vramfit.estimator.advice import MIN_SAVED_SHARE, advise
-from vramfit.estimator.predict import estimate
+from vramfit.estimator.predict import MIN_SAVED_SHARE, advise, estimate
 from vramfit.models import resolve
 from vramfit.records.estimate import Advice
 from vramfit.report.estimate import render_advice

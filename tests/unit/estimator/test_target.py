@@ -7,7 +7,7 @@ import pytest
 
 from vramfit.devices.catalogue import all_gpus, find_gpu
 from vramfit.errors import UnknownGPU, WorkloadError
-from vramfit.estimator.target import Target, target_of
+from vramfit.estimator.resolve import Target, target_of
 from vramfit.workload import CHOICES, Workload
 
 

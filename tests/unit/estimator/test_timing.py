@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from tests.unit.timing.samples import calibration
 
-from vramfit.estimator.predict import estimate
-from vramfit.estimator.timing import reference_work
+from vramfit.estimator.predict import estimate, reference_work
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import Estimate
 from vramfit.records.measurement import REFERENCE
-from vramfit.timing.profile import save_profile
+from vramfit.timing.model import save_profile
 
 
 @pytest.fixture(autouse=True)

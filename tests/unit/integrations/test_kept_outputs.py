@@ -8,7 +8,7 @@ import torch
 from transformers import trainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from vramfit.integrations.trainer import evaluation
+from vramfit.integrations.trainer import settings
 
 WIDTHS = (5, 3, 9, 9, 1)
 
@@ -44,7 +44,7 @@ def _same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("moved_every", [1, 2, 100])
 @pytest.mark.parametrize("joins", [True, False])
 def test_arrays_are_those_of_the_trainers_own_container(kind: str, moved_every: int, joins: bool) -> None:
-    with evaluation.put_together_once():
+    with settings.put_together_once():
         containers = [
             trainer.EvalLoopContainer(joins, padding_index=-100),
             EvalLoopContainer(joins, padding_index=-100),
@@ -59,14 +59,14 @@ def test_arrays_are_those_of_the_trainers_own_container(kind: str, moved_every: 
 
 
 def test_nothing_kept_gives_nothing() -> None:
-    with evaluation.put_together_once():
+    with settings.put_together_once():
         assert trainer.EvalLoopContainer(True).get_arrays() is None
     assert trainer.EvalLoopContainer is EvalLoopContainer
 
 
 def test_wider_types_that_come_later_are_kept() -> None:
     parts = [np.ones((2, 3), np.float16), np.full((1, 5), 1e6, np.float32)]
-    made = evaluation.put_together(parts, -100)
+    made = settings.put_together(parts, -100)
     assert made.dtype == np.float32
     assert made[2, 4] == 1e6
     assert made[0, 3] == -100
@@ -74,6 +74,6 @@ def test_wider_types_that_come_later_are_kept() -> None:
 
 def test_a_part_of_a_tensor_does_not_keep_the_rest_of_it() -> None:
     whole = torch.zeros(4, 100)
-    kept = evaluation.whole((whole[:, :1], whole))
+    kept = settings.whole((whole[:, :1], whole))
     assert kept[0].untyped_storage().nbytes() == kept[0].nbytes
     assert kept[1] is whole

@@ -9,8 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from vramfit.listening import connections as module
-from vramfit.listening.connections import Connections
-from vramfit.listening.protocol import protocol_class
+from vramfit.listening.connections import Connections, protocol_class
 
 
 class Transport(asyncio.Transport):

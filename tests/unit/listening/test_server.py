@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.waiting import LIMIT_S, wait_until
 
-from vramfit.listening.protocol import CLOSE
+from vramfit.listening.connections import CLOSE
 from vramfit.listening.server import Server, listen
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vramfit.estimator import shallow, traced
+from vramfit.estimator import traced
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.planner import varied
 from vramfit.planner.plan import plan
@@ -35,7 +35,7 @@ def test_plans_are_those_made_with_whole_traces(keywords: dict[str, Any], monkey
     traced._kept.clear()
     monkeypatch.setattr(unrolling, "find_zones", lambda model: ())
     monkeypatch.setattr(TracedWorkload, "work_by_length", whole_steps)
-    monkeypatch.setattr(shallow, "WORTHWHILE_LAYERS", 10**6)
+    monkeypatch.setattr(traced, "WORTHWHILE_LAYERS", 10**6)
     monkeypatch.setattr(varied, "least_on_lengths", lambda *_: 0.0)
     whole = plan("bert-base-uncased", lengths=lengths, **keywords)
     traced._kept.clear()

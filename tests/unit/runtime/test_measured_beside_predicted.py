@@ -109,7 +109,7 @@ def measure_verb(monkeypatch: pytest.MonkeyPatch, measurement: Measurement, *arg
 
     monkeypatch.setattr("vramfit.devices.probe.has_driver", lambda: True)
     monkeypatch.setattr("vramfit.runtime.measurement.measure", measure)
-    monkeypatch.setattr("vramfit.estimator.target.version", lambda name: "2.11.0")
+    monkeypatch.setattr("vramfit.estimator.resolve.version", lambda name: "2.11.0")
     done = CliRunner().invoke(make_app(), [*ARGUMENTS, *arguments])
     return done, asked
 

@@ -9,9 +9,8 @@ import pytest
 from tests.unit.runtime.training.small_runs import BAD, GOOD, PLAIN, write_model
 
 from vramfit.errors import WorkloadError
-from vramfit.runtime.data.collection import Collection, CollectionFiles, read_collection
 from vramfit.runtime.device import RunDevice
-from vramfit.runtime.retrieval import Search
+from vramfit.runtime.retrieval import Collection, CollectionFiles, Search, read_collection
 from vramfit.runtime.trained import open_model
 
 

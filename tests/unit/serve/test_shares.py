@@ -7,8 +7,8 @@ from tests.unit.serve.small_servers import write_head
 
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.serve.loading import load_model, need_of
+from vramfit.serve.server import divide, shared
 from vramfit.serve.settings import Need, ServeSettings, names_of
-from vramfit.serve.shares import divide, shared
 
 
 def test_shares_hold_what_is_needed_and_as_many_tokens_each(tmp_path: Path) -> None:

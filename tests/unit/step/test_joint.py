@@ -14,8 +14,7 @@ from vramfit.models.anatomy import backbone
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.joint import JointPasses
 from vramfit.step.plain import Batch
-from vramfit.step.ranks import Alone
-from vramfit.step.splitting import passes_of
+from vramfit.step.splitting import Alone, passes_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.tasks.parts.pooling import EmbeddingHead, attach

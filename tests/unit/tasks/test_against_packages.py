@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vramfit.tasks.parts.answers import AnswerMetrics
+from vramfit.tasks.parts.results import AnswerMetrics
 from vramfit.tasks.token_classification import TagMetrics
 
 CASES = json.loads((Path(__file__).parent / "metrics.json").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vramfit.tasks.parts.answers import MAX_ANSWER_TOKENS, normalized, read_answers, scores
+from vramfit.tasks.parts.results import MAX_ANSWER_TOKENS, normalized, read_answers, scores
 
 
 @pytest.mark.parametrize(

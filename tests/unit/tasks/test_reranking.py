@@ -18,8 +18,7 @@ from vramfit.runtime.stepper import Stepper
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.train import train
 from vramfit.step.plain import Batch
-from vramfit.step.ranks import Alone
-from vramfit.step.splitting import passes_of
+from vramfit.step.splitting import Alone, passes_of
 from vramfit.tasks.parts import reranked
 from vramfit.tasks.parts.losses import head_loss, logits_of, model_inputs
 from vramfit.techniques import packing

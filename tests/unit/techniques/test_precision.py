@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vramfit.techniques import precision
-from vramfit.workload import CHOICES
+from vramfit.workload import CHOICES, Workload
 
 
 def model() -> torch.nn.Module:
@@ -30,7 +30,7 @@ def test_a_precision_is_a_type_of_weights_an_autocast_and_a_scaler(
     assert {p.dtype for p in changed.parameters()} == {weights}
     assert precision.weight_dtype(name) is weights
     assert precision.autocast_dtype(name) is lower
-    assert precision.needs_scaler(name) is scaled
+    assert Workload(model="m", mode="infer", precision=name).scales_loss is scaled
 
 
 @pytest.mark.parametrize("name", CHOICES["precision"])

@@ -10,13 +10,13 @@ from vramfit.errors import VramfitError
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.measurement import Calibration
 from vramfit.records.stream import Stretch, Work, WorkItem, WorkSegment
-from vramfit.timing.model import step_seconds
-from vramfit.timing.profile import (
+from vramfit.timing.model import (
     calibrated_speed,
     profile_folder,
     profile_path,
     save_profile,
     speed_of,
+    step_seconds,
     with_host_factor,
 )
 from vramfit.timing.speed import HostSpeed, catalogue_speed

@@ -10,7 +10,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import collection_paused
 from vramfit.step.joint import JointPasses
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts import contrastive
 from vramfit.trace import comparison

@@ -8,7 +8,7 @@ import torch
 from tests.unit.trace.recording import H200
 from transformers import BertConfig, BertForSequenceClassification
 
-from vramfit.estimator.timing import work_of
+from vramfit.estimator.predict import work_of
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Work, WorkItem
 from vramfit.trace.run import trace

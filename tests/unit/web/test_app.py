@@ -13,8 +13,7 @@ from vramfit.settings import PLANNED, having
 from vramfit.web import answers
 from vramfit.web import app as server_module
 from vramfit.web.app import create_app
-from vramfit.web.guard import MAX_PARAMETERS
-from vramfit.web.queries import EstimateQuery
+from vramfit.web.queries import MAX_PARAMETERS, EstimateQuery
 from vramfit.workload import CHOICES
 
 

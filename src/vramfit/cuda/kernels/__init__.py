@@ -1,8 +1,8 @@
 """What each kernel asks of the allocator besides its outputs, and in which order: one file a family."""
 
-from vramfit.cuda.kernels import attention, convolution, elementwise, reductions
+from vramfit.cuda.kernels import attention, elementwise, reductions
 from vramfit.cuda.kernels.script import KERNELS
 
-FAMILIES = (attention, convolution, elementwise, reductions)
+FAMILIES = (attention, elementwise, reductions)
 
 __all__ = ["FAMILIES", "KERNELS"]

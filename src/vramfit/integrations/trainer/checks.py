@@ -14,7 +14,7 @@ from vramfit.integrations.trainer.sentence_checks import check_duplicates, check
 from vramfit.integrations.trainer.sentence_losses import sentence_losses
 from vramfit.integrations.trainer.settings import sample_bytes
 from vramfit.records.finding import Finding
-from vramfit.runtime.invariance import across_samples
+from vramfit.runtime.step_settings import across_samples
 from vramfit.step.plain import Batch, each_tensor
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.losses import LABELS

@@ -1,15 +1,14 @@
 """`fit_trainer`: one line that makes a Trainer right under accumulation, and fitting."""
 
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 
 from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
-from vramfit.integrations.trainer.job import ALLOWED, Job, job_of
+from vramfit.integrations.trainer.job import ALLOWED, Job, Wishes, job_of
 from vramfit.integrations.trainer.losses import (
     MAX_DIFFERENCE,
     bare_model,
@@ -26,24 +25,11 @@ from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
 from vramfit.runtime.device import enforce, use_expandable_segments
-from vramfit.settings import SETTINGS
+from vramfit.settings import SETTINGS, having
 from vramfit.step.plain import each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.tasks.embedding import LOSSES
 from vramfit.workload import CHOICES
-
-
-class Wishes(TypedDict, total=False):
-    """What a plan for a Trainer is made for and may use."""
-
-    memory: str | int | None
-    gpu: str | None
-    allow: str | Iterable[str]
-    exact: bool
-    margin: float | str | None
-    seq: int | None
-    micro_batch: int | None
-    attention: str | None
 
 
 def fit_trainer(
@@ -85,24 +71,21 @@ def fit_trainer(
     unknown = [name for name in wishes if name not in Wishes.__annotations__]
     if unknown:
         raise TypeError(f"fit_trainer() got an unexpected keyword argument {unknown[0]!r}")
-    allow, attention = wishes.get("allow", ()), wishes.get("attention")
-    _check(trainer, allow, loss_fn, count_fn, attention)
+    _check(trainer, wishes, loss_fn, count_fn)
     start = RandomState.now()
     try:
         has_loss = loss_fn is not None
-        job = job_of(
-            trainer,
-            seq=wishes.get("seq"),
-            micro_batch=wishes.get("micro_batch"),
-            has_loss=has_loss,
-            attention=attention,
-        )
+        job = job_of(trainer, wishes, has_loss=has_loss)
         if plan is None:
             budget = budget_of(trainer, wishes.get("memory"), wishes.get("gpu"))
-            chosen = {"allow": allow, "exact": wishes.get("exact", False), "margin": wishes.get("margin")}
+            chosen = {
+                "allow": wishes.get("allow", ()),
+                "exact": wishes.get("exact", False),
+                "margin": wishes.get("margin"),
+            }
             with comparing(trainer, None if job.texts is None else make_head(trainer, job.texts)):
                 plan = _plan(trainer, job, budget | chosen)
-        _check_plan(plan, job, attention)
+        _check_plan(plan, job, wishes)
         _compare_losses(trainer, job)
     finally:
         start.restore()
@@ -117,7 +100,7 @@ def fit_trainer(
         origin=job.origin,
         loss=loss,
         waits=waits,
-        attention=job.attention,
+        attn_implementation=job.attn_implementation,
         texts=job.texts,
         monitor=_monitor(trainer, show),
     )
@@ -128,7 +111,7 @@ def fit_trainer(
     return fitting
 
 
-def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any, attention: str | None) -> None:
+def _check(trainer: Any, wishes: Wishes, loss_fn: Any, count_fn: Any) -> None:
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
@@ -138,8 +121,9 @@ def _check(trainer: Any, allow: str | Iterable[str], loss_fn: Any, count_fn: Any
         problems.append("this Trainer was fitted already: make a new one to fit it otherwise")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
-    if attention is not None and attention not in CHOICES["attention"]:
-        problems.append(f"attention {attention!r} is not one of {', '.join(CHOICES['attention'])}")
+    for name, value in wishes.items():
+        problems += SETTINGS[name].value.problems(name, value) if name in CHOICES else []
+    allow = wishes.get("allow", ())
     asked = [a.strip() for a in (allow.split(",") if isinstance(allow, str) else allow) if a.strip()]
     for name in asked:
         if name == "lora":
@@ -190,23 +174,24 @@ def _plan(trainer: Any, job: Job, keywords: dict[str, Any]) -> Plan:
         raise
 
 
-def _check_plan(plan: Plan, job: Job, attention: str | None) -> None:
+def _check_plan(plan: Plan, job: Job, wishes: Wishes) -> None:
     """Refuse a plan for another job.
 
     Raises:
         WorkloadError: everything in which they differ.
     """
     w = plan.workload
-    found = {name: getattr(w, name) for name in ("task", "batch", "precision", "optimizer", "freeze")}
+    found = {name: getattr(w, name) for name in having(is_trainers_own=True)}
     found |= {"texts": w.texts_per_sample, "loss": w.loss or LOSSES[0]}
     problems = [
         f"the plan is for {name} {value}, the Trainer has {job.keywords[name]}"
         for name, value in found.items()
         if name in job.keywords and value != job.keywords[name]
     ]
-    if attention is not None and w.attention != attention:
-        problems.append(f"the plan is for attention {w.attention}, and {attention} was asked for")
-    elif w.is_packed and job.why_padded is not None:
+    asked = {name: value for name, value in wishes.items() if name in CHOICES and value is not None}
+    others = [name for name, value in asked.items() if getattr(w, name) != value]
+    problems += [f"the plan is for {name} {getattr(w, name)}, and {asked[name]} was asked for" for name in others]
+    if not others and w.is_packed and job.why_padded is not None:
         problems.append(f"the plan is for attention packed, and {job.why_padded}")
     if w.seq < job.keywords["seq"]:
         problems.append(f"the plan is for {w.seq} tokens, the longest sample of the Trainer has {job.keywords['seq']}")

@@ -6,19 +6,18 @@ asks of a step, a gradient and a loss, is made by `Stepper`.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
-from vramfit.integrations.trainer.evaluation import put_together_once
 from vramfit.integrations.trainer.losses import LossPair, Origin, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
 from vramfit.integrations.trainer.rows import why_padded
-from vramfit.integrations.trainer.sentence_models import encoder_in
-from vramfit.integrations.trainer.settings import prepare_steps, put_techniques
+from vramfit.integrations.trainer.sentence_losses import encoder_in
+from vramfit.integrations.trainer.settings import prepare_steps, put_techniques, put_together_once
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.monitor.places import warn_user
 from vramfit.planner.heuristics import FUSED_SHARE, PADDED_SHARE
@@ -26,8 +25,8 @@ from vramfit.records.plan import Plan
 from vramfit.records.watch import OutOfMemoryReport, WatchRecord
 from vramfit.runtime.model_state import Failed, ModelState
 from vramfit.runtime.stepper import SAME_SIZE_RETRIES, Stepper
-from vramfit.step.out_of_memory import is_out_of_memory
 from vramfit.step.plain import Batch
+from vramfit.step.recovery import is_out_of_memory
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
 from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques import packing
@@ -44,7 +43,7 @@ class Fit:
     monitor: MonitorCallback
     waits: bool = True
     """Whether batches wait on the host until a pass takes its part of one."""
-    attention: str | None = None
+    attn_implementation: str | None = None
     """Of transformers, where it was asked for."""
     texts: TextSteps | None = None
     """How texts are compared; None where a step is a mean over samples or labels."""
@@ -113,7 +112,7 @@ class FittedTrainer:
     def call_model_init(self: Any, trial: Any = None) -> Any:
         """A model that the Trainer makes anew gets the same treatment."""
         model = super().call_model_init(trial)  # type: ignore[misc]
-        put_techniques(encoder_in(model), self.vramfit.plan.workload, self.vramfit.attention)
+        put_techniques(encoder_in(model), self.vramfit.plan.workload, self.vramfit.attn_implementation)
         prepare_steps(encoder_in(model), self.vramfit.plan.workload)
         return model
 
@@ -366,11 +365,10 @@ def _new(trainer: Any, optimizer: Any, *, packs: bool, share: int = 1) -> Steppe
     stepper = Stepper(
         step_model(trainer),
         optimizer,
+        replace(fit.plan.workload, memory=None),  # the budget is enforced already
         micro_batch=micro_batch,
         seq=seq,
-        precision=fit.plan.workload.precision,
         attention="packed" if packs else "sdpa",
-        texts_per_sample=fit.plan.workload.texts_per_sample,
         loss_fn=fit.loss[0] if fit.loss else None,
         count_fn=fit.loss[1] if fit.loss else None,
     )

@@ -1,9 +1,10 @@
 """`Job`: what a Trainer was set up to do, in the planner's words, and what stands in the way."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -15,7 +16,7 @@ from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts,
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
 from vramfit.models.tasks import class_for_task, supported_attention
 from vramfit.planner.request import Lengths
-from vramfit.runtime.invariance import across_samples
+from vramfit.runtime.step_settings import across_samples
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.workload import CHOICES
 
@@ -49,8 +50,8 @@ class Job:
     rows: Rows
     why_padded: str | None
     """Why steps cannot be packed; None where they can."""
-    attention: str | None
-    """Of transformers, where the caller asked for it."""
+    attn_implementation: str | None
+    """The attention of transformers that the caller asked for; None leaves the model's."""
     texts: TextSteps | None = None
     """How texts are compared, by a trainer of sentence-transformers."""
 
@@ -60,20 +61,29 @@ class Job:
         return int(self.keywords["batch"])
 
 
-def job_of(
-    trainer: Any, *, seq: int | None, micro_batch: int | None, has_loss: bool, attention: str | None = None
-) -> Job:
+class Wishes(TypedDict, total=False):
+    """What a plan for a Trainer is made for and may use; `fit_trainer` says what each means."""
+
+    memory: str | int | None
+    gpu: str | None
+    allow: str | Iterable[str]
+    exact: bool
+    margin: float | str | None
+    seq: int | None
+    micro_batch: int | None
+    attention: str | None
+
+
+def job_of(trainer: Any, wishes: Wishes, *, has_loss: bool) -> Job:
     """Read a Trainer.
 
     Args:
-        seq: tokens of the longest sample, where the datasets do not say.
-        micro_batch: samples of a pass, where they are given.
-        attention: where it is not to be chosen.
         has_loss: whether the caller gives the loss as a sum and a count.
 
     Raises:
         WorkloadError: what cannot be kept right or cannot be predicted, everything by name.
     """
+    seq, micro_batch, attention = wishes.get("seq"), wishes.get("micro_batch"), wishes.get("attention")
     problems = obstacles(trainer)
     task = task_of(trainer)
     origin: Origin = "function" if has_loss else origin_of(trainer)
@@ -119,7 +129,7 @@ def job_of(
         lengths=lengths,
         rows=rows,
         why_padded=why,
-        attention=given,
+        attn_implementation=given,
         texts=texts,
     )
 
@@ -166,7 +176,10 @@ def obstacles(trainer: Any) -> list[str]:
         (trainer.is_model_parallel, "the model is spread over several devices"),
         (bool(args.torch_compile), "torch_compile is not predicted: set torch_compile=False"),
         (is_overridden(trainer, "training_step"), f"{type(trainer).__name__} has a training_step of its own"),
-        (_weights(trainer) == torch.float16, "weights in fp16 cannot learn: load the model in fp32 and set fp16=True"),
+        (
+            weight_type(trainer) == torch.float16,
+            "weights in fp16 cannot learn: load the model in fp32 and set fp16=True",
+        ),
         (_optimizer(trainer) is None, f"the optimizer {_optimizer_name(trainer)} is not predicted"),
     ]
     return [text for holds, text in rules if holds] + across_samples(trainer.model)
@@ -176,7 +189,8 @@ def _is_empty(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and len(dataset) == 0
 
 
-def _weights(trainer: Any) -> torch.dtype:
+def weight_type(trainer: Any) -> torch.dtype:
+    """The type of the weights that a Trainer has."""
     dtypes: list[torch.dtype] = [p.dtype for p in trainer.model.parameters() if p.is_floating_point()]
     return dtypes[0] if dtypes else torch.float32
 
@@ -218,7 +232,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
     """What changes the maths and is therefore the user's: precision, optimizer, what is frozen, clipping."""
     args = trainer.args
     made: dict[str, Any] = {}
-    if _weights(trainer) == torch.bfloat16:
+    if weight_type(trainer) == torch.bfloat16:
         made["precision"] = "bf16"
     elif args.bf16:
         made["precision"] = "amp-bf16"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.sentence_models import encoder_in
+from vramfit.integrations.trainer.sentence_losses import encoder_in
 from vramfit.models.tasks import task_of_class
 from vramfit.runtime.model_state import untouched
 from vramfit.step.own_loss import still

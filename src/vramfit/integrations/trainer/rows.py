@@ -15,7 +15,7 @@ import torch
 from vramfit.integrations.trainer.losses import Origin, bare_model, is_overridden
 from vramfit.models.tasks import supported_attention
 from vramfit.step.plain import Batch
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import LABELS, PLACES

@@ -16,7 +16,7 @@ from vramfit.records.finding import Finding
 from vramfit.runtime.model_state import untouched
 from vramfit.step.own_loss import still
 from vramfit.step.plain import each_tensor
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.units import format_bytes
 
 NUM_TRIED = 4
@@ -131,7 +131,7 @@ def check_mini_batch(trainer: Any, budget: dict[str, Any]) -> Iterator[Finding]:
     if not cached or not budget:
         return
     try:
-        job = job_of(trainer, seq=None, micro_batch=None, has_loss=False)
+        job = job_of(trainer, {}, has_loss=False)
         asked = _mini_batch(cached[0], job)
         found = _predicted(trainer, job, asked, budget)
         what = f"{type(cached[0]).__name__} passes {asked} texts of up to {job.keywords['seq']} tokens at once"

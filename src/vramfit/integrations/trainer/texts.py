@@ -14,16 +14,19 @@ import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.rows import MAX_ROWS, NUM_COLLATED, Rows
-from vramfit.integrations.trainer.sentence_losses import Refused, TextLoss, read_loss, sentence_losses
-from vramfit.integrations.trainer.sentence_models import (
+from vramfit.integrations.trainer.sentence_losses import (
     PACKAGE,
+    Refused,
+    TextLoss,
     encoder_in,
     giving_vectors,
     is_sentence_model,
     read_head,
+    read_loss,
+    sentence_losses,
 )
 from vramfit.step.plain import Batch
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.tasks.parts.contrastive import check_contrast
 from vramfit.tasks.parts.joint import PLACES, loss_of_texts, width_of
 from vramfit.tasks.parts.losses import HeadLoss, taken_by

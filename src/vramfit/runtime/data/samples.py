@@ -15,7 +15,7 @@ from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
 from vramfit.runtime.data.examples import Examples, read_examples
-from vramfit.runtime.data.groups import TextGroups
+from vramfit.runtime.data.order import TextGroups
 from vramfit.runtime.data.source import DataSource, without_labels
 from vramfit.stages import tell
 from vramfit.step.plain import Batch

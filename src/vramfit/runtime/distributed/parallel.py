@@ -24,7 +24,7 @@ from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.distributed.votes import RankVotes
 from vramfit.step.commit import Touch
 from vramfit.step.own_loss import local
-from vramfit.step.ranks import Alone
+from vramfit.step.splitting import Alone
 
 NUM_PRIMINGS = 2
 """DDP lays its buckets out anew after the first backward pass, by the order in which gradients came."""

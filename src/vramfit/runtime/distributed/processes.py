@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.runtime.distributed.votes import COLLECTIVE_TIMEOUT_S, Heartbeat, RankVotes
-from vramfit.step.ranks import Ranks, Unanimous
+from vramfit.step.splitting import Ranks, Unanimous
 
 Made = TypeVar("Made")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RankFailed
-from vramfit.step.out_of_memory import is_out_of_memory
+from vramfit.step.recovery import is_out_of_memory
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank may read data or save for long; one that is gone is noticed otherwise."""

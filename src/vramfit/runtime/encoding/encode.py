@@ -12,8 +12,16 @@ import numpy as np
 from vramfit.errors import DataError, VramfitError
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.encoding.model import Encoder
-from vramfit.runtime.encoding.numbers import FEW_VECTORS, Array, check_calibration, ranges_of, stored, stored_width
-from vramfit.runtime.encoding.outputs import finish, format_of
+from vramfit.runtime.encoding.outputs import (
+    FEW_VECTORS,
+    Array,
+    check_calibration,
+    finish,
+    format_of,
+    ranges_of,
+    stored,
+    stored_width,
+)
 from vramfit.runtime.encoding.request import EncodeReport, EncodeRequest
 from vramfit.runtime.encoding.spool import Manifest, Spool, look_at_manifest, refuse_others
 from vramfit.runtime.encoding.texts import START, TextPart, TextStream, open_stream

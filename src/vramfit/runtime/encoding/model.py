@@ -9,7 +9,7 @@ import torch
 from vramfit.models.sentence_folder import find_prompt
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.encoding import texts
-from vramfit.runtime.encoding.numbers import cut
+from vramfit.runtime.encoding.outputs import cut
 from vramfit.runtime.encoding.request import EncodeRequest, fingerprint
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.onnx_model import arithmetic_of, exported_file

@@ -17,7 +17,7 @@ from vramfit.runtime.encoding.request import STORED
 from vramfit.runtime.encoding.texts import START, Position
 
 if TYPE_CHECKING:
-    from vramfit.runtime.encoding.numbers import Array
+    from vramfit.runtime.encoding.outputs import Array
 
 BLOCK_ROWS = 8192
 """Rows of a block that is read again, and of a row group."""

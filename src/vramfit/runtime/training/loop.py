@@ -12,9 +12,8 @@ from vramfit.records.run import Status
 from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.training.checkpoints import Checkpoint
 from vramfit.runtime.training.events import Evaluated, Evaluating, HistoryKept, Saved, Stepped, StopRequest
-from vramfit.runtime.training.memory_history import MemoryHistory
+from vramfit.runtime.training.outcome import MemoryHistory
 from vramfit.runtime.training.progress import Divergence, Progress
-from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.state import (
     learned_tensors,
     optimizer_state,
@@ -23,11 +22,12 @@ from vramfit.runtime.training.state import (
     restore_learned,
     restore_optimizer,
     restore_random,
+    seed_everything,
     whole,
 )
 from vramfit.step.own_loss import local
 from vramfit.step.plain import Batch
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.step.splitting import lengths_of, share_out
 from vramfit.tasks.base import IGNORED
 from vramfit.tasks.parts.losses import attended

@@ -36,7 +36,6 @@ from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
-HALF = ("amp-fp16", "amp-bf16", "fp16", "bf16")
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
 NUM_NAMED = 3
@@ -112,7 +111,7 @@ def adapted_plan(plan: Plan, run_device: RunDevice, gpu: str | None, on_event: e
         gpu: the catalogue's name of the GPU that is there.
     """
     w = plan.workload
-    half = w.precision in HALF
+    half = not w.is_32_bit
     if run_device.name == "cpu" and half:
         text = f"The plan says {w.precision}, which is slow on a CPU: fp32 is taken."
         on_event(events.Note(text=text, warns=True))

@@ -53,9 +53,13 @@ class RunOption(Setting):
     in_run = True
 
     def __init__(self, keyword: str, value: Value, default: Any, help: str, group: str, **flags: Any) -> None:
-        vars(self).update(keyword=keyword, value=value, default=default, help=help, group=group, **flags)
+        described = {"keyword": keyword, "value": value, "default": default, "help": help, "group": group}
+        vars(self).update(**described, is_basic=keyword in BASIC, **flags)
 
 
+BASIC = ("task", "eval_data", "text_columns", "label_column", "epochs", "max_steps", "lr", "exact", "allow")
+BASIC += ("plan", "device", "resume")
+"""Options that people set most: `--help` shows these, and `--help-all` the others too."""
 _ANEW = {"must_match_on_resume": False}
 """A resumed run may be given it anew: it changes nothing, or the fingerprint of the data speaks for it."""
 _SHARE = "from 0 and below"

@@ -1,5 +1,7 @@
 """What a run is made of at one moment, as plain tensors and JSON: learned weights, optimizer state, generators."""
 
+import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
 from vramfit.step.own_loss import full, put_part
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.techniques.offloading.host_step import HostStep
 
 PART = "|"
@@ -147,3 +149,12 @@ def restore_random(tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) 
         python=(version, tuple(words), gauss),
         numpy=numpy,
     ).restore()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, torch on every device, and numpy where it is loaded."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

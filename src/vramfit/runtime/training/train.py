@@ -29,8 +29,8 @@ from vramfit.runtime.training.preparation import (
     source_fingerprint,
 )
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.schedule import seed_everything
 from vramfit.runtime.training.session import Session
+from vramfit.runtime.training.state import seed_everything
 from vramfit.tasks import find_task
 from vramfit.units import counted
 

@@ -8,8 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vramfit.serve.requests import MODEL, Answers, Asked, Known, Refused, Reply, dumps, read_inputs, write_numbers
-from vramfit.serve.shapes.fields import choice, need_vectors, read_dims, read_object, read_texts
+from vramfit.serve.requests import (
+    MODEL,
+    Answers,
+    Asked,
+    Known,
+    Refused,
+    Reply,
+    choice,
+    dumps,
+    need_vectors,
+    read_dims,
+    read_inputs,
+    read_object,
+    read_texts,
+    write_numbers,
+)
 from vramfit.units import shown
 
 EMBEDDINGS, MODELS = "/v1/embeddings", "/v1/models"

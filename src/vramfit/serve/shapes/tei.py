@@ -8,9 +8,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vramfit.serve.requests import Answers, Asked, Known, Refused, Reply, dumps, kind_of, read_inputs, write_numbers
+from vramfit.serve.requests import (
+    Answers,
+    Asked,
+    Known,
+    Refused,
+    Reply,
+    choice,
+    dumps,
+    kind_of,
+    need_vectors,
+    read_dims,
+    read_inputs,
+    read_object,
+    read_texts,
+    switch,
+    write_numbers,
+)
 from vramfit.serve.settings import MAX_REQUEST_TOKENS
-from vramfit.serve.shapes.fields import choice, need_vectors, read_dims, read_object, read_texts, switch
 from vramfit.serve.shapes.openai import cut, normalized
 from vramfit.tasks import find_task
 from vramfit.units import shown

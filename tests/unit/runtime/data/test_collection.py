@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vramfit.errors import DataError
-from vramfit.runtime.data.collection import Collection, CollectionFiles, read_collection
+from vramfit.runtime.retrieval import Collection, CollectionFiles, read_collection
 
 QUERIES = [{"_id": "q1", "text": "where"}, {"_id": "q2", "text": "who"}]
 DOCUMENTS = [

@@ -14,7 +14,7 @@ from vramfit.records.codec import from_json
 from vramfit.records.run import COURSE_FILE, StepCourse, sample
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.stepper import Stepper
-from vramfit.runtime.training.memory_history import MAX_KEPT, MemoryHistory, live_after
+from vramfit.runtime.training.outcome import MAX_KEPT, MemoryHistory, live_after
 
 
 def test_a_run_on_the_emulated_gpu_leaves_the_course_of_a_step(tmp_path: Path) -> None:

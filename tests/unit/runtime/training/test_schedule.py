@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vramfit.runtime.training.schedule import Schedule, factor
+from vramfit.runtime.training.session import Schedule, factor
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant"])

@@ -16,7 +16,7 @@ from vramfit.runtime.training.state import (
     restore_optimizer,
     restore_random,
 )
-from vramfit.step.random_state import RandomState
+from vramfit.step.recovery import RandomState
 from vramfit.techniques import optimizers
 
 

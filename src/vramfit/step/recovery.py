@@ -1,6 +1,10 @@
-"""Out of memory: how it is recognised, and how memory is really freed afterwards."""
+"""What recovery needs: out-of-memory errors recognised, memory freed, and random generators put back."""
 
 import gc
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,3 +41,34 @@ def free_memory() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """The generators of torch, Python and numpy, at one moment."""
+
+    host: torch.Tensor
+    devices: tuple[Any, ...]
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def now() -> "RandomState":
+        """The state before a window."""
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        numpy = sys.modules.get("numpy")
+        return RandomState(
+            host=torch.get_rng_state(),
+            devices=tuple(devices),
+            python=random.getstate(),
+            numpy=numpy.random.get_state() if numpy is not None else None,
+        )
+
+    def restore(self) -> None:
+        """Turn the generators back."""
+        torch.set_rng_state(self.host)
+        if self.devices:
+            torch.cuda.set_rng_state_all(list(self.devices))
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
