@@ -1,4 +1,4 @@
-"""What decoders need before a batch can go through them: a padding token, no cache, and which token their head reads."""
+"""What decoders need before a batch goes through them: a padding token, no cache, and which token their head reads."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def is_causal(model: "nn.Module") -> bool:
-    """Whether a token of the model sees only those before it; for an encoder-decoder, whether one of its stacks does."""
+    """Whether a token of the model sees only those before it; of an encoder-decoder, whether one of its stacks does."""
     return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 

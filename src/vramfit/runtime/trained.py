@@ -14,10 +14,10 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.loader.making import find_origin
 from vramfit.models.anatomy import max_positions
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
