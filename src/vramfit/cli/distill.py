@@ -74,7 +74,7 @@ def distill(teacher: Teacher, options: WorkloadOptions, own: StudentOptions, jso
 
 def _look(teacher: str, student: str | None, given: dict[str, Any]) -> None:
     """Say what is wrong with names, options, files and labels before torch is imported, where that can be seen."""
-    from vramfit.models.tasks import saved_head
+    from vramfit.models.resolve import saved_head
 
     look_at_gpu(given.get("gpu"))
     for model in filter(None, (teacher, student)):

@@ -40,6 +40,7 @@ class Fields:
     optimizer: str
     max_grad_norm: float | None
     lora: int | None
+    lora_targets: tuple[str, ...] | None
     quantize: str | None
     offload: str | None
     compile: bool
@@ -89,6 +90,7 @@ class Fields:
         optimizer: str = ...,
         max_grad_norm: float | None = ...,
         lora: int | None = ...,
+        lora_targets: tuple[str, ...] | None = ...,
         quantize: str | None = ...,
         offload: str | None = ...,
         compile: bool = ...,
@@ -152,6 +154,10 @@ class Fields:
     @property
     def has_bf16_weights(self) -> bool:
         """Whether weights, gradients and optimizer state are in bfloat16."""
+
+    @property
+    def has_fp32_weights(self) -> bool:
+        """Whether weights are in fp32, whatever products are computed in."""
 
     @property
     def arithmetic(self) -> str:

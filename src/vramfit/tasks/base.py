@@ -274,6 +274,10 @@ class Task:
         """Number of a reference → why it cannot be used beside the others."""
         return {}
 
+    def nothing_to_learn(self, references: References) -> str | None:
+        """Why training data teaches nothing though each of its rows could; None where it can be learned from."""
+        return None
+
     def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
         """Settings of a workload that follow from the data.
 

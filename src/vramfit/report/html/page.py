@@ -38,6 +38,11 @@ from vramfit.units import GIB, counted, format_bytes
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
 FIGURES = ("requested", "allocated", "reserved")
+BASIS = {
+    "verified": "compared with measurements",
+    "derived": "rules carried over from a measured GPU",
+    "outside": "a GPU or a torch release that nothing is promised for",
+}
 PLAIN = ("step", "epoch", "kind", "loss")
 """Of an evaluation's line: what is no score."""
 MIN_POINTS = 3
@@ -296,8 +301,7 @@ def _environment(subject: Subject) -> str:
     rows = [(name, value) for name, value in subject.environment.items()]
     e = subject.estimate
     if e is not None:
-        basis = "compared with measurements" if e.basis == "verified" else "rules carried over from a measured GPU"
-        rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {basis}")]
+        rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {BASIS[e.basis]}")]
         rows += [("note", _sentence(note)) for note in e.notes]
     return section("Environment and versions", table((), rows))
 

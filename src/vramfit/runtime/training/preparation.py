@@ -12,12 +12,13 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_classes
+from vramfit.runtime.data.examples import check_learnable
 from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
@@ -166,6 +167,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
+    pad_as_configured(tokenizer, found.config)
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     limits += [teacher.max_length if teacher is not None else None]
@@ -199,7 +201,7 @@ def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[C
     source = replace(request.source(request.data), problem=problem)
     train = read_rows(source, how, seed=request.seed)
     problem = train.how.problem
-    check_classes(source, train.how.label_names, problem)
+    check_learnable(source, train.examples)
     if request.label_smoothing and problem not in (None, SINGLE):
         raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
     if request.eval_data is None:

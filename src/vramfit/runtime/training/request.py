@@ -54,9 +54,27 @@ class RunOption(Setting):
     in_run = True
 
     def __init__(self, keyword: str, value: Value, default: Any, help: str, group: str, **flags: Any) -> None:
-        vars(self).update(keyword=keyword, value=value, default=default, help=help, group=group, **flags)
+        described = {"keyword": keyword, "value": value, "default": default, "help": help, "group": group}
+        vars(self).update(**described, is_basic=keyword in BASIC, **flags)
 
 
+BASIC = frozenset(
+    [
+        "task",
+        "eval_data",
+        "text_columns",
+        "label_column",
+        "epochs",
+        "max_steps",
+        "lr",
+        "exact",
+        "allow",
+        "plan",
+        "device",
+        "resume",
+    ]
+)
+"""Options that people set most: `--help` shows these, and `--help-all` the others too."""
 _ANEW = {"must_match_on_resume": False}
 """A resumed run may be given it anew: it changes nothing, or the fingerprint of the data speaks for it."""
 _SHARE = "from 0 and below"
@@ -135,7 +153,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
-        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
+        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.", "learning", **_ANEW
     ),
     RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
     RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
@@ -276,6 +294,6 @@ def _contradictions(r: TrainRequest) -> list[str]:
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
+        (r.is_quantized and r.has_bf16_weights, f"quantize {r.quantize} is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]
