@@ -4,12 +4,12 @@ import statistics
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import distillation
 import forked
 
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "distillation_cpu_2026-11-18.jsonl"
 
 
