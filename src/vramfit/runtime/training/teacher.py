@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from vramfit.errors import WorkloadError
+from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.device import RunDevice
@@ -116,6 +116,11 @@ def attach_answers(run: Run, teacher: TrainedModel, check: Callable[[], None]) -
     manifest = AnswerManifest(source=source, kinds=_kinds(run.request, teacher, run.data))
     run.processes.first(lambda: _ask(run, teacher, Answers(folder, manifest, samples.lengths), check))
     answers = Answers(folder, manifest, samples.lengths)
+    if not answers.is_whole:
+        raise VramfitError(
+            f"{folder} does not hold the teacher's answers that the first process wrote there",
+            hint="give an --output on a disk that all machines of the run share",
+        )
     samples.targets = answers
     return answers
 
