@@ -13,6 +13,15 @@ def paragraph(*texts: str) -> str:
     return fill(" ".join(texts), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
+def bullets(*items: str) -> str:
+    """A list, each item wrapped."""
+    wrapped = (
+        fill(item, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for item in items
+    )
+    return "\n".join(wrapped)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; None is a dash, and columns of numbers are set right."""
     made = [list(row) for row in rows]

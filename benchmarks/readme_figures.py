@@ -1,8 +1,8 @@
-"""The figures of the README, each paragraph or table made from committed results between two marks.
+"""The figures of the README and of `docs/speed.md`, made from committed results.
 
     python benchmarks/readme_figures.py
 
-A block is `<!-- figures: NAME -->` … `<!-- end -->`; what lies between is replaced.
+A block is `<!-- figures: NAME -->` … `<!-- end -->`; the script replaces the text between the two marks.
 """
 
 import re
@@ -14,42 +14,43 @@ from typing import Any
 import capped_run
 import readme_runs
 import remedy_tables
-from pages import paragraph, table
+from pages import bullets, paragraph, table
 from readme_runs import newest
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+SPEED = ROOT / "docs" / "speed.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GIB, KIB = 2**30, 2**10
 NUM_GRIDS = 8
 """Cases of `brute_force.py`."""
 TRAINED = {
-    "a plain fp32 loop": "a plain loop",
+    "plain PyTorch loop in fp32": "a plain loop",
     "`vramfit train` in fp32": "fp32",
-    "`vramfit train` with a third of fp32's memory": "planned for a third",
+    "`vramfit train` in a third of that memory": "planned for a third",
     "LoRA": "LoRA",
-    "int8 base, only the head learns": "int8, only the head learns",
+    "int8 base, only the head trained": "int8, only the head learns",
 }
-"""Rows of the README → remedies."""
+"""Rows of the table → remedies."""
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def write() -> None:
-    """Write the README anew."""
-    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+    """Fill the blocks of the README and of the page on speed."""
+    for page, blocks in PAGES.items():
+        page.write_text(fill(page.read_text(encoding="utf-8"), blocks), encoding="utf-8")
 
 
-def fill(text: str, blocks: Mapping[str, Callable[[], str]] | None = None) -> str:
-    """A text with its blocks made anew.
+def fill(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """Return a text with its blocks made anew.
 
     Args:
-        blocks: who makes them; the README's own without.
+        blocks: the function that makes each block.
 
     Raises:
-        KeyError: a block that nobody makes.
+        KeyError: no function makes a block.
     """
-    made = BLOCKS if blocks is None else blocks
-    return BLOCK.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found[2]]()}\n\n{found[3]}", text)
 
 
 def names(text: str) -> list[str]:
@@ -61,43 +62,59 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def accuracy() -> str:
-    """How near predictions are: recorded truth, random cases, the edge."""
-    import accuracy as made
+def compared() -> str:
+    """The README's table: vramfit and what people would otherwise use, one row a job."""
+    packed = {(n["model"], n["side"], n["cap"], n["lengths"]): n for n in readme_runs.packed_lines()}
+    rows: list[list[object]] = [_predicted_row()]
+    for model, name in readme_runs.SHOWN.items():
+        ours, trainer = (
+            readme_runs.fastest(packed, model, sides, "real")["tokens_per_s"]
+            for sides in (readme_runs.OURS, ("trainer",))
+        )
+        rows.append(_row(f"Fine-tune {name} in 11 GiB", "tokens/s", ours, "Trainer, `auto_find_batch_size`", trainer))
+    found = {line["side"]: line for line in readme_runs.lines("inference_speed_h200", "model", "side", "cap")}
+    rates = (found[side]["tokens_per_s"] for side in ("packed", "pipeline"))
+    ours, theirs = rates
+    rows.append(_row("Label texts with BERT-base", "tokens/s", ours, "`pipeline`, best batch size", theirs))
+    served = newest("serving_h200")["plain"]
+    rate = served["requests_per_s"]
+    rows.append(
+        _row("Serve MiniLM to 64 clients", "requests/s", rate, "one request at a time", rate / served["times_as_fast"])
+    )
+    return table(["Job", "vramfit", "The usual way", "Gain"], rows)
 
-    fresh = [line for line in made.random_cases() if not line.startswith("Under-predicted")]
-    speed = newest("speed_of_prediction")["figures"]
-    return "\n".join(
-        [
-            f"From {made.num_cases()} runs and searches on an H200.",
-            "",
-            *made.recorded_peaks(),
-            "",
-            *fresh,
-            *made.batch_edges(),
-            "",
-            paragraph(
-                f"An estimate of BERT-large training takes {speed['estimate_s']:.2f} s after imports, another",
-                "batch of it",
-                f"{speed['other_batch_s']:.2f} s, the largest batch {speed['max_batch_s']:.2f} s.",
-            ),
-        ]
+
+def trusted() -> str:
+    """How near predictions are on a GPU, in three lines."""
+    cases, edges = newest("random_cases_h200"), newest("batch_edges_h200")["summary"]
+    s = cases["summary"]
+    assert not s["num_under_allocated"]
+    return bullets(
+        f"**Measured** on an {cases['gpu']} with torch {cases['torch_version'].split('+')[0]}. Of {s['num_compared']} "
+        f"random workloads it had never seen, {_percent(s['exact_share_allocated_both_steps'])} of allocated peaks "
+        f"were exact to the byte, the worst was {_percent(s['worst_error_allocated'])} off, and none was too low by "
+        f"more than 0.1 % and 2 MiB. At the edge of a memory cap, where one sample decides, {edges['num_agree']} of "
+        f"{edges['num_cases']} answers were right ([Accuracy](docs/accuracy.md)).",
     )
 
 
-def peers() -> str:
-    """Others asked of the same cases."""
-    from peer_predictions import PEERS
+def _row(job: str, unit: str, ours: float, way: str, theirs: float) -> list[object]:
+    rates = [f"{rate:,.0f}" if rate < 10_000 else f"{round(rate, -3):,.0f}" for rate in (ours, theirs)]
+    return [job, f"{rates[0]} {unit}", f"{rates[1]} ({way})", f"{ours / theirs:.1f}×"]
+
+
+def _predicted_row() -> list[object]:
+    """Errors of predictions on the same measured runs."""
     from peers import read, summarise
 
     lines, _ = read()
-    rows = []
-    for peer in PEERS:
-        s = summarise([line for line in lines if line["peer"] == peer.name])
-        if s["num_cases"]:
-            shown = [_percent(s[name]) for name in ("median_error", "worst_error", "unsafe_share")]
-            rows.append([peer.name, s["num_cases"], *shown, f"{s['median_s']:.2f} s"])
-    return table(["", "cases", "median error", "worst error", "too low", "seconds"], rows)
+    told = {}
+    for peer in ("vramfit, allocated", "rule of thumb"):
+        s = summarise([line for line in lines if line["peer"] == peer])
+        told[peer] = f"median error {_percent(s['median_error'])}, too low in {100 * s['unsafe_share']:.0f} %"
+        num_cases = s["num_cases"]
+    job = f"Predict peak memory, {num_cases} runs"
+    return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 B/parameter + activations)", None]
 
 
 def trained() -> str:
@@ -106,14 +123,18 @@ def trained() -> str:
     tight = [r[part]["metrics"]["accuracy"] for part in ("sst2-lora", "sst2-int8-head")]
     return "\n".join(
         [
-            table(["", "dev accuracy", "memory reserved", "time of a step"], remedy_tables.summary("sst2", TRAINED)),
+            table(["", "dev accuracy", "reserved", "step time"], remedy_tables.summary("sst2", TRAINED)),
             "",
             paragraph(
-                "MiniLM on 24,000 sentences of SST-2, two epochs, batch 256, on an H200 (`benchmarks/remedies.py`,",
-                "with every other remedy, data set and class of change in [docs/remedies.md](docs/remedies.md)); the",
-                "mean of three seeds, the lowest and the highest. Times are beside `vramfit train` in fp32 in the same",
-                f"call. With all 67,000 sentences and one seed, LoRA in 512 MiB reached {_percent(tight[0])}, an int8",
-                f"base whose head learns in 256 MiB {_percent(tight[1])} (`benchmarks/trained_runs.py`).",
+                "MiniLM on 24,000 sentences of SST-2, two epochs, batch 256, on an H200 (`benchmarks/remedies.py`): "
+                "the mean",
+                "of three seeds, with the lowest and the highest. Step times are relative to `vramfit train` in fp32 "
+                "in the",
+                "same call. [Remedies](remedies.md) has every other technique and data set. On all 67,000 sentences "
+                "with",
+                f"one seed, LoRA in 512 MiB reaches {_percent(tight[0])} and an int8 base with a trained head in 256 "
+                "MiB",
+                f"{_percent(tight[1])} (`benchmarks/trained_runs.py`).",
             ),
         ]
     )
@@ -133,24 +154,19 @@ def plans() -> str:
     quick = sorted(case["plan_s"] for case in cases if case["fits"] and "steps" not in case["case"])
     (long,) = (case["plan_s"] for case in cases if "steps" in case["case"])
     (refusal,) = (case["plan_s"] for case in cases if not case["fits"])
-    return paragraph(
-        f"A plan for BERT-large at 512 tokens takes {quick[0]:.0f} to {quick[-1]:.0f} s after imports on two cores,",
-        f"that of a long run on lengths that vary {long:.0f} s, a refusal {refusal:.0f} s",
+    return bullets(
+        f"**Planning time**, after imports, on two CPU cores: {quick[0]:.0f} to {quick[-1]:.0f} s for BERT-large at "
+        f"512 tokens, {long:.0f} s for a long run with varied lengths, {refusal:.0f} s to find that nothing fits "
         "(`benchmarks/speed_of_planning.py`).",
-        "On an H200 capped at 2, 4, 8, 11.17 and 16 GiB (`benchmarks/planned_runs.py`: four models, 128 and 512",
-        "tokens,",
-        f"effective batch 32), {len(made)} of {len(lines)} cases have a plan; {len(held)} of them ran 20 steps and",
-        "an",
-        "evaluation without running out and without an allocator retry, and reserved memory was as predicted to",
-        "the byte",
-        f"in {len(exact)}. {len(right)} of the {len(refused)} refusals ran out as they said. Against every setting",
-        "of a",
-        f"grid (`benchmarks/brute_force.py`), plans reached {', '.join(f'{share:.0%}' for share in reached)} of",
-        "the best",
-        f"throughput in {_of_all(len(reached))} cases. Step",
-        "times of",
-        "plans were off by",
-        f"{_time_error(made)} at the median, those of the grid by {_time_error(tried)}.",
+        "**Plans run for real** on an H200 capped at 2, 4, 8, 11.17 and 16 GiB: four models, 128 and 512 tokens, "
+        f"effective batch 32 (`benchmarks/planned_runs.py`). {len(made)} of {len(lines)} cases have a plan. "
+        f"{len(held)} of these ran 20 steps and an evaluation without out-of-memory and without an allocator retry; "
+        f"reserved memory was as predicted, to the byte, in {len(exact)}. The other {len(refused)} cases were "
+        f"refused, and {len(right)} of them ran out of memory when tried.",
+        "**Plans against an exhaustive search** over a grid of settings (`benchmarks/brute_force.py`): plans reach "
+        f"{', '.join(f'{share:.0%}' for share in reached)} of the best throughput in {_of_all(len(reached))} cases.",
+        f"**Step times** of these plans are off by {_time_error(made)} at the median, those of the grid by "
+        f"{_time_error(tried)}.",
     )
 
 
@@ -158,10 +174,11 @@ def step_times() -> str:
     """How near step times are to the runs they were fitted to, and to others."""
     r = newest("step_time_fit")
     return paragraph(
-        f"Step times are those of a model fitted to {r['num_workloads']} runs on one H200: median error",
-        f"{_percent(r['median_error'])} there, {_percent(r['held_out_median_error'])} on halves it had not seen",
-        "(`benchmarks/step_time_fit.py`). The plans and settings above ran on another day's machine, after `vramfit",
-        "calibrate`; most took longer than predicted, in the order predicted.",
+        f"The model of step times was fitted to {r['num_workloads']} runs on one H200",
+        f"(`benchmarks/step_time_fit.py`): median error {_percent(r['median_error'])} on these runs,",
+        f"{_percent(r['held_out_median_error'])} on held-out halves. The plans and grids above ran on another day's "
+        "machine,",
+        "after `vramfit calibrate`. Most steps took longer than predicted, in the predicted order.",
     )
 
 
@@ -188,17 +205,22 @@ def loading() -> str:
     """Seconds to load BERT-large, beside others."""
     r = newest("loading_h200")
     seconds = {(row["loader"], row["kind"]): f"{row['seconds']:.2f} s" for row in r["rows"] if row.get("seconds")}
-    told = [
-        f"{kind} in {seconds['vramfit', kind]}, against {seconds['from_pretrained', kind]} by `from_pretrained` and "
-        f"{seconds['device_map', kind]} with `device_map`"
+    rows = [
+        [kind, *(seconds[loader, kind] for loader in ("vramfit", "from_pretrained", "device_map"))]
         for kind in ("fp32", "bf16", "int8")
     ]
     own = next(row for row in r["rows"] if (row["loader"], row["kind"]) == ("vramfit", "int8"))
     more = (own["peak_device_bytes"] - own["final_device_bytes"]) / 2**20
-    return paragraph(
-        f"BERT-large from a warm cache to an H200 (`benchmarks/loading.py`, medians of {WORDS[r['repeats']]}):",
-        f"{'; '.join(told)}. The most ever held on the GPU is the final model; in int8, the final model and",
-        f"{more:.0f} MiB.",
+    return "\n".join(
+        [
+            table(["BERT-large", "vramfit", "`from_pretrained`", "`device_map`"], rows),
+            "",
+            paragraph(
+                f"From a warm page cache to an H200 (`benchmarks/loading.py`, medians of {WORDS[r['repeats']]} runs). "
+                "While",
+                f"loading, the GPU never holds more than the final model; in int8, {more:.0f} MiB more.",
+            ),
+        ]
     )
 
 
@@ -208,26 +230,31 @@ def stepper() -> str:
     calm, disturbed = r["undisturbed"], r["disturbed"]
     below = calm["predicted"]["peak_allocated_bytes"] - calm["max_allocated_bytes"]
     rows = [row["overhead"] for row in r["overhead"]["rows"]]
-    return paragraph(
-        "On an H200 (`benchmarks/stepper_run.py`), BERT-large with samples of 32 to 512 tokens ran",
-        f"{calm['num_steps']} steps inside 11.17 GiB with {calm['num_ooms']} out-of-memory errors and",
-        f"{calm['num_alloc_retries']} allocator retries; the allocated peak was {below / KIB:.1f} KiB below its",
-        "prediction of",
-        f"{calm['predicted']['peak_allocated_bytes'] / GIB:.2f} GiB. While another process took",
-        f"{disturbed['taken_bytes'] / GIB:.0f} GiB of the card at step 100, the run recovered",
-        f"{WORDS[disturbed['num_recoveries']]} times and took all {disturbed['num_steps']} steps; its losses",
-        "stayed within",
-        f"{disturbed['max_loss_difference']:.1e} of the undisturbed run's. A clean run in micro-batches of half",
-        "the size",
-        f"differs by {calm['halved']['max_loss_difference']:.1e}: that is rounding. A step took between",
-        f"{-100 * min(rows):.1f} % less and {100 * max(rows):.1f} % more time than a loop written by hand, in",
-        f"{WORDS[len(rows)]} cases.",
+    return "\n".join(
+        [
+            paragraph(
+                "BERT-large on an H200 with samples of 32 to 512 tokens, 300 steps inside 11.17 GiB",
+                "(`benchmarks/stepper_run.py`):",
+            ),
+            "",
+            bullets(
+                f"**Undisturbed**: {calm['num_steps']} steps, {calm['num_ooms']} out-of-memory errors, "
+                f"{calm['num_alloc_retries']} allocator retries. The allocated peak was {below / KIB:.1f} KiB below "
+                f"the prediction of {calm['predicted']['peak_allocated_bytes'] / GIB:.2f} GiB.",
+                f"**Another process took {disturbed['taken_bytes'] / GIB:.0f} GiB at step 100**: "
+                f"{disturbed['num_recoveries']} recoveries, all {disturbed['num_steps']} steps taken. Losses stayed "
+                f"within {disturbed['max_loss_difference']:.1e} of the undisturbed run. Halving the micro-batch, "
+                f"which changes only rounding, makes a difference of {calm['halved']['max_loss_difference']:.1e}.",
+                f"**Overhead** of a step against a loop written by hand, in {WORDS[len(rows)]} cases: "
+                f"{100 * min(rows):+.1f} % to {100 * max(rows):+.1f} %.",
+            ),
+        ]
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "accuracy": accuracy,
-    "peers": peers,
+BLOCKS: dict[str, Callable[[], str]] = {"compared": compared, "trusted": trusted}
+"""Of the README."""
+MEASURED: dict[str, Callable[[], str]] = {
     "trained": trained,
     "plans": plans,
     "step_times": step_times,
@@ -240,6 +267,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "served": readme_runs.served,
     "watched": readme_runs.watched,
 }
+"""Of the page on speed."""
+PAGES = {README: BLOCKS, SPEED: MEASURED}
 
 if __name__ == "__main__":
     write()

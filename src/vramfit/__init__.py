@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vramfit.runtime.encoding.encode import encode
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
+    from vramfit.smaller.comparison import compare
+    from vramfit.smaller.distillation import distill
     from vramfit.techniques.application import make_optimizer, prepare
     from vramfit.workload import Workload
 
@@ -63,6 +65,8 @@ _HOME = {
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
     "company": "vramfit.runtime.distributed.processes",
+    "compare": "vramfit.smaller.comparison",
+    "distill": "vramfit.smaller.distillation",
     "encode": "vramfit.runtime.encoding.encode",
     "estimate": "vramfit.estimator.predict",
     "fit_encoder": "vramfit.integrations.drop_ins",
@@ -97,6 +101,8 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "company",
+    "compare",
+    "distill",
     "encode",
     "estimate",
     "fit_encoder",

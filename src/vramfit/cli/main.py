@@ -14,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from vramfit import __version__
+from vramfit.cli.options import ALL_HELP
 from vramfit.cli.terminal import BROKEN_PIPE, INTERRUPTED, STDOUT, flush_out, say_error
 from vramfit.errors import VramfitError
 from vramfit.quiet import CHATTY, hush
@@ -24,10 +25,13 @@ VERBS = {
     "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
     "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
     "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
+    "receipts": "Show receipts of `measure` and `train` as a table: predicted beside measured, by card.",
     "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
     "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
+    "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
+    "compare": "Compare models on one data set: size, memory in training and serving, latency, throughput, quality.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
     "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
@@ -38,11 +42,12 @@ VERBS = {
     "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
     "report": "Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.",
     "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
+    "mcp": "Answer coding agents over MCP: estimate, max_batch, plan, explain and gpus, on standard input and output.",
     "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
 }
 """What each does is said here too, so that to list all need not import all."""
 MODULES = {
-    "estimate": ("estimate", "max-batch", "measure", "calibrate", "report"),
+    "estimate": ("estimate", "max-batch", "measure", "receipts", "calibrate", "report"),
     "plan": ("plan", "sagemaker"),
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),
@@ -88,8 +93,23 @@ class _Group(TyperGroup):
 
 
 class _Verb(TyperCommand):
+    rare: frozenset[str] = frozenset()
+    """Parameters that `--help` leaves to `--help-all`."""
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        named: list[Any] = [p for p in self.params if p.name in self.rare]
+        left_out = [p for p in named if not p.hidden]
+        if ALL_HELP in ctx.meta or not left_out:
+            super().format_help(ctx, formatter)
+            return
+        for parameter in left_out:
+            parameter.hidden = True
+        super().format_help(ctx, formatter)
+        for parameter in left_out:
+            parameter.hidden = False
 
 
 def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
@@ -99,7 +119,7 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
         verb = find_verb(name)
         app.command(
             name=name,
-            cls=_Verb,
+            cls=type("_Verb", (_Verb,), {"rare": verb.rare}),
             epilog=f"Example: [bold]{escape(verb.example)}[/bold]",
             context_settings=WATCHED if name == WATCH else _aliases(verb),
         )(verb)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +52,22 @@ def argument(help: str, metavar: str) -> Any:
 
 
 Json = Annotated[bool, option("Print JSON on stdout and nothing else there.", None, "--json")]
+ALL_HELP = "vramfit.help_all"
+"""Key of a context whose help shows every option."""
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.meta[ALL_HELP] = True
+        typer.echo(context.get_help(), color=context.color)
+        raise typer.Exit
+
+
+HELP_ALL = "Show all options and exit; --help shows those that people set most."
+HelpAll = Annotated[bool, option(HELP_ALL, None, "--help-all", is_eager=True, callback=_show_all)]
+ReceiptFile = Annotated[
+    Path | None, option("Write what was predicted and measured, with nothing private: see `vramfit receipts`.", "FILE")
+]
 TRUST = "Let the model's repository run its own Python code here."
 Trust = Annotated[bool, option(TRUST, None, "--trust-remote-code")]
 
@@ -150,6 +167,13 @@ class SettingOptions:
             made.append(_parameter("trust_remote_code", Annotated[bool, shown], False))
         return made
 
+    @property
+    def rare(self) -> frozenset[str]:
+        """Parameters that only `--help-all` shows."""
+        shown = (self.positional, *self.required)
+        others = [s for s in self.taken if not s.is_basic and s.keyword not in shown]
+        return frozenset(name for s in others for name in (s.keyword, f"no_{s.keyword}"))
+
     def take(self, values: dict[str, Any]) -> WorkloadOptions:
         """What was given, taken out of the values of the verb's parameters."""
         given: dict[str, Any] = {}
@@ -202,7 +226,8 @@ def verb(example: str, **settings: Any) -> Callable[[Verb], Verb]:
         taken = SettingOptions(**settings)
         parameters: list[inspect.Parameter] = []
         makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
-        for name, p in inspect.signature(function).parameters.items():
+        known = inspect.signature(function).parameters
+        for name, p in known.items():
             kind = p.annotation
             if kind is WorkloadOptions:
                 parameters += taken.parameters()
@@ -214,6 +239,10 @@ def verb(example: str, **settings: Any) -> Callable[[Verb], Verb]:
                 parameters.append(p.replace(kind=p.KEYWORD_ONLY))
                 makers[name] = itemgetter(name)
 
+        rare = taken.rare if WorkloadOptions in (p.annotation for p in known.values()) else frozenset[str]()
+        if rare:
+            parameters.append(_parameter("help_all", HelpAll, False))
+
         @wraps(function)
         def run(**values: Any) -> None:
             function(**{name: made(values) for name, made in makers.items()})
@@ -222,6 +251,7 @@ def verb(example: str, **settings: Any) -> Callable[[Verb], Verb]:
         found.__signature__ = inspect.Signature(parameters)
         found.__annotations__ = {p.name: p.annotation for p in parameters}
         found.example = example
+        found.rare = rare
         found.__doc__ = re.sub(r"(?<![.\n])\n(?!\n)", " ", inspect.getdoc(function) or "")  # help keeps line breaks
         return run
 

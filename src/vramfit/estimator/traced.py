@@ -164,7 +164,9 @@ class TracedWorkload:
             return shorter.template(micro_batch)
         whole = self.template(micro_batch)
         passes = shorter.trace(None, passes_only=True)
-        traced = {name: work for name, work in passes.work.items() if not is_of_comparison(name)}
+        traced = passes.work
+        if self.workload.is_joint:
+            traced = {name: work for name, work in traced.items() if not is_of_comparison(name)}
         return replace(whole, segments={}, origins=[], work={**whole.work, **traced})
 
     def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:

@@ -1,15 +1,10 @@
 """Which heads and attention kernels a family has: asked of transformers, but for packed rows, which were compared."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.quiet import import_modelling
 from vramfit.tasks import all_tasks, find_task
-from vramfit.tasks.parts.heads import problem_of
 
 ENCODER = "AutoModel"
 """The auto class of an encoder alone."""
@@ -104,35 +99,3 @@ def _find_class(config: Any, auto_class: str) -> type | None:
         named = getattr(config, "architectures", None) or ()
         found = next((c for c in found if c.__name__ in named), found[0])
     return found if isinstance(found, type) else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedHead:
-    """The head that a model was saved with."""
-
-    task: str
-    label_names: tuple[str, ...]
-    """In the order of their numbers; none for tasks without classes."""
-    problem: str | None = None
-    """What it has learned, of a task whose head may learn several things."""
-
-
-def saved_head(folder: Path) -> SavedHead | None:
-    """The head that a folder's config.json names; None where it does not do so plainly: who opens the model will tell.
-
-    Args:
-        folder: of the model; need not be there.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (name,) = config["architectures"]
-        tasks = [t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending)]
-        saved = SimpleNamespace(**{"num_labels": len(config.get("id2label") or "ab")} | config)
-        task = next((t for t in tasks if t.recognises(saved)), tasks[0])
-        if not task.has_classes:
-            return SavedHead(task=task.name, label_names=())
-        names = {int(number): label for number, label in config["id2label"].items()}
-        ordered = tuple(str(names[number]) for number in range(len(names)))
-        return SavedHead(task=task.name, label_names=ordered, problem=problem_of(config) if task.has_problems else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError):
-        return None

@@ -15,6 +15,7 @@ from vramfit.workload import Workload
 WORDS = {
     "verified": "this GPU and torch were compared with measurements",
     "derived": "rules are carried over to this GPU",
+    "outside": "nothing is promised for this GPU or this torch",
 }
 OTHER_TORCH = "rules are carried over to this torch"
 """Of a GPU that was measured with another one."""

@@ -56,7 +56,8 @@ class Recipe(_Settings):  # type: ignore[misc]
     @property
     def priced(self) -> list[Price]:
         """What of it has a price."""
-        return [price for price in PRICES.values() if price.covers(getattr(self, price.keyword))]
+        found = ((price, getattr(self, price.keyword)) for price in PRICES.values())
+        return [p for p, value in found if (value in p.values if p.values else value is not None)]
 
     def price(self, *, rehearses: bool = False) -> float:
         """What its time counts for beside simpler settings."""

@@ -49,7 +49,8 @@ def step_texts(w: Workload) -> int:
 
 def compared_by(w: Workload) -> tuple[object, ...]:
     """All that says how texts are compared: workloads that are equal in it compare alike."""
-    return w.task, texts_per_sample(w), loss_of(w), w.temperature, w.loss_margin, w.mask_above, w.matryoshka
+    of_teacher = w.distill, w.distill_temperature, w.distill_alpha
+    return w.task, texts_per_sample(w), loss_of(w), w.temperature, w.loss_margin, w.mask_above, w.matryoshka, of_teacher
 
 
 class OfComparison(Setting):

@@ -2,13 +2,8 @@
 
 from collections.abc import Iterator
 
-from vramfit.settings.setting import Module, Setting, Technique, Workload
+from vramfit.settings.setting import Module, Setting, Technique, Workload, given
 from vramfit.settings.values import Count
-
-
-def has_adapters(w: Workload) -> bool:
-    """Whether LoRA adapters learn in place of the weights beside them."""
-    return w.lora is not None
 
 
 def learns_in_layers(w: Workload) -> bool:
@@ -24,7 +19,10 @@ class Lora(Setting):
     help = "Rank of LoRA adapters on the attention projections. Default: no adapters."
     is_planned = True
     not_fitted = "which a Trainer cannot save"
-    asked = (has_adapters, learns_in_layers)
+    asked = (
+        given("lora", "has_adapters", "Whether LoRA adapters learn in place of the weights beside them."),
+        learns_in_layers,
+    )
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
         Technique(

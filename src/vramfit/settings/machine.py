@@ -18,7 +18,7 @@ class _Machine(Setting):
 
 
 class Gpu(_Machine):
-    keyword, order = "gpu", 300
+    keyword, order, is_basic = "gpu", 300, True
     value = Text(such="t4")
     in_run = True
     help = "GPU from the catalogue (vramfit gpus): sets the architecture and, without memory, the capacity."
@@ -26,7 +26,7 @@ class Gpu(_Machine):
 
 
 class Memory(_Machine):
-    keyword, order = "memory", 310
+    keyword, order, is_basic = "memory", 310, True
     value = Bytes()
     in_run = True
     help = "Memory that PyTorch's allocator may reserve, such as 11.17GiB."
@@ -115,6 +115,10 @@ class Parallel(Setting):
     must_match_on_resume = False
 
     is_said = False
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
+            yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
 
 
 class NumNodes(Setting):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vramfit.settings.precision import NAMES as PRECISIONS
-from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload, given
 from vramfit.settings.values import Choice, is_text
 
 
@@ -11,11 +11,6 @@ def _meant(value: object) -> str | None:
     if is_text(value, *PRECISIONS):
         return f"{value} is a precision: take --precision {value}, precision={value!r}"
     return None
-
-
-def is_quantized(w: Workload) -> bool:
-    """Whether linear weights that do not learn are in fewer bits."""
-    return w.quantize is not None
 
 
 def weights_in_words(w: Workload) -> str:
@@ -33,7 +28,10 @@ class Quantize(Setting):
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "int8"
     not_fitted = "which a Trainer cannot save"
-    asked = (is_quantized, weights_in_words)
+    asked = (
+        given("quantize", "is_quantized", "Whether linear weights that do not learn are in fewer bits."),
+        weights_in_words,
+    )
     allows = (("int8", "frozen weights in 8 bits"),)
     techniques = (
         Technique(

@@ -17,7 +17,7 @@ class Model(Setting):
 
 
 class Task(Setting):
-    keyword, order, group = "task", 20, "job"
+    keyword, order, group, is_basic = "task", 20, "job", True
     is_trainers_own = True
     value = Choice(names=tasks.task_names())
     labels = tuple((task.name, task.title) for task in tasks.all_tasks())
@@ -29,7 +29,7 @@ class Task(Setting):
 
 
 class Mode(Setting):
-    keyword, order, group = "mode", 30, "job"
+    keyword, order, group, is_basic = "mode", 30, "job", True
     value = Choice(names=("train", "forward", "infer"))
     default = "train"
     help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
@@ -38,7 +38,7 @@ class Mode(Setting):
 
 
 class Batch(Setting):
-    keyword, order, group = "batch", 40, "job"
+    keyword, order, group, is_basic = "batch", 40, "job", True
     is_trainers_own = True
     value = Count()
     default = 8
@@ -124,7 +124,7 @@ class MicroBatch(Setting):
 
 
 class Seq(Setting):
-    keyword, order, group = "seq", 70, "job"
+    keyword, order, group, is_basic = "seq", 70, "job", True
     value = Count()
     default = 128
     in_run = True

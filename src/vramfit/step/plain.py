@@ -49,7 +49,10 @@ def make_batch(
     inputs = kind.meta_batch(mask, batch, seq, device)
     if inputs["input_ids"].device.type == "cpu":
         write_tokens(inputs["input_ids"], inputs.get("attention_mask"), getattr(model, "config", None))
-    return inputs | kind.meta_labels(model, batch, seq, device) if mode == "train" else inputs
+    if mode != "train":
+        return inputs
+    labels = kind.meta_labels(model, batch, seq, device)
+    return inputs | labels | make_targets(model, task, (batch, seq), device)
 
 
 def write_tokens(ids: torch.Tensor, mask: torch.Tensor | None, config: Any) -> None:
@@ -93,11 +96,23 @@ def make_packed_batch(
         labels = find_task(task).meta_labels(model, num_sequences, 0, device)
         packed = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
         inputs.update({name: packed if value.dim() > 1 else value for name, value in labels.items()})
+        inputs |= make_targets(model, task, (num_sequences, longest), device, num_packed=num_tokens)
     inputs["position_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     if packing.has_token_types(model):
         inputs["token_type_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     inputs["cu_seq_lens_q"] = torch.zeros(num_sequences + 1, dtype=torch.int32, device=device)
     return inputs | {"max_length_q": longest}
+
+
+def make_targets(
+    model: torch.nn.Module, task: str, sizes: tuple[int, int], device: torch.device | str, *, num_packed: int = 0
+) -> Batch:
+    """What a batch has beside its labels where a model has a teacher: see `distilled.meta_targets`."""
+    if not hasattr(model, "_teaching"):
+        return {}
+    from vramfit.tasks.parts.distilled import meta_targets
+
+    return meta_targets(model, task, sizes, device, num_packed=num_packed)
 
 
 OnPart = Callable[[str, int | str], None]

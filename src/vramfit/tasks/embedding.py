@@ -9,7 +9,7 @@ from vramfit.tasks.parts import texts
 from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts
 from vramfit.tasks.parts.results import place_of
 from vramfit.tasks.parts.sentence_head import HeadParts, make_head
-from vramfit.units import counted
+from vramfit.units import counted, shown
 
 LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
 """In-batch negatives, one way and both; then by the names they are known by."""
@@ -42,6 +42,7 @@ class Embedding(Task):
     has_head = False
     is_trained = is_served = True
     gives_vectors = True
+    answers = ("embedding",)
     pools_itself = True
     labels = ("text_rows", "text_ids", "labels")
     losses = joint_losses = LOSSES
@@ -101,6 +102,20 @@ class Embedding(Task):
 
     def unusable(self, references: References) -> dict[int, str]:
         return texts.alone_in_class(references)
+
+    def nothing_to_learn(self, references: References) -> str | None:
+        """Whether an anchor has but one text to be compared with: its own positive. Negatives never equal it."""
+        if "group" in references[0]:
+            return None  # of its class, which `check_labels` looks at
+        is_scored = "scores" in references[0]
+        compared = (text for text in _apart(references) if is_scored or text["place"] > 0)
+        first = next(compared)
+        if any(_identity(text) != _identity(first) for text in compared):
+            return None
+        what = (
+            "all texts are the same" if is_scored else "every anchor has the same positive, so that no negatives remain"
+        )
+        return f"{what} ({shown(first['texts'][0])})"
 
     def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
         first = references[0]

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from vramfit.cuda.kernels import KERNELS
-from vramfit.trace.affine import Polynomial, product, split
 from vramfit.trace.template import CallTemplate, SpecTemplate
-from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of
+from vramfit.trace.work import Polynomial, WorkTemplate, product, split, view_work, work_in_place, work_of
 
 SEQUENCES = (list, tuple)
 MAX_REMEMBERED = 8192

@@ -11,28 +11,32 @@ import accuracy
 import readme_figures
 
 
-def test_the_readme_has_the_figures_of_the_results() -> None:
-    text = readme_figures.README.read_text(encoding="utf-8")
-    assert readme_figures.fill(text) == text
+@pytest.mark.parametrize("page", readme_figures.PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_figures_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert readme_figures.fill(text, readme_figures.PAGES[page]) == text
 
 
-def test_every_block_that_is_made_is_in_the_readme_once() -> None:
-    assert sorted(readme_figures.names(readme_figures.README.read_text(encoding="utf-8"))) == sorted(
-        readme_figures.BLOCKS
-    )
+@pytest.mark.parametrize("page", readme_figures.PAGES, ids=lambda page: page.name)
+def test_every_block_is_on_its_page_once(page: Path) -> None:
+    assert sorted(readme_figures.names(page.read_text(encoding="utf-8"))) == sorted(readme_figures.PAGES[page])
 
 
-def test_a_figure_that_was_changed_by_hand_is_put_right() -> None:
+def test_a_figure_that_was_changed_by_hand_is_corrected() -> None:
     text = "before\n<!-- figures: trained -->\n100.0 %\n<!-- end -->\nafter\n"
-    filled = readme_figures.fill(text)
+    filled = readme_figures.fill(text, readme_figures.MEASURED)
     assert "100.0 %" not in filled
     assert filled.startswith("before\n")
     assert filled.endswith("after\n")
 
 
-def test_a_block_that_nobody_makes_is_an_error() -> None:
+def test_a_block_without_a_function_is_an_error() -> None:
     with pytest.raises(KeyError, match="nothing"):
-        readme_figures.fill("<!-- figures: nothing -->\n<!-- end -->\n")
+        readme_figures.fill("<!-- figures: nothing -->\n<!-- end -->\n", readme_figures.MEASURED)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(readme_figures.README.read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_the_page_on_accuracy_is_that_of_the_results() -> None:

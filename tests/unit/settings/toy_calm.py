@@ -11,7 +11,7 @@ class Calm(Setting):
     value = Switch()
     default = False
     help = "Keep the layers calm."
-    label = "Calm layers"
+    label, is_basic = "Calm layers", True
     is_planned = True
     proposes = (True,)
     techniques = (Technique(values=("True",), kind="free", does="layers are calm", costs="none"),)

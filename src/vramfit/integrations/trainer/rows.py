@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.losses import Origin, bare_model, is_overridden
 from vramfit.models.tasks import supported_attention
 from vramfit.step.plain import Batch
@@ -242,3 +243,27 @@ def _in_the_tokens(batch: Batch, model: Any) -> str | None:
         if bool((behind != IGNORED).any()):
             return "padding has labels that count"
     return None
+
+
+def samples_of(inputs: Any) -> Batch:
+    """The inputs of a batch, each with a row for every sample.
+
+    Raises:
+        WorkloadError: an input that cannot be split, by name.
+    """
+    batch = dict(inputs) if isinstance(inputs, Mapping) or hasattr(inputs, "items") else {}
+    sizes = {name: num_rows(value) for name, value in batch.items() if value is not None}
+    num_samples = next((n for n in sizes.values() if n is not None), None)
+    wrong = [name for name, n in sizes.items() if n is None or n != num_samples]
+    if wrong or num_samples is None:
+        named = ", ".join(wrong) or type(inputs).__name__
+        raise WorkloadError(
+            [f"the data collator gives {named}, which has no row for each of the {num_samples or 0} samples"],
+            hint="leave it out of the batch: a step is split by samples",
+        )
+    return {name: value for name, value in batch.items() if value is not None}
+
+
+def num_rows(value: Any) -> int | None:
+    """Rows of an input; None for what has none."""
+    return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None

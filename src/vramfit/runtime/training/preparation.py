@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,7 @@ from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_classes
+from vramfit.runtime.data.examples import check_learnable
 from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
@@ -36,6 +36,9 @@ from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
+
+if TYPE_CHECKING:
+    from vramfit.runtime.trained import TrainedModel
 
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
@@ -151,8 +154,11 @@ class Data:
         return max(self.train.lengths)
 
 
-def read_data(request: TrainRequest, plan: Plan | None) -> Data:
+def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel | None" = None) -> Data:
     """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
+
+    Args:
+        teacher: whose labels the data has, in its order, and whose length is not exceeded.
 
     Raises:
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
@@ -162,9 +168,13 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     pad_as_configured(tokenizer, found.config)
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
+    limits += [teacher.max_length if teacher is not None else None]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
-    rows = found.checked_first(lambda: _read(request, how))
+    if teacher is not None:
+        how = replace(how, label_names=teacher.label_names)
+    problem = request.problem or (teacher.problem if teacher is not None else None)
+    rows = found.checked_first(lambda: _read(request, how, problem))
     with beside(lambda: [each.tokenized() for each in rows]) as samples:
         resolved = found.resolve()
         train, *others = samples()
@@ -172,13 +182,13 @@ def read_data(request: TrainRequest, plan: Plan | None) -> Data:
     return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
 
 
-def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
+def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
     """The rows of the training data, and of the evaluation data where that is given."""
     tell(f"reading {request.data}")
-    source = request.source(request.data)
+    source = replace(request.source(request.data), problem=problem)
     train = read_rows(source, how, seed=request.seed)
     problem = train.how.problem
-    check_classes(source, train.how.label_names, problem)
+    check_learnable(source, train.examples)
     if request.label_smoothing and problem not in (None, SINGLE):
         raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
     if request.eval_data is None:

@@ -16,7 +16,7 @@ from vramfit.models.anatomy import backbone, embeddings
 from vramfit.models.tasks import supported_attention
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
-from vramfit.tasks.parts.losses import PLACES, attended
+from vramfit.tasks.parts.losses import PLACES, TARGETS, attended
 from vramfit.techniques.packing.attention import IMPLEMENTATION, register
 
 ROW_TOKENS, NUM_SIZES = 512, 32
@@ -203,9 +203,13 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
-    """Whether a tensor of a batch has a column for each of `width` tokens; labels that are fractions are of samples."""
+    """Whether a tensor of a batch has a column for each of `width` tokens.
+
+    Labels that are fractions are of samples; so are a teacher's answers, unless each token has several numbers.
+    """
     has_columns = value.dim() >= PER_TOKEN and value.shape[1] == width
-    return has_columns and not (name == "labels" and value.is_floating_point())
+    is_of_sample = name in TARGETS and value.dim() == PER_TOKEN
+    return has_columns and not is_of_sample and not (name == "labels" and value.is_floating_point())
 
 
 def unpack(output: Any, mask: torch.Tensor) -> Any:

@@ -1,0 +1,51 @@
+"""`--help` shows what people set most, `--help-all` every option."""
+
+import sys
+
+import pytest
+
+from vramfit.cli.main import main
+from vramfit.cli.options import SettingOptions
+from vramfit.settings import SETTINGS
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["vramfit", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan"])
+def test_rare_settings_are_only_in_the_long_help(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = shown(monkeypatch, capsys, verb, "--help")
+    long = shown(monkeypatch, capsys, verb, "--help-all")
+    for option in ("--batch", "--seq", "--gpu", "--memory", "--precision", "--help-all"):
+        assert f"{option} " in short
+        assert f"{option} " in long
+    for option in ("--mask-above", "--quantize", "--host-memory"):
+        assert f"{option} " not in short
+        assert f"{option} " in long
+    assert "--casts" not in long  # hidden everywhere
+
+
+def test_the_short_help_of_train_has_what_a_first_run_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = shown(monkeypatch, capsys, "train", "--help")
+    for option in ("--model", "--output", "--eval-data", "--epochs", "--lr", "--batch", "--memory", "--resume"):
+        assert f"{option} " in short
+    assert "--label-smoothing" not in short
+    assert "--label-smoothing" in shown(monkeypatch, capsys, "train", "--help-all")
+
+
+def test_every_setting_is_in_one_of_the_two() -> None:
+    taken = SettingOptions()
+    names = {s.keyword for s in taken.taken}
+    assert names == set(SETTINGS)
+    assert {"batch", "seq", "gpu", "memory"}.isdisjoint(taken.rare)
+    assert {"quantize", "no_dropout", "loop"} <= taken.rare
