@@ -39,6 +39,7 @@ class Fields:
     optimizer: str
     max_grad_norm: float | None
     lora: int | None
+    lora_targets: tuple[str, ...] | None
     quantize: str | None
     offload: str | None
     compile: bool
@@ -87,6 +88,7 @@ class Fields:
         optimizer: str = ...,
         max_grad_norm: float | None = ...,
         lora: int | None = ...,
+        lora_targets: tuple[str, ...] | None = ...,
         quantize: str | None = ...,
         offload: str | None = ...,
         compile: bool = ...,

@@ -135,9 +135,11 @@ def packed_backward(call: KernelCall, script: Script) -> None:
     for index in range(3):
         script.out(index)
     rows = (num_tokens + 128 * num_sequences) * heads * ACCUMULATOR_BYTES
-    row_sums = script.temp(rows)
-    script.scratch(rows * rounded_size)
-    script.free(row_sums)
+    held = [script.temp(rows), script.temp(rows * rounded_size)]
+    key: TensorSpec = call.args[2]
+    if key.shape[1] != heads:  # gradients of keys and values for every head of queries, then summed over their group
+        held += [script.temp(key.shape[0] * heads * size * key.itemsize) for _ in range(2)]
+    script.free(*reversed(held))
 
 
 @kernel("_safe_softmax")
