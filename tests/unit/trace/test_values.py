@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.trace.recording import H200
-from vramfit.trace.affine import PROBE_BATCH
 
 from vramfit.errors import TraceError
 from vramfit.trace.run import Session, tracing
