@@ -60,9 +60,9 @@ class ResolvedModel:
     """The module that was given, untouched."""
 
     @property
-    def is_local(self) -> bool:
-        """Whether everything that is known of the model was on this machine."""
-        return self.origin != "hub"
+    def is_of_transformers(self) -> bool:
+        """Whether the model is built from a configuration by a class of transformers: its code is known."""
+        return self.module is None and self.model_class.__module__.startswith("transformers.")
 
     @property
     def max_length(self) -> int | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from vramfit.estimator.peaks import peak_requested, peaks_of_parts, predict_peaks, restart_bytes
 from vramfit.estimator.predict import (
     Timed,
     after_recorded,
@@ -15,9 +16,7 @@ from vramfit.estimator.predict import (
 )
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload, least_peaks
-from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
-from vramfit.models.build import build_for
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.heuristics import MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES, MUCH_SMALLER
@@ -29,7 +28,7 @@ from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS
 from vramfit.settings.sizes import passes_of
 from vramfit.tasks import find_task
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.workload import Workload
 
@@ -112,7 +111,7 @@ def two_steps(job: Job, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
 @once
 def safe_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
     """What is reserved at most, wherever segments lie: two steps replayed."""
-    return weigh(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
+    return predict_peaks(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
 
 
 def correct(job: Job, choice: Choice, num_bytes: int) -> None:
@@ -194,9 +193,11 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
         WorkloadError, MissingExtra: as `apply`.
     """
     traced = traced_passes(job, recipe, 1)
-    model = build_for(traced.resolved, traced.workload)
-    apply(model, traced.workload)
-    num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
+    model = build_prepared(traced.resolved, traced.workload)
+    weights: list[Any] = list(model.parameters())
+    if traced.workload.is_quantized:
+        weights = [part for p in weights for _, part in inner_tensors(p)]
+    num_bytes = sum(p.nbytes for p in weights)
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
     learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}
     return num_bytes, sum(p.nbytes for p in learned), sum(p.numel() for p in learned)
@@ -296,7 +297,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
     while len(sizes) > 1:
         stream = evaluation_stream(training, traced, sizes[-1])
         if peak_requested(stream) <= limit_bytes:
-            safe = job.answers["evaluation", choice, sizes[-1]] = weigh(
+            safe = job.answers["evaluation", choice, sizes[-1]] = predict_peaks(
                 stream, traced.options, None
             ).safe_reserved_bytes
             if safe <= limit_bytes:

@@ -118,6 +118,10 @@ class Task:
     """Whether its head learns one of several things, which the labels decide: `tasks/parts/heads.py`."""
     max_scores: int | None = None
     """The most scores that are given of one text, word or mask; None for a task without scores to choose from."""
+    answers: tuple[str, ...] = ()
+    """What of a model's output a student of it learns from; none for a task that is not distilled."""
+    answers_tokens: bool = False
+    """Whether an answer has a row for each token; otherwise one for each sample."""
     gives_vectors: bool = False
     """Whether a text is answered with its vector, pooled from those of its tokens."""
 
