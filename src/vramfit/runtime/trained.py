@@ -25,6 +25,7 @@ from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, r
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
+from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
@@ -206,6 +207,9 @@ class TrainedModel:
         Raises:
             CheckpointError: weights that are damaged, or that lack the head.
         """
+        exported = exported_file(self.model)
+        if exported is not None:
+            return open_exported(exported, self.model, workload, run_device)
         asked = {name: getattr(workload, name) for name in having(at_load=True) if name != "model"}
         asked["memory"] = memory if run_device.has_budget else None
         request = make_request(

@@ -77,7 +77,8 @@ def write_tokens(ids: torch.Tensor, mask: torch.Tensor | None, config: Any) -> N
 
 def special_tokens(config: Any) -> dict[str, int]:
     """The tokens that a configuration names, by their fields; of several, the first."""
-    named = {} if config is None else config.to_dict() | getattr(config, "get_text_config", lambda: config)().to_dict()
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    named = {} if config is None else vars(config) | vars(text)
     found: dict[str, int] = {}
     for name, value in named.items():
         value = value[0] if isinstance(value, list) and value else value

@@ -148,13 +148,13 @@ class Tracer(TorchDispatchMode):
         return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, writes = _described(func)
+        name, writes, asks = _described(func)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
-        if depends_on_values(func):
+        if asks:
             known_result = self.values.made_by(func, args, kwargs)
             if known_result is not None:
                 return self._take(func, name, args, kwargs, known_result)
@@ -227,7 +227,8 @@ class Tracer(TorchDispatchMode):
     def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nothing is allocated and nothing changes shape: what is written to is the result."""
         written = written_by(func, args, kwargs)
-        self.values.write(func, args, kwargs, written)
+        if self.part != "optimizer":
+            self.values.write(func, args, kwargs, written)
         if self._ledger.counts_work:
             self._count(self._calls.in_place(func, args, kwargs, written))
             if _described(func)[0].startswith(FUSED):
@@ -360,10 +361,10 @@ class Tracer(TorchDispatchMode):
 
 
 @cache
-def _described(func: Any) -> tuple[str, bool]:
-    """The name of an operator without its namespace, and whether it writes into its arguments."""
+def _described(func: Any) -> tuple[str, bool, bool]:
+    """The name of an operator without its namespace, and whether it writes into its arguments, or looks at values."""
     name = func._schema.name.partition("::")[2]
-    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_"))
+    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_")), depends_on_values(func)
 
 
 def _leaves_device(tensor: torch.Tensor, kwargs: dict[str, Any]) -> bool:

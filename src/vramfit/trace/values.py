@@ -3,14 +3,15 @@
 Models ask about masks, positions and tokens: does the mask hide anything, does one text follow another in a row, where
 is the last token? A trace runs on tensors without data, but the inputs of a step are known, and so is all that is
 computed from them alone. Beside such a tensor a few real, small ones are kept, which hold what it would hold at a few
-small batches; every operator whose tensors are all known runs on them as well. A question has one answer where they
-agree, or where they differ as a number does that grows with the batch. What comes from weights is never known.
+small batches: an operator whose tensors are all known is written down, and runs on them when a model asks. A question
+has one answer where they agree, or where they differ as a number does that grows with the batch. What comes from
+weights is never known.
 """
 
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from vramfit.workload import Workload
 
 SAMPLED = (2, 4)
 """Batches at which values are kept, in a trace for any batch. Both are even: half of the rows may be padded."""
-MOST_NUMBERS = 2**20
-"""Larger tensors are not followed: no model asks about a mask of every pair of tokens, and it would take time."""
+MOST_NUMBERS = 2**24
+"""Larger tensors are not followed: an answer would take long."""
 FILLED: dict[str, Any] = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
@@ -35,6 +36,23 @@ KNOWN_INPUTS = ("input_ids", "attention_mask")
 """Labels are data, and so is what packed rows are made of."""
 FAILURES = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
 Layout = tuple[Any, ...]
+Samples = tuple[torch.Tensor, ...]
+"""A tensor for each batch that is kept."""
+
+
+class _Later:
+    """What a tensor holds, computed when somebody asks."""
+
+    def __init__(self, make: Callable[[], Samples | None]) -> None:
+        self._make: Callable[[], Samples | None] | None = make
+        self._samples: Samples | None = None
+
+    def samples(self) -> Samples | None:
+        """None where the operator does not run on the host."""
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._samples = make()
+        return self._samples
 
 
 class Values:
@@ -47,11 +65,12 @@ class Values:
     def __init__(self, probe: int | None) -> None:
         self._probe = probe
         self.batches: tuple[int | None, ...] = (None,) if probe is None else SAMPLED
-        self._known: dict[int, tuple[Any, dict[Layout, tuple[torch.Tensor, ...]]]] = {}
+        self._known: dict[int, tuple[Any, dict[Layout, _Later]]] = {}
+        self._waiting: weakref.WeakSet[_Later] = weakref.WeakSet()
 
     def give(self, tensor: torch.Tensor, make: Callable[[int | None], torch.Tensor]) -> None:
         """What a tensor holds, from what it would hold at each batch that is kept; None is the real one."""
-        self._keep(tensor, tuple(make(batch) for batch in self.batches))
+        self._keep(tensor, lambda: tuple(make(batch) for batch in self.batches))
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The tensor holds data."""
@@ -61,31 +80,36 @@ class Values:
         """An operator has given a result: its values, where those of its arguments are known."""
         if isinstance(result, torch.Tensor) and self._follow_factory(name, args, result):
             return
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and first.is_meta and first.untyped_storage()._cdata not in self._known:
+            return  # most operators: what comes from weights
         if not self._are_known(args, kwargs) or not _is_determined(func):
             return
         made = list(tensors_in(result))
         if not any(t.is_meta for t in made) or any(self._num_numbers(tensor) > MOST_NUMBERS for tensor in made):
             return
-        found = self._run(func, args, kwargs)
-        if found is None:
-            return
+        run = self._prepared(func, args, kwargs)
         for index, tensor in enumerate(made):
-            self._keep(tensor, tuple(list(tensors_in(sample))[index] for sample in found))
+            self._keep(tensor, partial(_picked, run, index))
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Any]) -> None:
         """An operator writes into its arguments, which are known afterwards where all of them were before."""
-        known = [tensor for tensor in tensors_in(list(written)) if self._of(tensor) is not None]
+        known = [t for t in tensors_in(list(written)) if t.untyped_storage()._cdata in self._known]
         if not known:
             return
-        if not self._are_known(args, kwargs) or not _is_determined(func) or self._run(func, args, kwargs) is None:
-            for tensor in known:
-                self.forget(tensor)
+        for waiting in list(self._waiting):  # what was computed before sees what was there before
+            waiting.samples()
+        self._waiting.clear()
+        if self._are_known(args, kwargs) and _is_determined(func) and self._prepared(func, args, kwargs)() is not None:
+            return
+        for tensor in known:
+            self.forget(tensor)
 
     def made_by(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator whose shapes depend on values; None where those are not known."""
         if not self._are_known(args, kwargs):
             return None
-        found = self._run(func, args, kwargs)
+        found = self._prepared(func, args, kwargs)()
         if found is None:
             return None
         if isinstance(found[0], torch.Tensor):
@@ -97,20 +121,21 @@ class Values:
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy of what a tensor holds; None where that is not known, or not the same at every batch."""
-        values = self._of(tensor)
+        values = self._samples(tensor)
         if values is None or not all(v.shape == values[0].shape and torch.equal(v, values[0]) for v in values):
             return None
         return values[0].clone()
 
     def answer(self, tensor: torch.Tensor) -> Any:
         """The one number a tensor holds; None where that is not known."""
-        values = self._of(tensor)
+        values = self._samples(tensor)
         if values is None:
             return None
         numbers = [value.item() for value in values]
         if all(n == numbers[0] for n in numbers):
             return numbers[0]
-        return self._lifted(numbers) if all(type(n) is int for n in numbers) else None
+        whole = [n for n in numbers if type(n) is int]
+        return self._lifted(whole) if len(whole) == len(numbers) else None
 
     def _made(self, found: list[Any]) -> list[torch.Tensor] | None:
         """Tensors of a trace, from what they hold at each batch; None where a size does not grow evenly."""
@@ -120,7 +145,7 @@ class Values:
             if None in sizes:
                 return None
             tensor = torch.empty([s for s in sizes if s is not None], dtype=values[0].dtype, device="meta")
-            self._keep(tensor, tuple(values))
+            self._keep(tensor, partial(tuple, values))
             made.append(tensor)
         return made
 
@@ -137,37 +162,46 @@ class Values:
             return False
         if self._num_numbers(result) <= MOST_NUMBERS:
             number = FILLED[name] if name in FILLED else args[GIVEN[name]]
-            one = torch.full((), number, dtype=result.dtype, device="cpu")
-            shapes = [self._sampled(tuple(result.shape), batch) for batch in self.batches]
-            is_whole = not result.dtype.is_floating_point  # masks and tokens are written into, fractions hardly ever
-            self._keep(result, tuple(one.expand(s).clone() if is_whole else one.expand(s) for s in shapes))
+            shape, dtype = tuple(result.shape), result.dtype
+            self.give(result, lambda batch: torch.full(self._sampled(shape, batch), number, dtype=dtype, device="cpu"))
         return True
 
     def _are_known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all tensors among arguments are; a factory that counts has none."""
         return all(not t.is_meta or self._of(t) is not None for t in tensors_in((args, tuple(kwargs.values()))))
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """What an operator gives at each batch; None where it does not run."""
+    def _prepared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[Any] | None]:
+        """An operator that runs once, at each batch, when it is called; None where it fails."""
+        held = self._held(args), {name: self._held(value) for name, value in kwargs.items()}
+        return cache(partial(self._run, func, *held))
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any] | None:
         try:
-            return [self._run_at(func, args, kwargs, index) for index in range(len(self.batches))]
+            return [
+                func(
+                    *self._sampled(args, batch, index),
+                    **{name: self._sampled(value, batch, index) for name, value in kwargs.items()},
+                )
+                for index, batch in enumerate(self.batches)
+            ]
         except FAILURES:
             return None
 
-    def _run_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> Any:
-        batch = self.batches[index]
-        return func(
-            *(self._sampled(value, batch, index) for value in args),
-            **{name: self._sampled(value, batch, index) for name, value in kwargs.items()},
-        )
+    def _held(self, value: Any) -> Any:
+        """An argument without its tensors, which may go before it is asked for: with what they hold."""
+        if isinstance(value, torch.Tensor):
+            return self._of(value) or value
+        return type(value)(map(self._held, value)) if isinstance(value, tuple | list) else value
 
     def _sampled(self, value: Any, batch: int | None, index: int = 0) -> Any:
         """An argument as it is at a batch: sizes follow the batch, tensors are those that are kept, on the host."""
         if type(value) is int:
             return value if batch is None else at(split(value, self._probe), batch)
-        if isinstance(value, torch.Tensor):
-            known = self._of(value)
-            return value if known is None else known[index]
+        if isinstance(value, _Later):
+            samples = value.samples()
+            if samples is None:
+                raise RuntimeError("an operator before it failed")
+            return samples[index]
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, tuple | list):
@@ -177,18 +211,29 @@ class Values:
     def _num_numbers(self, tensor: torch.Tensor) -> int:
         return math.prod(self._sampled(tuple(tensor.shape), self.batches[-1]))
 
-    def _of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    def _of(self, tensor: torch.Tensor) -> _Later | None:
         held = self._known.get(tensor.untyped_storage()._cdata)
         return None if held is None else held[1].get(_layout(tensor))
 
-    def _keep(self, tensor: torch.Tensor, values: tuple[torch.Tensor, ...]) -> None:
+    def _samples(self, tensor: torch.Tensor) -> Samples | None:
+        held = self._of(tensor)
+        return None if held is None else held.samples()
+
+    def _keep(self, tensor: torch.Tensor, make: Callable[[], Samples | None]) -> None:
         if not tensor.is_meta:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
             self._known[key] = (weakref.ref(storage, lambda _: self._known.pop(key, None)), {})
-        self._known[key][1][_layout(tensor)] = values
+        later = self._known[key][1][_layout(tensor)] = _Later(make)
+        self._waiting.add(later)
+
+
+def _picked(run: Callable[[], list[Any] | None], index: int) -> Samples | None:
+    """One of the tensors that an operator gives, at each batch."""
+    found = run()
+    return None if found is None else tuple(list(tensors_in(sample))[index] for sample in found)
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
@@ -211,18 +256,21 @@ def depends_on_values(func: Any) -> bool:
 
 def give_inputs(values: Values, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:
     """Tell a trace what the inputs of a step hold."""
-    names = () if workload.is_packed else KNOWN_INPUTS
-    for name, tensor in inputs.items():
+    for tensor in inputs.values():
         if isinstance(tensor, torch.Tensor):
             values.forget(tensor)
-    examples = {batch: _example(model, workload, len(inputs["input_ids"]), batch) for batch in values.batches if names}
-    for name in names:
+    num_texts = len(inputs["input_ids"])
+
+    @cache
+    def example(batch: int | None) -> Batch:
+        rows = num_texts if batch is None else batch * workload.texts_per_sample
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return make_batch(model, workload.task, "infer", workload.mask, rows, workload.seq, "cpu")
+
+    for name in () if workload.is_packed else KNOWN_INPUTS:
         if name in inputs:
-            values.give(inputs[name], lambda batch, name=name: examples[batch][name])
+            values.give(inputs[name], partial(_input_of, example, name))
 
 
-def _example(model: torch.nn.Module, w: Workload, num_texts: int, batch: int | None) -> Batch:
-    """Real inputs of a batch, on the host."""
-    rows = num_texts if batch is None else batch * w.texts_per_sample
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        return make_batch(model, w.task, "infer", w.mask, rows, w.seq, "cpu")
+def _input_of(example: Callable[[int | None], Batch], name: str, batch: int | None) -> torch.Tensor:
+    return example(batch)[name]

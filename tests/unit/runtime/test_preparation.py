@@ -6,7 +6,7 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.runtime.measurement import check, make_step, prepare, draw_tokens
+from vramfit.runtime.measurement import check, draw_tokens, make_step, prepare
 from vramfit.step.plain import make_batch
 from vramfit.workload import Workload
 

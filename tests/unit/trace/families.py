@@ -3,14 +3,28 @@
 from typing import Any
 
 SIZES: dict[str, Any] = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BART = {
-    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
-    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 64},
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
 }
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 KINDS: dict[str, dict[str, Any]] = {
@@ -23,8 +37,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "t5": {**T5, "decoder_start_token_id": 0},
     "mixtral": {**SIZES, **GROUPED, **EXPERTS},
     "jamba": {
-        **{**SIZES, "num_key_value_heads": 2, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
-        **{"mamba_d_state": 4, "mamba_dt_rank": 4},
+        **SIZES,
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
     },
 }
 """Causal decoders, one of them with a sliding window, encoder-decoders, experts, and state spaces."""

@@ -8,7 +8,6 @@ from tests.unit.trace.families import KINDS, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.cuda.kernels import KERNELS
-from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import collection_paused
 from vramfit.models.decoders import make_ready

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.trace.recording import H200
+from vramfit.trace.affine import PROBE_BATCH
 
 from vramfit.errors import TraceError
-from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.run import Session, tracing
 from vramfit.workload import Workload
 
@@ -44,7 +44,7 @@ def test_the_ways_in_which_models_ask_for_padding_have_one_answer(
         lambda m: bool(m.all()),
         lambda m: bool(m.to(torch.bool).sum() == m.numel()),
         lambda m: not bool((m == 0).any()),
-        lambda m: not 0.0 in (m.to(torch.float32)[:1, -1].min().item(), m.min().item()),
+        lambda m: 0.0 not in (m.to(torch.float32)[:1, -1].min().item(), m.min().item()),
         lambda m: torch.equal(m, torch.ones_like(m)),
         lambda m: m.sum(1).min().item() == SEQ,
         lambda m: not (m.new_zeros(m.shape) + m - 1).to(torch.bool).any(),
