@@ -12,7 +12,7 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.loader.making import find_origin
+from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
@@ -24,6 +24,7 @@ from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, r
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
+from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
@@ -205,6 +206,9 @@ class TrainedModel:
         Raises:
             CheckpointError: weights that are damaged, or that lack the head.
         """
+        exported = exported_file(self.model)
+        if exported is not None:
+            return open_exported(exported, self.model, workload, run_device)
         asked = {name: getattr(workload, name) for name in having(at_load=True) if name != "model"}
         asked["memory"] = memory if run_device.has_budget else None
         request = make_request(
