@@ -6,7 +6,8 @@ cached_cast).
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,101 +15,8 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 from vramfit.cuda.profile import CudaProfile
-
-Kernel = Literal["cudnn", "flash", "efficient", "math"]
-HALF = (torch.float16, torch.bfloat16)
-MAX_CUDNN_HEAD = 128
-MAX_FLASH_HEAD = 256
-aten = torch.ops.aten
-
-
-def choose_kernel(profile: CudaProfile, query: torch.Tensor, value: torch.Tensor, *, masked: bool) -> Kernel:
-    """The first eligible kernel in torch's order of preference (sdp_utils.cpp, 2.11)."""
-    half = query.dtype in HALF
-    size = query.shape[-1]
-    same_size = size == value.shape[-1]
-    if query.dtype == torch.bfloat16 and not profile.has_bf16:
-        return "math"
-    if half and profile.prefers_cudnn_attention and size % 8 == 0 and size <= MAX_CUDNN_HEAD:
-        return "cudnn"
-    if half and profile.has_flash_attention and not masked and size <= MAX_FLASH_HEAD and same_size:
-        return "flash"
-    alignment = 8 if half else 4  # minimum_gemm_alignment: 16 bytes for tensor cores
-    known_type = half or query.dtype == torch.float32
-    if profile.has_efficient_attention and known_type and size % alignment == 0:
-        return "efficient"
-    return "math"
-
-
-def attention(
-    profile: CudaProfile,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """`scaled_dot_product_attention` as CUDA dispatches it, on meta tensors."""
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    bias = _as_bias(attn_mask, query)
-    kernel = choose_kernel(profile, query, value, masked=bias is not None)
-    if kernel == "cudnn":
-        if bias is not None:
-            bias = bias.expand(query.shape[0], bias.shape[1], query.shape[2], key.shape[2])
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, bias, learns, dropout_p, is_causal, False, scale=scale
-        )[0]  # what else it gives is let go of before the bias, as in C++
-    if kernel == "flash":
-        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-    if kernel == "efficient":
-        if bias is not None:
-            bias = _aligned(bias).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        return aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias, learns, dropout_p, is_causal, scale=scale
-        )[0]
-    return _math(query, key, value, bias, dropout_p, scale)
-
-
-def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """convert_boolean_attn_mask: 0 where attended, -inf where not; made anew for each call."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.where(mask, 0.0, torch.full((), float("-inf"), dtype=query.dtype, device=query.device))
-
-
-def _aligned(bias: torch.Tensor) -> torch.Tensor:
-    """pad_bias: rows that do not start at multiples of 8 elements are padded, then sliced back."""
-    if all(stride % 8 == 0 for stride in bias.stride()[:-1]):
-        return bias
-    length = bias.shape[-1]
-    return F.pad(bias, (0, 8 - length % 8))[..., :length]
-
-
-def _math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-) -> torch.Tensor:
-    """_scaled_dot_product_attention_math: half inputs are computed in fp32."""
-    original = query.dtype
-    if original in HALF:
-        query, key, value = query.float(), key.float(), value.float()
-        bias = bias.float() if bias is not None else None
-    factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    scores = torch.matmul(query * factor, key.transpose(-2, -1) * factor)
-    if bias is not None:
-        scores = scores.add_(bias)
-    weights = torch.softmax(scores, -1)
-    if dropout_p > 0:
-        weights = torch.native_dropout(weights, dropout_p, True)[0]
-    return torch.matmul(weights, value).to(original)
-
+from vramfit.cuda.sdpa import HALF, attention
+from vramfit.errors import WorkloadError
 
 LOWER = frozenset(
     [
@@ -278,6 +186,12 @@ class Dialect(TorchFunctionMode):
             F.scaled_dot_product_attention: self._attention,
             F.cross_entropy: self._cross_entropy,
             torch.Tensor.backward: self._backward,
+            torch.Tensor.__setitem__: _write_number,
+            torch.tensor: partial(_from_host, torch.tensor),
+            torch.as_tensor: partial(_from_host, torch.as_tensor),
+        }
+        self._handlers |= {
+            f: partial(_fourier, f) for f in vars(torch.fft).values() if getattr(f, "__name__", "").startswith("fft_")
         }
         self._named: dict[str, Handler] = {"softmax": self._softmax, "log_softmax": self._softmax}
         self._same: set[Any] = set()
@@ -302,13 +216,22 @@ class Dialect(TorchFunctionMode):
             self._same.add(func)
         return func(*args, **kwargs)
 
-    def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def _backward(
+        self,
+        tensor: torch.Tensor,
+        gradient: Any = None,
+        retain_graph: Any = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
         """Recomputation inside backward must hear the dialect too: torch has taken the mode off here."""
-        given = [*args, *kwargs.values()]
-        assert not any(given), "a step calls backward on a loss, without arguments"
+        wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
         with self:
-            gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
-            _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            gradient = torch.ones_like(tensor, memory_format=torch.preserve_format) if gradient is None else gradient
+            keep = create_graph if retain_graph is None else retain_graph
+            _engine_run_backward(
+                (tensor,), (gradient,), keep, create_graph, wanted, allow_unreachable=True, accumulate_grad=True
+            )
 
     def _attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return attention(self.profile, *args, **kwargs)
@@ -328,6 +251,32 @@ class Dialect(TorchFunctionMode):
             return (torch._softmax if name == "softmax" else torch._log_softmax)(input, dim, True)
         function = torch.softmax if name == "softmax" else torch.log_softmax
         return function(input, dim, dtype=None if dtype == input.dtype else dtype)
+
+
+def _from_host(function: Handler, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    """A tensor of numbers is made on the host and copied: straight to meta, nobody would see it come."""
+    made: torch.Tensor = function(data, *args, device=device, **kwargs)
+    if isinstance(data, torch.Tensor) or not made.is_meta:
+        return made
+    return torch.tensor(data, dtype=made.dtype, device="cpu").to("meta").requires_grad_(made.requires_grad)
+
+
+def _write_number(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host."""
+    if tensor.is_meta and isinstance(value, int | float):
+        value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+    tensor[index] = value
+
+
+def _fourier(function: Handler, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """SpectralOps.cpp (2.11), promote_tensor_fft: what a GPU refuses, where the precision of a job is the reason."""
+    if input.dtype == torch.bfloat16:
+        raise WorkloadError(
+            ["torch has no Fourier transforms in bfloat16: the model does not run in this precision"],
+            hint="take precision fp32",
+        )
+    transformed: torch.Tensor = function(input, *args, **kwargs)
+    return transformed
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

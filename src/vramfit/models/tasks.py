@@ -8,13 +8,22 @@ from vramfit.tasks import all_tasks, find_task
 
 ENCODER = "AutoModel"
 """The auto class of an encoder alone."""
-PACKED_FAMILIES = (
+PACKED_ENCODERS = (
     *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esmc", "gte"),
     *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert"),
     *("xlm-roberta", "xlm-roberta-xl"),
 )
-"""Model types whose packed rows were compared with padded ones. Not those that pool the last token, average over a row
-or mix neighbours, though they have the attention interface: EuroBERT, ESM, MobileBERT, decoders."""
+PACKED_DECODERS = (
+    *("arcee", "axk1", "ctrl", "deepseek_v2", "deepseek_v3", "diffllama", "exaone4", "gemma", "gemma3_text", "glm"),
+    *("glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe"),
+    *("llama", "minicpm3", "ministral", "ministral3", "mistral", "mistral4", "mixtral", "modernbert-decoder", "olmo"),
+    *("olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("seed_oss", "smollm3", "starcoder2"),
+)
+"""Model types whose gradients of packed rows were compared with those of padded ones (`benchmarks/family_steps.py`).
+Not those that look along a row besides attention, or make attention's masks or scores in a way of their own, though
+they have the attention interface: EuroBERT, ESM, MobileBERT, Doge, Gemma 2, gpt-oss, MiniMax, Nemotron."""
+PACKED_FAMILIES = (*PACKED_ENCODERS, *PACKED_DECODERS)
 
 
 def supported_tasks(config: Any) -> tuple[str, ...]:

@@ -123,6 +123,7 @@ def trainings(job: Job, *, all_allowed: bool = False) -> Iterator[Training]:
         {"freeze": max(num_layers(job) // 2, 1)},
         {"quantize": "int8"},
         {"lora": LORA_RANK, "quantize": "int8"},
+        {"lora": LORA_RANK, "quantize": "nf4"},
         {"freeze": "encoder"},
         {"freeze": "encoder", "quantize": "int8"},
         {"optimizer": "sgd"},

@@ -30,6 +30,7 @@ MEANING = {
     "freeze": "part of the model does not learn",
     "lora": "only adapters and the head learn",
     "int8": "frozen weights in 8 bits",
+    "nf4": "frozen weights in 4 bits",
     "adafactor": "another optimizer",
     "sgd": "another optimizer, without moments",
 }

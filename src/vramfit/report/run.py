@@ -16,7 +16,7 @@ from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.charts import facts, table
 from vramfit.report.findings import render_findings
 from vramfit.report.words import job, model_name, phase_name, reserved_peak, size
-from vramfit.settings import chosen_in_words
+from vramfit.settings import SETTINGS, chosen_in_words
 from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
 from vramfit.workload import Workload
@@ -81,6 +81,10 @@ def _each(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(rows) - MOST_OF_EACH:,} more: --json"
 
 
+def _shown(name: str, value: Any) -> str:
+    return SETTINGS[name].shown(value) if name in SETTINGS else str(value)
+
+
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     how = "read in windows" if find_task(r.task).reads_windows else "cut"
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
@@ -88,7 +92,7 @@ def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
     if r.teacher is not None:
         yield "teacher", r.teacher
-    yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
+    yield "settings", ", ".join(f"{name} {_shown(name, value)}" for name, value in r.settings.items())
     epochs = counted(r.num_epochs, "epoch")
     yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
     if r.compile_s:

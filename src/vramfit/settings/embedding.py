@@ -90,7 +90,10 @@ class Pooling(OfComparison):
     keyword, order, applied = "pooling", 92, 5
     value = Choice(names=POOLINGS, optional=True)
     modes = ("train", "forward", "infer")
-    help = "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean."
+    help = (
+        "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean; of a "
+        "causal decoder, the last."
+    )
     at_load = in_inference = True
 
     def contradictions(self, w: Workload) -> Iterator[str]:

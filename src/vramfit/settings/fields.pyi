@@ -31,6 +31,7 @@ class Fields:
     distill: str | None
     distill_temperature: float | None
     distill_alpha: float | None
+    distill_width: int | None
     attention: str | None
     mask: str
     dropout: bool
@@ -39,6 +40,7 @@ class Fields:
     optimizer: str
     max_grad_norm: float | None
     lora: int | None
+    lora_targets: tuple[str, ...] | None
     quantize: str | None
     offload: str | None
     compile: bool
@@ -79,6 +81,7 @@ class Fields:
         distill: str | None = ...,
         distill_temperature: float | None = ...,
         distill_alpha: float | None = ...,
+        distill_width: int | None = ...,
         attention: str | None = ...,
         mask: str = ...,
         dropout: bool = ...,
@@ -87,6 +90,7 @@ class Fields:
         optimizer: str = ...,
         max_grad_norm: float | None = ...,
         lora: int | None = ...,
+        lora_targets: tuple[str, ...] | None = ...,
         quantize: str | None = ...,
         offload: str | None = ...,
         compile: bool = ...,

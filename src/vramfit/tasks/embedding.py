@@ -67,7 +67,8 @@ class Embedding(Task):
     def finish_model(self, model: Any, parts: HeadParts | None) -> None:
         from vramfit.tasks.parts import pooling
 
-        pooling.attach(model, make_head(parts or HeadParts(), getattr(model.config, "hidden_size", None)))
+        usual = HeadParts(pooling="last" if _sees_only_before(model) else "mean")
+        pooling.attach(model, make_head(parts or usual, getattr(model.config, "hidden_size", None)))
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch
@@ -150,6 +151,12 @@ class Embedding(Task):
 
     def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
         return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
+
+
+def _sees_only_before(model: Any) -> bool:
+    """Whether only a text's last token has seen all of it."""
+    causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    return causal and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def _apart(references: References) -> Iterator[Reference]:

@@ -107,7 +107,7 @@ _kept: OrderedDict[Any, _Compared] = OrderedDict()
 def _trace_alone(loss: HeadLoss, profile: CudaProfile) -> _Compared:
     made = StreamTemplate(profile=profile, probe=None, next_id=FIRST_ID)
     nothing = torch.nn.Linear(1, 1, device="meta")
-    tracer = Tracer(made, Places(nothing), mask_has_padding=False)
+    tracer = Tracer(made, Places(nothing))
     tracer.workspaces_are_there()
     step = Step(nothing, torch.optim.SGD(nothing.parameters(), lr=0.0), ranks=Alone())
     step.place = torch.Tensor.clone

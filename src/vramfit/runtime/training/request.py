@@ -153,7 +153,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
-        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
+        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.", "learning", **_ANEW
     ),
     RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
     RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
@@ -294,6 +294,6 @@ def _contradictions(r: TrainRequest) -> list[str]:
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
+        (r.is_quantized and r.has_bf16_weights, f"quantize {r.quantize} is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

@@ -6,7 +6,7 @@ effective batch, it is the mean over the whole batch, however that was split.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,10 @@ LABELS = frozenset(name for task in all_tasks() for name in task.labels) | TARGE
 PLACES = frozenset(name for task in all_tasks() for name in task.place_labels)
 """Those of them that are a token's place in its sequence."""
 
+READ_PADDING = frozenset(["axk2", "convbert", "fnet", "nystromformer", "reformer", "xlnet", "yoso"])
+"""Model types that mix, convolve, average or select over all columns, padding included: with less padding they compute
+something else (`benchmarks/family_steps.py`)."""
+
 CONTRACT = (
     "forward takes the tensors of a batch by name and gives a loss (a tensor with one number, a mapping or an object "
     "with `loss`, or a tuple that begins with it) or logits (a tensor, a mapping or an object with `logits`, or a "
@@ -65,6 +69,8 @@ class HeadLoss:
     """Whether the losses of parts of a batch add up to the loss of the whole."""
     joint: "JointLoss | None" = None
     """The loss of the vectors of all texts, where no part of a batch has a loss of its own."""
+    keeps_width: bool = False
+    """Whether the model looks at padding too, so that parts of a batch must be as wide as the whole."""
     asks: dict[str, Any] = dataclass_field(default_factory=dict)
     """What else the model is asked to give, by keywords of its forward."""
 
@@ -136,7 +142,8 @@ def head_loss(model: torch.nn.Module, batch: Batch, task: str | None = None) -> 
     if found is None:
         missing = [name for name in asked[0].labels[:1] if task is not None and name not in batch] or ["labels"]
         raise WorkloadError([f"the batch has no {missing[0]}, so there is nothing to learn"])
-    return found
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    return replace(found, keeps_width=True) if family in READ_PADDING else found
 
 
 def problem_type(model: torch.nn.Module, labels: torch.Tensor) -> str:
