@@ -115,9 +115,9 @@ def _other_cards() -> str:
     return (
         f"**Other GPUs** use the same rules with that card's own data. Of {len(found)} published measurements on "
         f"{WORDS[num_cards]} other cards, {len(found) - len(below)} are at or below the prediction; the largest is "
-        f"{_percent(-min(c.error for c in below))} above it ([Other cards](docs/cards.md) explains each). An estimate "
-        "for such a card says `derived`, and plans keep more headroom. `vramfit measure` compares a prediction with "
-        "your card."
+        f"{_percent(-min(c.error for c in below))} above it ([Other cards](docs/cards.md) has each, with the reason "
+        "where it is known). An estimate for such a card says `derived`, and plans keep more headroom. `vramfit "
+        "measure` compares a prediction with your card."
     )
 
 
