@@ -64,6 +64,9 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
         problems.append(f"the plan is for task {w.task}, not {request.task}")
     if request.batch is not None and w.batch != request.batch:
         problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
+    if w.distill != request.distill:
+        says, asked = (f"distill {how}" if how else "no teacher" for how in (w.distill, request.distill))
+        problems.append(f"the plan is for {says}, not {asked}")
     problems += _other_settings(request, w)
     other = _other_model(request, plan, on_event)
     if problems or other:
@@ -179,18 +182,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         resolved = found.resolve()
         train, *others = samples()
     evaluation = others[0] if others else None
-    width = None
-    if teacher is not None and request.reads_hidden:
-        of_teacher = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code)
-        width = int(of_teacher.config.hidden_size)
-    return Data(
-        resolved=resolved,
-        tokenizer=tokenizer,
-        train=train,
-        evaluation=evaluation,
-        max_length=max_length,
-        teacher_width=None if width in (None, getattr(resolved.config, "hidden_size", None)) else width,
-    )
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
 
 
 def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
@@ -315,7 +307,8 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
             hint=f"plan anew with --num-gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
         )
     if plan is not None:
-        planned = replace(plan.workload, **_of_data(request, data, plan.workload))
+        taught = {name: getattr(request, name) for name in ("distill_temperature", "distill_alpha")}
+        planned = replace(plan.workload, **_of_data(request, data, plan.workload), **taught)
         return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
     batches, of_data = _batches(request, data, num_gpus), _of_data(request, data)
     is_joint = of_data.get("loss") in find_task(request.task).joint_losses
@@ -404,12 +397,3 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     model, report = load_request(asked, progress=progress)
     describe_head(model.config, run.data.train)
     return model, report
-
-
-def source_fingerprint(resolved: ResolvedModel) -> str:
-    """What the frozen weights of a resumed run are recognised by: the sizes of the source's files."""
-    folder = resolved.folder
-    if folder is None:
-        return resolved.name
-    sizes = sorted((p.name, p.stat().st_size) for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
-    return ", ".join(f"{name} of {size} bytes" for name, size in sizes) or resolved.name

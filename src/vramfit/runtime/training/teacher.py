@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ def open_teacher(request: TrainRequest) -> TrainedModel:
     return teacher
 
 
-def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> None:
-    """Refuse a student that the teacher's answers mean nothing to.
+def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> Data:
+    """Refuse a student that the teacher's answers mean nothing to; gives the data, which knows the teacher's width.
 
     Raises:
         WorkloadError: another tokenizer, other labels, or vectors or layers of another size; every problem at once.
@@ -71,6 +71,8 @@ def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> N
             [f"{request.model} cannot learn from {teacher.model}: {problem}" for problem in problems],
             hint="make a student of the teacher itself: vramfit distill TEACHER DATA --keep-layers N",
         )
+    is_projected = request.reads_hidden and config.hidden_size != of_teacher.hidden_size
+    return replace(data, teacher_width=int(of_teacher.hidden_size)) if is_projected else data
 
 
 def config_of(teacher: TrainedModel) -> Any:
