@@ -137,7 +137,8 @@ def quantized_model_bytes(model: torch.nn.Module, quantize: str) -> int:
     Raises:
         MissingExtra: torchao is not installed.
     """
-    apply(model, quantize)
+    for linear in quantizable(model, quantize):
+        quantize_linear(linear, quantize)
     parts = (part for parameter in model.parameters() for _, part in inner_tensors(parameter))
     return sum(part.numel() * part.element_size() for part in parts)
 

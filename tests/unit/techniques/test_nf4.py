@@ -132,5 +132,7 @@ def test_allowing_it_alone_is_refused_with_what_is_missing() -> None:
 
 def test_a_model_without_linear_layers_is_refused() -> None:
     model, _ = load(tiny_config("gpt2"), random_weights=True, device="cpu")
+    num_bytes = sum(p.numel() * 4 for p in model.parameters())
+    assert quantization.quantized_model_bytes(model, "nf4") == num_bytes  # shown as it is
     with pytest.raises(WorkloadError, match="GPT2ForSequenceClassification has no linear layer"):
         quantization.apply(model, "nf4")
