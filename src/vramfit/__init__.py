@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vramfit.estimator.predict import estimate
     from vramfit.integrations.drop_ins import fit_encoder, fit_reranker
     from vramfit.loader.load import load
-    from vramfit.planner.margin import max_batch
+    from vramfit.planner.choose import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding, LoadReport
@@ -73,7 +73,7 @@ _HOME = {
     "fit_reranker": "vramfit.integrations.drop_ins",
     "load": "vramfit.loader.load",
     "make_optimizer": "vramfit.techniques.application",
-    "max_batch": "vramfit.planner.margin",
+    "max_batch": "vramfit.planner.choose",
     "plan": "vramfit.planner.plan",
     "prepare": "vramfit.techniques.application",
     "watch": "vramfit.runtime.watching",

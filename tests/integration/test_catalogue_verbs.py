@@ -20,6 +20,10 @@ def test_gpus_json_is_an_array_of_at_least_forty_objects() -> None:
 
 def test_models_json_is_an_array_of_at_least_twenty_five_objects() -> None:
     models = json.loads(vramfit("models", "--json").out)
+    listed = vramfit("models").out.splitlines()
+    for title, name in (("Embedding models", "bge-m3"), ("Rerankers", "ms-marco-minilm-l6-v2")):
+        group = listed[listed.index(title) :]
+        assert any(line.startswith(f"{name} ") for line in group[: group.index("")])
     assert len(models) >= 25
     assert all(model["num_parameters"] > 0 for model in models)
 
@@ -46,6 +50,7 @@ def test_one_model_as_json_has_its_parameters_by_part() -> None:
 def test_one_gpu_is_shown_with_its_sources_and_instances() -> None:
     out = vramfit("gpus", "K80").out
     assert "11.17 GiB" in out
+    assert "≤ 550 MiB  (bounded)" in out
     assert "ml.p2.xlarge" in out
     assert "data sheet" in out
 

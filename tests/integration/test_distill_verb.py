@@ -42,7 +42,7 @@ def test_a_student_is_made_trained_and_compared(folder: Path) -> None:
     [
         (("--keep-layers", "9"), 2, "keep_layers 9: the teacher has 4 layers, and a student has fewer"),
         (("--keep-layers", "two"), 2, "--keep-layers 'two' is neither a number nor a list"),
-        (("--distill", "relations"), 2, "distill 'relations' is not one of logits, hidden"),
+        (("--distill", "relations"), 2, "distill relations: attention relations are not learned from"),
         (("--student", "nobody/nothing-of-the-kind"), 2, "unknown model"),
         (("--label-column", "colour"), 1, "colour"),
     ],

@@ -93,7 +93,9 @@ def _look(request: EncodeRequest, data: str) -> None:
 
 def _remarks(report: "EncodeReport") -> list[str]:
     """What to know of a run, on stderr."""
-    lines = [f"Computed in {report.arithmetic}" + ("; --exact is fp32" if report.arithmetic != "fp32" else "")]
+    lines = [
+        f"Computed in {report.arithmetic}" + ("; --exact is fp32" if report.arithmetic not in ("fp32", "int8") else "")
+    ]
     if report.prompt:
         lines.append(f"Every text went in after {shown(report.prompt)}")
     if report.num_encoded:

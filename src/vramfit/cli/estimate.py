@@ -98,7 +98,7 @@ def max_batch(options: WorkloadOptions, json: Json = False) -> None:
     """
     keywords = options.keywords()
     with working(f"Searching the largest batch of {options.model}"):
-        from vramfit.planner.margin import max_batch
+        from vramfit.planner.choose import max_batch
 
         found = max_batch(options.model, **keywords)
     show(found, render_max_batch, json=json)

@@ -35,6 +35,9 @@ VERBS = {
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
     "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
+    "trim": "Keep the tokens that a corpus uses, and give the same answers on its rows with a smaller embedding.",
+    "prune": "Take out the layers and neurons that a model's answers need least; a smaller folder, without masks.",
+    "export": "Write a model as ONNX files, fp32 and int8, checked against its own answers; CPUs run them faster.",
     "gpus": "List the GPU catalogue: memory as CUDA reports it, architecture, speed, and where each figure comes from.",
     "models": "List the model catalogue, or show one: layers, sizes, parameters by part, bytes in each precision.",
     "doctor": "Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.",
@@ -52,7 +55,7 @@ MODULES = {
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),
     "catalogue": ("gpus", "models"),
-    "doctor": ("doctor", "explain"),
+    "doctor": ("doctor", "explain", "load"),
 }
 """Module of this room → its verbs, where they are not the one verb of its name."""
 WATCH = "watch"

@@ -12,8 +12,8 @@ from typing import Any
 from vramfit.cuda.profile import VERIFIED, CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, ContextBasis, all_gpus, context_of, find_gpu
 from vramfit.errors import WorkloadError
+from vramfit.estimator.peaks import peak_requested, predict_peaks
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import missing_kernel, with_attention
 from vramfit.models.resolve import ResolvedModel, resolve
@@ -226,7 +226,7 @@ class OffloadedWorkload(TracedWorkload):
 
     def _fits(self, num_resident: int, micro_batch: int) -> bool:
         stream = self._with(num_resident).stream(micro_batch)
-        outcome = weigh(stream, self.options, self.capacity_bytes)
+        outcome = predict_peaks(stream, self.options, self.capacity_bytes)
         return bool(outcome.fits) and outcome.num_retries == 0
 
     def _candidates(self) -> list[tuple[int, int]]:

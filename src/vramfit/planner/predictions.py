@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from vramfit.estimator.peaks import peak_requested, peaks_of_parts, predict_peaks, restart_bytes
 from vramfit.estimator.predict import (
     Timed,
     after_recorded,
@@ -15,7 +16,6 @@ from vramfit.estimator.predict import (
 )
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload, least_peaks
-from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
@@ -111,7 +111,7 @@ def two_steps(job: Job, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
 @once
 def safe_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
     """What is reserved at most, wherever segments lie: two steps replayed."""
-    return weigh(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
+    return predict_peaks(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
 
 
 def correct(job: Job, choice: Choice, num_bytes: int) -> None:
@@ -297,7 +297,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
     while len(sizes) > 1:
         stream = evaluation_stream(training, traced, sizes[-1])
         if peak_requested(stream) <= limit_bytes:
-            safe = job.answers["evaluation", choice, sizes[-1]] = weigh(
+            safe = job.answers["evaluation", choice, sizes[-1]] = predict_peaks(
                 stream, traced.options, None
             ).safe_reserved_bytes
             if safe <= limit_bytes:

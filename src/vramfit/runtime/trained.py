@@ -12,9 +12,8 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.loader.making import find_origin
+from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
@@ -25,6 +24,7 @@ from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, r
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
+from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
@@ -206,6 +206,9 @@ class TrainedModel:
         Raises:
             CheckpointError: weights that are damaged, or that lack the head.
         """
+        exported = exported_file(self.model)
+        if exported is not None:
+            return open_exported(exported, self.model, workload, run_device)
         asked = {name: getattr(workload, name) for name in having(at_load=True) if name != "model"}
         asked["memory"] = memory if run_device.has_budget else None
         request = make_request(
@@ -281,8 +284,7 @@ def open_model(
             file=model,
             hint=f"{NO_VECTORS}; --task {encoder_alone().name} gives the mean of its tokens all the same",
         )
-    tokenizer = load_tokenizer(model)
-    pad_as_configured(tokenizer, config)
+    tokenizer = load_tokenizer(model, config)
     if kind.pools_itself and resolved.task != kind.name:
         resolved = _resolve(model, kind.name, trust_remote_code)
     limits = [max_positions(config) or LONGEST, seq or resolved.max_length]

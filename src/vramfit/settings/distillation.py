@@ -1,9 +1,11 @@
 """What a student learns from a teacher's answers: which of them, how much they are softened, and what they count."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from vramfit.settings.setting import Module, Setting, Workload
-from vramfit.settings.values import Choice, Number
+from vramfit.settings.values import Choice, Count, Number, is_text
 from vramfit.tasks import all_tasks, find_task
 
 LOGITS, HIDDEN = "logits", "hidden"
@@ -32,9 +34,22 @@ class OfTeaching(Setting):
             yield f"{self.keyword} is for training with a teacher: take distill {LOGITS}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answers(Choice):
+    """What of a teacher's answers is learned from; what people may expect besides is refused by name."""
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        if is_text(value, "relations", "attention"):
+            return [
+                f"{name} {value}: attention relations are not learned from, since attention kernels give no weights of "
+                f"attention, and families name their queries, keys and values differently; take {name} {HIDDEN}"
+            ]
+        return super().problems(name, value)
+
+
 class Distill(OfTeaching):
     keyword, order, applied = "distill", 101, 7
-    value = Choice(names=(LOGITS, HIDDEN), optional=True)
+    value = Answers(names=(LOGITS, HIDDEN), optional=True)
     help = "Learn from a teacher: its logits (or vectors, scores), or its layers' hidden states too."
     asked = (is_taught, reads_hidden)
 
@@ -52,6 +67,8 @@ class Distill(OfTeaching):
                 f"distill {HIDDEN} needs a loss for each pass, and this loss compares all texts of a step: "
                 f"take distill {LOGITS}"
             )
+        if w.distill_width is not None and (w.has_adapters or w.num_gpus > 1):
+            yield "distill_width needs a projection beside the student, which goes with neither lora nor several GPUs"
         if w.reads_hidden and w.offloads:
             yield f"distill {HIDDEN} and offload {w.offload} do not go together: a layer's output must stay"
 
@@ -66,21 +83,30 @@ class Distill(OfTeaching):
         if not w.is_taught:
             return
         if w.reads_hidden:
-            give_hidden(model)
+            give_hidden(model, w.distill_width)
         temperature = TEMPERATURE if w.distill_temperature is None else w.distill_temperature
         alpha = ALPHA if w.distill_alpha is None else w.distill_alpha
-        teach(model, Teaching(temperature=temperature, alpha=alpha, reads_hidden=w.reads_hidden))
+        config: Any = model.config
+        hidden_width = (w.distill_width or int(config.hidden_size)) if w.reads_hidden else None
+        teach(model, Teaching(temperature=temperature, alpha=alpha, hidden_width=hidden_width))
 
 
-def give_hidden(model: Module) -> None:
+def give_hidden(model: Module, width: int | None = None) -> None:
     """Prepare a model to give the outputs of its layers.
 
     transformers puts its hooks on a model when it is first asked for them; a window that is done again would find them
     there twice. Layers are numbered, so that no two are alike: a prediction runs them all.
+
+    Args:
+        width: of the teacher's hidden states, where it is another one: a projection is learned beside the model.
     """
     from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
     from vramfit.models.anatomy import backbone, encoder_layers
+    from vramfit.tasks.parts.distilled import add_projection
+
+    if width is not None:
+        add_projection(model, width)
 
     maybe_install_capturing_hooks(backbone(model))
     for place, layer in enumerate(encoder_layers(model)):
@@ -92,6 +118,16 @@ class DistillTemperature(OfTeaching):
     value = Number(optional=True, high=1e3, words="a number above 0 and below 1,000")
     in_trace = "step"
     help = f"What logits of teacher and student are divided by before they are compared. Default: {TEMPERATURE:g}."
+
+
+class DistillWidth(OfTeaching):
+    keyword, order = "distill_width", 104
+    value = Count(optional=True)
+    help = "Numbers of the teacher's hidden states, where the student's have others; a run finds it out."
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if not w.reads_hidden:
+            yield f"distill_width is for distill {HIDDEN}"
 
 
 class DistillAlpha(OfTeaching):

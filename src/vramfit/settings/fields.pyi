@@ -31,6 +31,7 @@ class Fields:
     distill: str | None
     distill_temperature: float | None
     distill_alpha: float | None
+    distill_width: int | None
     attention: str | None
     mask: str
     dropout: bool
@@ -80,6 +81,7 @@ class Fields:
         distill: str | None = ...,
         distill_temperature: float | None = ...,
         distill_alpha: float | None = ...,
+        distill_width: int | None = ...,
         attention: str | None = ...,
         mask: str = ...,
         dropout: bool = ...,

@@ -55,7 +55,7 @@ class Conditions:
     """Layers that stay on the device where weights are offloaded."""
     num_sequences: int | None = None
     """Most sequences in a packed row; None: as many as a step has, since short ones may all go into one."""
-    rooms: tuple[int, int] = (0, 0)
+    headrooms: tuple[int, int] = (0, 0)
     """Bytes that the optimizer can use in the first step and in later ones without raising the peak."""
     passes_only: bool = False
     """Trace the passes of a step alone, for the work they do."""
@@ -135,7 +135,7 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
             if conditions.passes_only:
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
-                _stepper_steps(session, model, workload, inputs, conditions.rooms, loss)
+                _stepper_steps(session, model, workload, inputs, conditions.headrooms, loss)
     if workload.offloads_inputs and (waiting := layer_inputs_of(model)) is not None:
         session.tracer.template.host_inputs = waiting.sizes
     return session.tracer.template
@@ -289,7 +289,7 @@ def _stepper_steps(
     model: torch.nn.Module,
     workload: Workload,
     inputs: Batch,
-    rooms: tuple[int, int],
+    headrooms: tuple[int, int],
     loss: HeadLoss,
 ) -> None:
     """The step of the `Stepper`, on the meta device."""
@@ -297,7 +297,7 @@ def _stepper_steps(
     step = _make_step(session, model, workload)
     totals = loss.counts(inputs)
     held: list[torch.Tensor] = []
-    for (name, num_micro), room_bytes in zip(_traced_steps(workload), rooms, strict=True):
+    for (name, num_micro), headroom_bytes in zip(_traced_steps(workload), headrooms, strict=True):
         step.on_part = partial(_begin_part, tracer, name)
         if several:
             step.on_part("forward", 0)
@@ -305,8 +305,8 @@ def _stepper_steps(
         tracer.begin(f"{name}.optimizer", "optimizer")
         step.finish()
         if several:
-            tracer.begin(f"{name}.optimizer", "optimizer")  # again: from here on there is a room
-        step.commit(partial(int, room_bytes))
+            tracer.begin(f"{name}.optimizer", "optimizer")  # again: from here on there is headroom
+        step.commit(partial(int, headroom_bytes))
         of_all = step.ranks.total(mean)
         del mean, of_all  # asked for only now: the host runs ahead until here
         tracer.places.clear()

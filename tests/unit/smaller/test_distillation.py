@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tests.unit.runtime.training.small_runs import (
     BAD,
     GOOD,
     run,
     same_weights,
+    weights,
     write_model,
     write_questions,
     write_tags,
@@ -25,7 +27,9 @@ from transformers import AutoConfig, BertTokenizer
 
 import vramfit
 from vramfit.errors import CheckpointError, DataError, VramfitError, WorkloadError
-from vramfit.records.run import RunRecord
+from vramfit.estimator.predict import estimate
+from vramfit.records.codec import from_json
+from vramfit.records.run import COURSE_FILE, RunRecord, StepCourse
 from vramfit.runtime.training import teacher as teachers
 from vramfit.runtime.training.events import Event, Interrupted, Note, Stepped
 
@@ -108,6 +112,20 @@ def test_an_interrupted_distillation_goes_on_to_the_same_weights(
     assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
+@pytest.mark.parametrize("answers", ["logits", "hidden"])
+def test_a_step_with_a_teacher_takes_what_is_predicted_of_it(taught: Path, tmp_path: Path, answers: str) -> None:
+    student = str(write_model(tmp_path / "source", hidden_size=64, intermediate_size=64))
+    settings = {"batch": 80, "micro_batch": 80, "attention": "eager", "device": "emulated", "memory": "64MiB"}
+    distilled(taught, tmp_path / "out", student=student, distill=answers, max_steps=4, **settings)
+    course = from_json(StepCourse, (tmp_path / "out" / COURSE_FILE).read_text())
+    job = {"batch": course.batch, "seq": course.seq, "gpu": "h200", "loop": "stepper", "attention": "eager"}
+    width = {"distill_width": 32} if answers == "hidden" else {}
+    predicted = estimate(student, optimizer="adamw-fused", num_labels=2, distill=answers, **width, **job)
+    workspaces = max(p.breakdown.get("workspaces", 0) for p in predicted.timeline)
+    most = max(p.requested_bytes for p in predicted.timeline) - workspaces
+    assert 0.97 * most <= max(course.requested_bytes) <= most
+
+
 def test_memory_that_runs_out_changes_nothing(taught: Path, tmp_path: Path) -> None:
     settings = {"device": "emulated", "memory": "64MiB", "distill": "hidden"}
     distilled(taught, tmp_path / "whole", **settings)
@@ -174,11 +192,19 @@ def test_a_student_with_other_labels_is_refused(taught: Path, tmp_path: Path) ->
         distilled(taught, tmp_path / "out", data=str(renamed))
 
 
-def test_a_student_of_another_size_learns_from_logits_and_not_from_hidden_states(taught: Path, tmp_path: Path) -> None:
-    small = write_model(tmp_path / "small", hidden_size=16)
-    assert distilled(taught, tmp_path / "out", student=str(small), max_steps=2).num_steps == 2
-    with pytest.raises(WorkloadError, match="16 numbers a token, and those of the teacher 32; take distill logits"):
-        distilled(taught, tmp_path / "other", student=str(small), distill="hidden")
+def test_a_student_of_another_width_learns_a_projection_that_is_not_saved(taught: Path, tmp_path: Path) -> None:
+    small = {"student": str(write_model(tmp_path / "small", hidden_size=16)), "distill": "hidden", "max_steps": 8}
+    emulated = {"device": "emulated", "memory": "64MiB"}
+    record = distilled(taught, tmp_path / "whole", **small, **emulated)
+    assert record.settings["distill_width"] == 32
+    with pytest.raises(Interrupted):
+        distilled(taught, tmp_path / "out", **small, **emulated, on_event=signalled(3, signal.SIGINT))
+    saved = load_file(tmp_path / "out" / "checkpoints" / "step-00000003" / "weights.safetensors")
+    assert saved["teacher_projection.weight"].shape == (32, 16)
+    distilled(taught, tmp_path / "out", **small, **emulated, resume=True)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    assert not any("projection" in name for name in weights(tmp_path / "out"))
+    assert AutoConfig.from_pretrained(tmp_path / "out").hidden_size == 16
 
 
 @pytest.mark.parametrize(

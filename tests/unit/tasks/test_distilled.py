@@ -23,7 +23,7 @@ SPLITS = (12, 5, 3, 1)
 def student_of(task: str, *, hidden: bool = False, alpha: float = ALPHA, **changes: Any) -> torch.nn.Module:
     """A small model that has a teacher."""
     model = make_model("bert", "sequence-classification" if task == "reranking" else task, **changes)
-    teach(model, Teaching(temperature=TEMPERATURE, alpha=alpha, reads_hidden=hidden))
+    teach(model, Teaching(temperature=TEMPERATURE, alpha=alpha, hidden_width=32 if hidden else None))
     if hidden:
         give_hidden(model)
     return model
@@ -105,7 +105,7 @@ def test_packed_sequences_have_the_same_gradient() -> None:
         if task == "question-answering":  # padded ones choose among padding too
             batch |= {"start_positions": batch["start_positions"].clamp(max=2)}
             batch |= {"end_positions": batch["end_positions"].clamp(max=2)}
-            teach(model, Teaching(temperature=TEMPERATURE, alpha=1.0, reads_hidden=True))
+            teach(model, Teaching(temperature=TEMPERATURE, alpha=1.0, hidden_width=32))
         padded, _ = step_of(model, batch, task, 12)
         packing.apply(model, task)
         packed, _ = step_of(model, batch, task, 5)

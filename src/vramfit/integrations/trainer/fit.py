@@ -9,15 +9,16 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.integrations.trainer.fitted import Fit, FittedTrainer
 from vramfit.integrations.trainer.job import ALLOWED, Job, Wishes, job_of
-from vramfit.integrations.trainer.losses import (
+from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.rows import (
     MAX_DIFFERENCE,
     bare_model,
+    keeps_moves,
     loss_pair,
     own_loss,
+    samples_of,
     summed_loss,
 )
-from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import keeps_moves, samples_of
 from vramfit.integrations.trainer.settings import put_plan
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.loader.budget import free_bytes

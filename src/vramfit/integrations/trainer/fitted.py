@@ -13,9 +13,8 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
-from vramfit.integrations.trainer.losses import LossPair, Origin, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import num_rows, samples_of, why_padded
+from vramfit.integrations.trainer.rows import LossPair, Origin, num_rows, samples_of, step_model, why_padded
 from vramfit.integrations.trainer.sentence_losses import encoder_in
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques, put_together_once
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head

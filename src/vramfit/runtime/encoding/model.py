@@ -12,6 +12,7 @@ from vramfit.runtime.encoding import texts
 from vramfit.runtime.encoding.outputs import cut
 from vramfit.runtime.encoding.request import EncodeRequest, fingerprint
 from vramfit.runtime.inference import Inference
+from vramfit.runtime.onnx_model import arithmetic_of, exported_file
 from vramfit.runtime.retrieval import check_dims
 from vramfit.runtime.trained import open_model
 from vramfit.settings import having
@@ -42,7 +43,8 @@ class Encoder:
         self._trained = replace(trained, prompt=self.prompt)
         self._run_device = RunDevice(request.device, memory=request.memory)
         self._request = decided(request, self._run_device.capability)
-        self.arithmetic = named(self._request)
+        exported = exported_file(request.model)
+        self.arithmetic = named(self._request) if exported is None else arithmetic_of(exported)
         """The precision that is computed in."""
         check_room(trained.tokenizer, trained.max_length, pair=False)
 

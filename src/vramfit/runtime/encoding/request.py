@@ -168,7 +168,7 @@ def fingerprint(model: str) -> str:
         return model
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(folder.rglob("*")):
-        if file.suffix in (".safetensors", ".bin", ".json", ".txt", ".model") and file.is_file():
+        if file.suffix in (".safetensors", ".onnx", ".bin", ".json", ".txt", ".model") and file.is_file():
             num_bytes = file.stat().st_size
             digest.update(f"{file.relative_to(folder)}:{num_bytes};".encode())
             with file.open("rb") as stream:

@@ -12,7 +12,6 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
@@ -147,6 +146,8 @@ class Data:
     evaluation: Samples | None
     max_length: int | None = None
     """Tokens at which texts are cut."""
+    teacher_width: int | None = None
+    """Numbers of a teacher's hidden states, where they are compared with a student's that has others."""
 
     @property
     def longest(self) -> int:
@@ -164,8 +165,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
-    pad_as_configured(tokenizer, found.config)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     limits += [teacher.max_length if teacher is not None else None]
@@ -179,7 +179,18 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         resolved = found.resolve()
         train, *others = samples()
     evaluation = others[0] if others else None
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
+    width = None
+    if teacher is not None and request.reads_hidden:
+        of_teacher = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code)
+        width = int(of_teacher.config.hidden_size)
+    return Data(
+        resolved=resolved,
+        tokenizer=tokenizer,
+        train=train,
+        evaluation=evaluation,
+        max_length=max_length,
+        teacher_width=None if width in (None, getattr(resolved.config, "hidden_size", None)) else width,
+    )
 
 
 def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
@@ -270,6 +281,8 @@ def _of_data(request: TrainRequest, data: Data, planned: Workload | None = None)
         WorkloadError: others were asked for, or planned.
     """
     found = find_task(request.task).data_settings(data.train.references, request.loss)
+    if data.teacher_width is not None:
+        found["distill_width"] = data.teacher_width
     said: list[tuple[str, Any]] = [("asked for", request)]
     if planned is not None:  # what it does not say it was made for all the same
         usual = {"texts": planned.texts_per_sample, "loss": loss_of(planned)}

@@ -24,6 +24,7 @@ from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
 from vramfit.runtime.data.samples import LONGEST, Samples
+from vramfit.tasks.parts.distilled import PROJECTION
 from vramfit.tasks.parts.heads import PROBLEM_TYPES
 from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, head_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -135,12 +136,7 @@ def save_model(
         shutil.rmtree(temporary, ignore_errors=True)
         with _disable_current_modes(), torch.no_grad(), quiet(*CHATTY), _no_bars():
             plain = model if is_plain(model) else merged(model, load_source())
-            state, head = _on_host(plain), head_of(plain)
-            of_head = {name: state.pop(name) for name in list(state) if name.startswith(f"{NAME}.")}
-            plain.save_pretrained(temporary, state_dict=state)
-            tokenizer.save_pretrained(temporary)
-            if head is not None:
-                _save_head(head, of_head, temporary, (plain.config.hidden_size, max_length or _longest(tokenizer)))
+        write_model(plain, tokenizer, temporary, max_length)
         _put_in_place(temporary, output)
     except Exception as error:  # the writer of safetensors has an error of its own for a full disk
         shutil.rmtree(temporary, ignore_errors=True)
@@ -152,6 +148,25 @@ def save_model(
             f"{what}: the model was not saved in {output}; its last checkpoint is whole",
             hint="make room and run the same command with --resume (resume=True)",
         ) from None
+
+
+def write_model(plain: Any, tokenizer: Any, folder: Path, max_length: int | None = None) -> None:
+    """Write a model of transformers and its tokenizer into a folder, with what follows the encoder where it pools.
+
+    Args:
+        max_length: tokens at which texts are cut; None takes what the tokenizer says.
+
+    Raises:
+        OSError, SafetensorError: the disk is full or cannot be written.
+    """
+    with _disable_current_modes(), torch.no_grad(), quiet(*CHATTY), _no_bars():
+        state, head = _on_host(plain), head_of(plain)
+        of_head = {name: state.pop(name) for name in list(state) if name.startswith(f"{NAME}.")}
+        state = {name: value for name, value in state.items() if not name.startswith(f"{PROJECTION}.")}
+        plain.save_pretrained(folder, state_dict=state)
+        tokenizer.save_pretrained(folder)
+        if head is not None:
+            _save_head(head, of_head, folder, (plain.config.hidden_size, max_length or _longest(tokenizer)))
 
 
 def _save_head(

@@ -54,17 +54,17 @@ def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> N
     Raises:
         WorkloadError: another tokenizer, other labels, or vectors or layers of another size; every problem at once.
     """
-    config, of_teacher = data.resolved.config, _config_of(teacher)
+    config, of_teacher = data.resolved.config, config_of(teacher)
     problems = [*_other_tokenizer(teacher, data.tokenizer), *_other_labels(teacher, data.resolved)]
     if teacher.kind.gives_vectors and config.hidden_size != of_teacher.hidden_size:
         problems.append(
             f"vectors of the student have {config.hidden_size} numbers, and those of the teacher "
             f"{of_teacher.hidden_size}: they cannot be compared"
         )
-    if request.reads_hidden and config.hidden_size != of_teacher.hidden_size:
+    if request.reads_hidden and config.num_hidden_layers > of_teacher.num_hidden_layers:
         problems.append(
-            f"distill hidden: layers of the student give {config.hidden_size} numbers a token, and those of the "
-            f"teacher {of_teacher.hidden_size}; take distill logits"
+            f"distill hidden: the student has {config.num_hidden_layers} layers, and the teacher only "
+            f"{of_teacher.num_hidden_layers}"
         )
     if problems:
         raise WorkloadError(
@@ -73,7 +73,8 @@ def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> N
         )
 
 
-def _config_of(teacher: TrainedModel) -> Any:
+def config_of(teacher: TrainedModel) -> Any:
+    """The configuration of a teacher."""
     return resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code).config
 
 
@@ -177,7 +178,7 @@ def fingerprint(teacher: TrainedModel) -> str:
 
 
 def _kinds(request: TrainRequest, teacher: TrainedModel, data: Data) -> tuple[AnswerKind, ...]:
-    kind, config = teacher.kind, _config_of(teacher)
+    kind, config = teacher.kind, config_of(teacher)
     width = config.hidden_size if kind.gives_vectors else len(teacher.label_names) or 1
     found = [
         AnswerKind(name=target_name(name), width=width, by_token=kind.answers_tokens, is_flat=kind.reads_windows)

@@ -33,6 +33,8 @@ from vramfit.tasks.parts.reranked import comparison_of
 
 LOGITS = target_name("logits")
 VECTORS = target_name("embedding")
+PROJECTION = "teacher_projection"
+"""The module that maps hidden states of a student to those of a wider or narrower teacher."""
 Term = tuple[Callable[[Any, Batch], torch.Tensor], Callable[[Batch], int]]
 """A sum over samples or tokens, and how many these are."""
 
@@ -44,8 +46,8 @@ class Teaching:
     temperature: float
     alpha: float
     """Share of the teacher's terms; the labels have the rest."""
-    reads_hidden: bool = False
-    """Whether outputs of the layers are compared too."""
+    hidden_width: int | None = None
+    """Numbers of the teacher's hidden states; None where those are not compared."""
 
 
 def teach(model: Any, how: Teaching) -> None:
@@ -74,8 +76,9 @@ def meta_targets(model: Any, task: str, sizes: tuple[int, int], device: Any, *, 
     if kind.answers_tokens:
         shape = sizes if kind.reads_windows else (*by_token, answer_width(model, kind))
     made = {target_name(name): torch.zeros(shape, device=device) for name in kind.answers}
-    if how.reads_hidden:
-        made[HIDDEN] = torch.zeros(*by_token, hidden_width(model.config), dtype=torch.float16, device=device)
+    if how.hidden_width is not None:
+        width = int(model.config.num_hidden_layers) * how.hidden_width
+        made[HIDDEN] = torch.zeros(*by_token, width, dtype=torch.float16, device=device)
     return made
 
 
@@ -88,9 +91,12 @@ def answer_width(model: Any, kind: Task) -> int:
     return 1 if kind.reads_windows or kind.ranks_candidates else int(model.config.num_labels)
 
 
-def hidden_width(config: Any) -> int:
-    """Numbers of a token's hidden states of all layers of a student, side by side."""
-    return int(config.num_hidden_layers) * int(config.hidden_size)
+def add_projection(model: Any, width: int) -> None:
+    """Have a model learn a map from its hidden states to those of a teacher with another width; it is not saved."""
+    if hasattr(model, PROJECTION):
+        return
+    like = next(model.parameters())
+    setattr(model, PROJECTION, torch.nn.Linear(int(model.config.hidden_size), width, bias=False, device=like.device))
 
 
 def taught(own: HeadLoss, model: Any, batch: Batch) -> HeadLoss:
@@ -114,14 +120,14 @@ def taught(own: HeadLoss, model: Any, batch: Batch) -> HeadLoss:
     def counts(part: Batch) -> list[int]:
         return (own.counts(part) if reads_labels else []) + [count(part) for _, count in terms]
 
-    asks = {"output_hidden_states": True} if how.reads_hidden else {}
+    asks = {} if how.hidden_width is None else {"output_hidden_states": True}
     return replace(own, sums=sums, counts=counts, leaves_out=False, asks=asks)
 
 
 def _terms(model: Any, batch: Batch, how: Teaching) -> list[Term]:
     """The teacher's terms."""
     of_places = sorted(TARGETS & set(batch) - {LOGITS, VECTORS, HIDDEN})
-    hidden: list[Term] = [(partial(_hidden, model.config), _num_tokens)] if how.reads_hidden else []
+    hidden: list[Term] = [] if how.hidden_width is None else [(partial(_hidden, model), _num_tokens)]
     if of_places:
         return [*((partial(_places, how.temperature, name), _num_rows) for name in of_places), *hidden]
     if batch[LOGITS].dim() > PER_TOKEN:
@@ -185,14 +191,14 @@ def _numbers(output: Any, part: Batch) -> torch.Tensor:
     return F.mse_loss(logits_of(output).float(), part[LOGITS], reduction="sum")
 
 
-def _hidden(config: Any, output: Any, part: Batch) -> torch.Tensor:
+def _hidden(model: Any, output: Any, part: Batch) -> torch.Tensor:
     """The mean square of what hidden states are off by, layer by layer, summed over tokens and layers."""
     states, given = output.hidden_states[1:], part[HIDDEN]
-    assert len(states) == config.num_hidden_layers, "a student's layers are not all there"
-    mask = part.get("attention_mask")
+    assert len(states) == model.config.num_hidden_layers, "a student's layers are not all there"
+    mask, project = part.get("attention_mask"), getattr(model, PROJECTION, torch.nn.Identity())
     total = given.new_zeros((), dtype=torch.float32)
     for own, wanted in zip(states, given.chunk(len(states), -1), strict=True):
-        each = (own.float() - wanted.float()).square().mean(-1)
+        each = (project(own).float() - wanted.float()).square().mean(-1)
         total = total + (each if mask is None else each * mask).sum()
     return total
 
