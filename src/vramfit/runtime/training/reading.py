@@ -1,45 +1,23 @@
 """The data of a run: the rows of training and evaluation files, tokenized while the model's class is imported."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from vramfit.errors import VramfitError, WorkloadError
-from vramfit.loader.budget import free_bytes
-from vramfit.loader.load import load_request, make_request
+from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import max_positions
-from vramfit.models.configuration import SIZE_LIMITS
 from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
-from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.examples import check_learnable
 from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
-from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
-from vramfit.runtime.distributed.processes import Processes
-from vramfit.runtime.training import events
-from vramfit.runtime.training.checkpoints import CheckpointStore
-from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
-from vramfit.runtime.training.saving import describe_head
-from vramfit.settings import CHOSEN, PLANNED, SETTINGS
-from vramfit.settings.embedding import loss_of
+from vramfit.runtime.training.request import TrainRequest
 from vramfit.stages import beside, tell
-from vramfit.tasks import find_task
 from vramfit.tasks.parts.heads import SINGLE
 from vramfit.tasks.parts.reading import Tokenizing
-from vramfit.techniques.application import prepare
-from vramfit.techniques.packing.attention import has_packed_kernel
-from vramfit.units import parse_bytes
-from vramfit.workload import Workload
 
 if TYPE_CHECKING:
     from vramfit.runtime.trained import TrainedModel
-
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

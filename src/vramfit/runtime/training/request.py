@@ -295,6 +295,9 @@ def _contradictions(r: TrainRequest) -> list[str]:
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, f"{SETTINGS[Quantize.keyword].words(r)} is trained beside fp32 or amp weights"),
+        (
+            r.is_quantized and r.has_bf16_weights,
+            f"{SETTINGS[Quantize.keyword].words(r)} is trained beside fp32 or amp weights",
+        ),
     ]
     return [text for broken, text in rules if broken]
