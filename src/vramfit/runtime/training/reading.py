@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import max_positions
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.plan import Plan
@@ -49,8 +48,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
-    pad_as_configured(tokenizer, found.config)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     limits += [teacher.max_length if teacher is not None else None]

@@ -12,7 +12,6 @@ from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting, completed, record_of
 from vramfit.settings.distillation import LOGITS
-from vramfit.settings.quantize import Quantize
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.tasks.parts.heads import SINGLE
@@ -295,9 +294,6 @@ def _contradictions(r: TrainRequest) -> list[str]:
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (
-            r.is_quantized and r.has_bf16_weights,
-            f"{SETTINGS[Quantize.keyword].words(r)} is trained beside fp32 or amp weights",
-        ),
+        (r.is_quantized and r.has_bf16_weights, "quantized weights are trained beside fp32 or amp weights, not bf16"),
     ]
     return [text for broken, text in rules if broken]
