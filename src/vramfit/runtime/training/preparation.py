@@ -58,6 +58,9 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
         problems.append(f"the plan is for task {w.task}, not {request.task}")
     if request.batch is not None and w.batch != request.batch:
         problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
+    if w.distill != request.distill:
+        says, asked = (f"distill {how}" if how else "no teacher" for how in (w.distill, request.distill))
+        problems.append(f"the plan is for {says}, not {asked}")
     problems += _other_settings(request, w)
     other = _other_model(request, plan, on_event)
     if problems or other:
@@ -130,6 +133,70 @@ KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
+<<<<<<< HEAD
+=======
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What there is to learn from and to evaluate on."""
+
+    resolved: ResolvedModel
+    tokenizer: Any
+    train: Samples
+    evaluation: Samples | None
+    max_length: int | None = None
+    """Tokens at which texts are cut."""
+    teacher_width: int | None = None
+    """Numbers of a teacher's hidden states, where they are compared with a student's that has others."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max(self.train.lengths)
+
+
+def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel | None" = None) -> Data:
+    """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
+
+    Args:
+        teacher: whose labels the data has, in its order, and whose length is not exceeded.
+
+    Raises:
+        UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
+    """
+    found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
+    limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
+    limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
+    limits += [teacher.max_length if teacher is not None else None]
+    max_length = int(min(n for n in limits if n))
+    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
+    if teacher is not None:
+        how = replace(how, label_names=teacher.label_names)
+    problem = request.problem or (teacher.problem if teacher is not None else None)
+    rows = found.checked_first(lambda: _read(request, how, problem))
+    with beside(lambda: [each.tokenized() for each in rows]) as samples:
+        resolved = found.resolve()
+        train, *others = samples()
+    evaluation = others[0] if others else None
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
+
+
+def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
+    """The rows of the training data, and of the evaluation data where that is given."""
+    tell(f"reading {request.data}")
+    source = replace(request.source(request.data), problem=problem)
+    train = read_rows(source, how, seed=request.seed)
+    problem = train.how.problem
+    check_learnable(source, train.examples)
+    if request.label_smoothing and problem not in (None, SINGLE):
+        raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
+    if request.eval_data is None:
+        return [train]
+    how = replace(how, label_names=train.how.label_names)
+    return [train, read_rows(replace(request.source(request.eval_data), problem=problem), how, seed=request.seed)]
+
+
+>>>>>>> h-distill
 def make_plan(
     request: TrainRequest,
     data: Data,
@@ -237,7 +304,8 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
             hint=f"plan anew with --num-gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
         )
     if plan is not None:
-        planned = replace(plan.workload, **_of_data(request, data, plan.workload))
+        taught = {name: getattr(request, name) for name in ("distill_temperature", "distill_alpha")}
+        planned = replace(plan.workload, **_of_data(request, data, plan.workload), **taught)
         return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
     batches, of_data = _batches(request, data, num_gpus), _of_data(request, data)
     is_joint = of_data.get("loss") in find_task(request.task).joint_losses
@@ -326,12 +394,3 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     model, report = load_request(asked, progress=progress)
     describe_head(model.config, run.data.train)
     return model, report
-
-
-def source_fingerprint(resolved: ResolvedModel) -> str:
-    """What the frozen weights of a resumed run are recognised by: the sizes of the source's files."""
-    folder = resolved.folder
-    if folder is None:
-        return resolved.name
-    sizes = sorted((p.name, p.stat().st_size) for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
-    return ", ".join(f"{name} of {size} bytes" for name, size in sizes) or resolved.name
