@@ -1,4 +1,4 @@
-"""From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
+"""From a request and its data to what a run needs: the plan first, then the model."""
 
 import math
 from collections.abc import Callable
@@ -10,34 +10,28 @@ import torch
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.resolve import ResolvedModel, find_model, resolve
+from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.tasks import default_attention
-from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_learnable
-from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
+from vramfit.runtime.training.reading import Data
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.runtime.training.saving import describe_head
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.settings.embedding import loss_of
-from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
-from vramfit.tasks.parts.heads import SINGLE
-from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
 if TYPE_CHECKING:
-    from vramfit.runtime.trained import TrainedModel
+    pass
 
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
@@ -139,6 +133,8 @@ KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
 
 
+<<<<<<< HEAD
+=======
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """What there is to learn from and to evaluate on."""
@@ -200,6 +196,7 @@ def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[C
     return [train, read_rows(replace(request.source(request.eval_data), problem=problem), how, seed=request.seed)]
 
 
+>>>>>>> h-distill
 def make_plan(
     request: TrainRequest,
     data: Data,

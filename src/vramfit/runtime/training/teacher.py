@@ -17,7 +17,8 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import TrainedModel, open_model, tasks_of
 from vramfit.runtime.training import events
 from vramfit.runtime.training.answers import FOLDER, AnswerKind, AnswerManifest, Answers
-from vramfit.runtime.training.preparation import Data, Run
+from vramfit.runtime.training.preparation import Run
+from vramfit.runtime.training.reading import Data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import digest
 from vramfit.stages import tell

@@ -19,14 +19,13 @@ from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
 from vramfit.runtime.training.preparation import (
-    Data,
     Run,
     adapted_plan,
     chosen_workload,
     make_plan,
-    read_data,
     saved_plan,
 )
+from vramfit.runtime.training.reading import Data, read_data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import source_fingerprint
 from vramfit.runtime.training.session import Session
