@@ -109,15 +109,17 @@ def _other_cards() -> str:
         json.loads((ROOT / "benchmarks" / "published" / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("measurements", "predictions")
     )
-    found = [c for c in cards.compare(measured, predicted) if c.is_promised and c.is_repeatable]
+    promised = [c for c in cards.compare(measured, predicted) if c.is_promised]
+    found = [c for c in promised if c.is_repeatable]
     below = [c for c in found if c.is_below]
     num_cards = len({c.row["card"] for c in found})
     return (
         f"**Other GPUs** use the same rules with that card's own data. Of {len(found)} published measurements on "
         f"{WORDS[num_cards]} other cards, {len(found) - len(below)} are at or below the prediction; the largest is "
         f"{_percent(-min(c.error for c in below))} above it ([Other cards](docs/cards.md) has each, with the reason "
-        "where it is known). An estimate for such a card says `derived`, and plans keep more headroom. `vramfit "
-        "measure` compares a prediction with your card."
+        f"where it is known, and {len(promised) - len(found)} rows more whose source leaves settings out). An estimate "
+        "for such a card says `derived`, and plans keep more headroom. `vramfit measure` compares a prediction with "
+        "your card."
     )
 
 
