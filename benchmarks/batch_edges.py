@@ -126,8 +126,8 @@ def draw() -> list[dict[str, Any]]:
 def predict(case: dict[str, Any]) -> tuple[bool, bool]:
     """Whether it runs where segments most likely lie, and whether it runs wherever they lie."""
     from vramfit.allocator.replay import PLACEMENTS, replay
+    from vramfit.estimator.peaks import marks_of, warm_stream
     from vramfit.estimator.resolve import resolve_workload
-    from vramfit.estimator.weighing import marks_of, warm_stream
 
     keywords = {k: v for k, v in case["workload"].items() if k != "model"}
     keywords |= {"gpu": "h200", "torch_version": "2.11"}

@@ -6,9 +6,8 @@ Two searches. XQuAD: a question finds its paragraph; articles are learned from o
 message finds messages of its intent among the training set; half of the intents are learned from, the others searched.
 `before` is the model as published, `batch-32` and `batch-512` are `vramfit train` with as many pairs a step, in passes
 of the same size, and `peer-32` is sentence-transformers' trainer with the same data, seed, steps and schedule. Every
-model is searched by `vramfit evaluate`. `reranked` (of XQuAD) is the search of `before` whose best documents a reranker
-has ordered, trained from the same weights. One line of JSON a case is added to the results, and cases that are there
-are not run again.
+model is searched by `vramfit evaluate`. One line of JSON a case is added to the results, and cases that are there are
+not run again.
 """
 
 import argparse
@@ -25,9 +24,7 @@ from typing import Any
 import forked
 
 TASKS = ("xquad", "banking77")
-SIDES = ("before", "batch-32", "batch-512", "peer-32", "reranked")
-NUM_NEGATIVES = 3
-"""Paragraphs of other articles that a reranker learns from beside each right one."""
+SIDES = ("before", "batch-32", "batch-512", "peer-32")
 SEED, LR = 0, 2e-5
 NUM_TEST_ARTICLES = 12
 NUM_PAIRS, NUM_QUERIES = 1024, 400
@@ -42,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         for task in options.tasks:
             files = write_files(task, options.data, Path(folder) / task)
             for side in options.sides:
-                if (task, side) in done or (side == "reranked" and task != "xquad"):
+                if (task, side) in done:
                     continue
                 line = {"task": task, "side": side, **run(side, files, options)}
                 with options.out.open("a", encoding="utf-8") as file:
@@ -56,32 +53,24 @@ def write_files(task: str, data: Path, folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True)
     pairs, queries, documents, relevant = (xquad if task == "xquad" else banking77)(data)
     files = {name: folder / f"{name}.csv" for name in ("pairs", "queries", "documents", "relevant")}
-    _write(files["pairs"], ("anchor", "positive"), pairs)
-    _write(files["queries"], ("id", "text"), queries)
-    _write(files["documents"], ("id", "text"), documents)
-    _write(files["relevant"], ("query_id", "document_id"), relevant)
-    files["groups"] = folder / "groups.csv"
-    negatives = [f"negative_{n + 1}" for n in range(NUM_NEGATIVES)]
-    _write(files["groups"], ("query", "positive", *negatives), groups_of(pairs))
+    write_table(files["pairs"], ("anchor", "positive"), pairs)
+    write_table(files["queries"], ("id", "text"), queries)
+    write_table(files["documents"], ("id", "text"), documents)
+    write_table(files["relevant"], ("query_id", "document_id"), relevant)
     return files
 
 
-def groups_of(pairs: list[Any]) -> list[tuple[str, ...]]:
-    """Each query with its document and some of others."""
-    draw, documents = random.Random(SEED), sorted({document for _, document in pairs})
-    groups = []
-    for query, document in pairs:
-        others = draw.sample([other for other in documents if other != document], NUM_NEGATIVES)
-        groups.append((query, document, *others))
-    return groups
+def xquad_articles(data: Path) -> list[Any]:
+    """All articles, shuffled: the first ones are searched, the others learned from."""
+    articles: list[Any] = json.loads((data / "xquad_en" / "xquad.en.json").read_text(encoding="utf-8"))["data"]
+    random.Random(SEED).shuffle(articles)
+    return articles
 
 
 def xquad(data: Path) -> tuple[list[Any], ...]:
     """Articles apart."""
-    articles = json.loads((data / "xquad_en" / "xquad.en.json").read_text(encoding="utf-8"))["data"]
-    random.Random(SEED).shuffle(articles)
     pairs, queries, documents, relevant = [], [], [], []
-    for number, article in enumerate(articles):
+    for number, article in enumerate(xquad_articles(data)):
         for place, paragraph in enumerate(article["paragraphs"]):
             document = f"d{number}-{place}"
             for question in paragraph["qas"]:
@@ -119,7 +108,8 @@ def banking77(data: Path) -> tuple[list[Any], ...]:
     return pairs, queries, documents, relevant
 
 
-def _write(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
+def write_table(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
+    """A CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -147,7 +137,7 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
                 str(options.epochs),
             ]
             length = ["--seq", str(options.seq), "--schedule", "linear", "--warmup", "0.1", "--device", options.device]
-            _call(
+            call(
                 "train",
                 str(files["pairs"]),
                 "--model",
@@ -162,30 +152,11 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
         elif side.startswith("peer-"):
             model = str(Path(folder) / "model")
             train_peer(source, files["pairs"], model, int(side.partition("-")[2]), options)
-        beside = []
-        if side == "reranked":
-            second = str(Path(folder) / "reranker")
-            how = ["--batch", "32", "--seed", str(SEED), "--lr", "5e-5", "--epochs", str(options.epochs)]
-            length = ["--seq", str(2 * options.seq), "--device", options.device]
-            _call(
-                "train",
-                str(files["groups"]),
-                "--model",
-                source,
-                "--output",
-                second,
-                "--task",
-                "reranking",
-                *how,
-                *length,
-            )
-            beside = ["--rerank", second, "--top", "20"]
         train_s = time.perf_counter() - began
         found = json.loads(
-            _call(
+            call(
                 "evaluate", model, "--queries", str(files["queries"]), "--documents", str(files["documents"]),
                 "--relevant", str(files["relevant"]), "--seq", str(options.seq), "--device", options.device, "--json",
-                *beside,
             )
         )  # fmt: skip
     made = {"train_s": round(train_s, 1), "seq": options.seq, "epochs": options.epochs, "lr": LR}
@@ -232,7 +203,8 @@ def versions(device: str) -> dict[str, Any]:
     }
 
 
-def _call(*arguments: str) -> str:
+def call(*arguments: str) -> str:
+    """What a verb of the command line prints."""
     done = subprocess.run(
         [sys.executable, "-m", "vramfit", *arguments], capture_output=True, text=True, check=False, timeout=7200
     )

@@ -160,7 +160,7 @@ def _torchao_config() -> Any:
 @contextmanager
 def _host_growth() -> Iterator[dict[str, int | None]]:
     """The most that the process's own memory grows meanwhile, watched from a thread."""
-    from vramfit.loader.making import anonymous_bytes
+    from vramfit.loader.model import anonymous_bytes
 
     before = anonymous_bytes()
     growth: dict[str, int | None] = {"bytes": None if before is None else 0}

@@ -149,10 +149,9 @@ def track(workload: Workload, model: Any) -> tuple[int, list[float]]:
     from vramfit.step.plain import forward_step, make_batch, train_step
     from vramfit.techniques import optimizers
     from vramfit.techniques.application import apply
-    from vramfit.techniques.precision import autocast_dtype
 
     module = import_module("torch.distributed._tools.mem_tracker")
-    w, dtype = workload, autocast_dtype(workload.precision)
+    w, dtype = workload, workload.autocast_dtype
 
     def autocast() -> AbstractContextManager[Any]:
         return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)

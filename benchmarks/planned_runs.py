@@ -161,9 +161,7 @@ def _run(model: Any, training: Any, plan: Any, num_steps: int) -> dict[str, Any]
 def _evaluate(model: Any, size: int, workload: Any) -> None:
     import torch
 
-    from vramfit.techniques.precision import autocast_dtype
-
-    dtype = autocast_dtype(workload.precision)
+    dtype = workload.autocast_dtype
     model.eval()
     for seed in range(2):
         batch = capped_run.full_batch(size, workload.seq, seed)

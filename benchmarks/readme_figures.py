@@ -95,6 +95,29 @@ def trusted() -> str:
         f"were exact to the byte, the worst was {_percent(s['worst_error_allocated'])} off, and none was too low by "
         f"more than 0.1 % and 2 MiB. At the edge of a memory cap, where one sample decides, {edges['num_agree']} of "
         f"{edges['num_cases']} answers were right ([Accuracy](docs/accuracy.md)).",
+        _other_cards(),
+    )
+
+
+def _other_cards() -> str:
+    """Predictions beside what others published."""
+    import json
+
+    import published_page as cards
+
+    measured, predicted = (
+        json.loads((ROOT / "benchmarks" / "published" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("measurements", "predictions")
+    )
+    found = [c for c in cards.compare(measured, predicted) if c.is_promised and c.is_repeatable]
+    below = [c for c in found if c.is_below]
+    num_cards = len({c.row["card"] for c in found})
+    return (
+        f"**Other GPUs** use the same rules with that card's own data. Of {len(found)} published measurements on "
+        f"{WORDS[num_cards]} other cards, {len(found) - len(below)} are at or below the prediction; the largest is "
+        f"{_percent(-min(c.error for c in below))} above it ([Other cards](docs/cards.md) has each, with the reason "
+        "where it is known). An estimate for such a card says `derived`, and plans keep more headroom. `vramfit "
+        "measure` compares a prediction with your card."
     )
 
 

@@ -222,8 +222,8 @@ def differences(heard: Heard, asked: list[Question], expected: dict[int, list[li
 class Server:
     """`vramfit serve` in a process of its own; left by an error, it is ended, and what it said is printed."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "vramfit", "serve", *arguments, "--port", "0", "--json"]
+    def __init__(self, *arguments: str, program: tuple[str, ...] = ("-m", "vramfit")) -> None:
+        command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--json"]
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name) / "stderr"
         with self._log.open("wb") as errors:

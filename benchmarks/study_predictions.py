@@ -101,8 +101,8 @@ def _replay(stream: Any, until: int, options: Any, capacity_bytes: int | None) -
 def predict_one_pass(case: Case) -> dict[str, Any]:
     """The largest batch of a single pass in a process that has run a product before; beside it, of pass after pass."""
     from vramfit.allocator.caching import SimulatedOutOfMemory
+    from vramfit.estimator.peaks import warm_stream
     from vramfit.estimator.resolve import resolve_workload
-    from vramfit.estimator.weighing import warm_stream
 
     traced, _ = resolve_workload(MODELS[case.model], case.keywords())
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start too
 os.environ["VRAMFIT_CACHE"] = "off"  # traces that a user has kept are no answer to a test
@@ -15,6 +16,23 @@ torch.set_num_threads(1)
 # how long an example takes says something of the machine, nothing of the code
 settings.register_profile("vramfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vramfit")
+
+
+TOGETHER = ("tests/browser/", "tests/unit/runtime/distributed/", "tests/unit/web/")
+"""Folders whose files share a browser, a server or a process that is forked."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files of such a folder go to one process, so that what they share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadTogether(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+    return LoadTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

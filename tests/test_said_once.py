@@ -15,6 +15,7 @@ Many words have another meaning too: `re.compile`, the optimizer that a `Stepper
 """
 
 import ast
+import importlib
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from tests.waiting import LIMIT_S
 from vramfit.settings import SETTINGS
 
 SOURCE = Path(__file__).parents[1] / "src" / "vramfit"
-MOST_FILES, MOST_LINES, LONGEST, MANY_PARAMETERS = 323, 62_300, 400, 36
+MOST_FILES, MOST_LINES, LONGEST, MANY_PARAMETERS = 350, 68_000, 400, 36
 MOST_OUTSIDE = {
     "accumulate": 5,
     "precision": 5,
@@ -203,9 +204,12 @@ def num_parameters(function: ast.FunctionDef) -> int:
     return len([name for name in names if name not in ("self", "cls")])
 
 
-@pytest.mark.parametrize(("job", "most_files", "most_frames"), [("estimate", 84, 15), ("train", 98, 0)])
+@pytest.mark.parametrize(
+    ("job", "most_files", "most_frames"), [("estimate", 60, 15), ("train", 83, 0), ("fit_trainer", 96, 29)]
+)
 def test_few_files_are_passed_through(job: str, most_files: int, most_frames: int) -> None:
     """As `scripts/files_entered.py` counts them; a run on a CPU without a budget traces nothing."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    others = ("transformers.models.bert.modeling_bert",)  # whose imports need not be looked at
+    with multiprocessing.get_context("spawn").Pool(1, importlib.import_module, others) as pool:
         entered, frames = pool.apply_async(entered_by, (job,)).get(LIMIT_S)
     assert (len(entered) <= most_files, len(frames) <= most_frames) == (True, True), [*entered, *frames]

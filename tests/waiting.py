@@ -53,9 +53,13 @@ def ended_in_time(process: "subprocess.Popen[Any]", *, limit_s: float = LIMIT_S)
 
 
 @contextmanager
-def running(command: list[str], **options: Any) -> "Iterator[subprocess.Popen[str]]":
-    """A process for a block: it does not outlive the block, nor the limit."""
-    with subprocess.Popen(command, text=True, **options) as process:
+def running(command: list[str], *, start: Any = subprocess.Popen, **options: Any) -> Iterator[Any]:
+    """A process for a block: it does not outlive the block, nor the limit.
+
+    Args:
+        start: `WarmProcess` of `tests/warm.py` where the process need not import everything itself.
+    """
+    with start(command, text=True, **options) as process:
         try:
             with ended_in_time(process):
                 yield process

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vramfit.estimator.predict import estimate
     from vramfit.integrations.drop_ins import fit_encoder, fit_reranker
     from vramfit.loader.load import load
-    from vramfit.planner.margin import max_batch
+    from vramfit.planner.choose import max_batch
     from vramfit.planner.plan import plan
     from vramfit.records.estimate import Estimate, MaxBatch
     from vramfit.records.finding import Finding, LoadReport
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vramfit.runtime.encoding.encode import encode
     from vramfit.runtime.stepper import Stepper
     from vramfit.runtime.watching import watch
+    from vramfit.smaller.comparison import compare
+    from vramfit.smaller.distillation import distill
     from vramfit.techniques.application import make_optimizer, prepare
     from vramfit.workload import Workload
 
@@ -63,13 +65,15 @@ _HOME = {
     "Workload": "vramfit.workload",
     "WorkloadError": "vramfit.errors",
     "company": "vramfit.runtime.distributed.processes",
+    "compare": "vramfit.smaller.comparison",
+    "distill": "vramfit.smaller.distillation",
     "encode": "vramfit.runtime.encoding.encode",
     "estimate": "vramfit.estimator.predict",
     "fit_encoder": "vramfit.integrations.drop_ins",
     "fit_reranker": "vramfit.integrations.drop_ins",
     "load": "vramfit.loader.load",
     "make_optimizer": "vramfit.techniques.application",
-    "max_batch": "vramfit.planner.margin",
+    "max_batch": "vramfit.planner.choose",
     "plan": "vramfit.planner.plan",
     "prepare": "vramfit.techniques.application",
     "watch": "vramfit.runtime.watching",
@@ -97,6 +101,8 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "company",
+    "compare",
+    "distill",
     "encode",
     "estimate",
     "fit_encoder",

@@ -14,7 +14,7 @@ from tests.waiting import ended_in_time, stop
 web_load = load_script(Path(__file__).parents[2] / "benchmarks" / "web_load.py")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address() -> Iterator[str]:
     """A running `vramfit web`."""
     command = [sys.executable, "-m", "vramfit", "web", "--port", "0", "--json", "--workers", "2"]
@@ -27,7 +27,7 @@ def address() -> Iterator[str]:
         stop(process)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """A headless Chromium."""
     if executable() is None:

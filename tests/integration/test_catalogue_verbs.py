@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.command import vramfit
 from tests.waiting import running
+from tests.warm import WarmProcess
 from vramfit.estimator.predict import estimate
 
 
@@ -111,7 +112,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 @pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--json"), ("estimate", "bert-tiny")])
 def test_a_reader_that_has_gone_is_what_shells_call_it(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "vramfit", *arguments]
-    with running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running(command, start=WarmProcess, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None

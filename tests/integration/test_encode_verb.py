@@ -14,6 +14,7 @@ from tests.integration.command import Done, vramfit
 from tests.unit.models.sentence_folders import write_folder, write_json
 from tests.unit.runtime.training.small_runs import BAD, GOOD, write_model
 from tests.waiting import LIMIT_S, running, wait_until
+from tests.warm import WarmProcess
 from vramfit.runtime.encoding.texts import HOST_PART_ROWS
 
 NUM_PARTS = 5
@@ -52,9 +53,8 @@ def test_a_run_that_is_ended_goes_on(folder: Path, whole: Path, tmp_path: Path, 
     output = tmp_path / "vectors.npy"
     command = [sys.executable, "-m", "vramfit", "encode", str(folder / "model"), "-", "-o", str(output)]
     rows = (folder / "rows.txt").read_text()
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-    with running(command, env=env, **pipes) as process:
+    with running(command, start=WarmProcess, **pipes) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(rows)  # all but its end: the last part never comes

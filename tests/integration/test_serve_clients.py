@@ -21,6 +21,7 @@ from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 serving: Any = load_script(ROOT / "benchmarks" / "serving.py")
+FORKED = (str(Path(__file__).with_name("serve_from_forks.py")),)
 KEY = "a-key-for-tests"
 TEXTS = [*SENTENCES, "a very long text that is cut " * 60, "naïve — 東京"]
 QUERY, CANDIDATES = "where lives anna", ["anna lives in paris", "the film was dull", "tom saw the film"]
@@ -37,7 +38,7 @@ def server(reranker: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VRAMFIT_API_KEY", KEY)
         models = (f"minilm={minilm()}", f"rank={reranker}")
-        started = serving.Server(*models, "--device", "cpu", "--memory", BUDGET, "--timeout", "280")
+        started = serving.Server(*models, "--device", "cpu", "--memory", BUDGET, "--timeout", "280", program=FORKED)
     try:
         yield started
     finally:

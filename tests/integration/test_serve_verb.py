@@ -22,6 +22,7 @@ from tests.waiting import LIMIT_S, running
 
 ROOT = Path(__file__).parents[2]
 serving: Any = load_script(ROOT / "benchmarks" / "serving.py")
+FORKED = (str(Path(__file__).with_name("serve_from_forks.py")),)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server(model: str) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS")  # workers share the processors among themselves
-        started = serving.Server(model, "--device", "cpu", "--workers", "2", "--memory", "400MiB", "--timeout", "280")
+        limits = ("--memory", "400MiB", "--timeout", "280")
+        started = serving.Server(model, "--device", "cpu", "--workers", "2", *limits, program=FORKED)
     try:
         yield started
     finally:
@@ -80,7 +82,9 @@ def test_a_worker_that_is_killed_is_replaced_and_nobody_notices(server: Any) -> 
 
 
 def _is_worker(pid: int) -> bool:
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Whether it is forked from the process that has imported everything."""
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return all(b"forkserver" in Path(f"/proc/{one}/cmdline").read_bytes() for one in (pid, parent))
 
 
 def test_faults_and_a_stop_in_the_middle_of_requests(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,6 +232,19 @@ def test_the_pictures_of_the_concepts_are_those_of_todays_predictions() -> None:
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == drawn
 
 
+def test_the_pictures_of_the_evidence_are_those_of_the_results() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import draw_evidence
+
+    for name, drawn in draw_evidence.pictures().items():
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == drawn
+
+
+def test_no_page_is_longer_than_300_lines() -> None:
+    lengths = {page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in DOCS.rglob("*.md")}
+    assert {name: length for name, length in lengths.items() if length > 300} == {}
+
+
 def test_examples_of_docstrings_become_blocks_of_code() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     import docs_examples

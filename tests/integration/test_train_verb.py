@@ -9,15 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from tests import warm
 from tests.integration.command import Done, vramfit
 from tests.unit.runtime.training.small_runs import same_weights, write_classes, write_model
 from tests.waiting import running, wait_until
+from tests.warm import ENVIRONMENT, WarmProcess
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -161,10 +163,9 @@ def test_a_model_without_a_head_for_the_task_is_refused_before_labels_are_compar
 
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(folder: Path, trained: Done) -> None:
     arguments = command(folder, "stopped", "--epochs", "6")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     program = [sys.executable, "-m", "vramfit", *arguments]
     journal = folder / "stopped" / "metrics.jsonl"
-    with running(program, env=environment, stderr=subprocess.PIPE) as process:
+    with running(program, start=WarmProcess, stderr=subprocess.PIPE) as process:
         wait_until(lambda: journal.exists() and journal.stat().st_size > 200, "a step is journalled", child=process)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
@@ -184,12 +185,12 @@ def early(folder: Path, data: Path) -> list[str]:
     return ["train", str(data), *paths, "--device", "emulated", "--memory", "64MiB", "--batch", "8", "--epochs", "1"]
 
 
-def importing(process: "subprocess.Popen[str]", pipe: Path) -> None:
+def importing(process: Any, pipe: Path) -> None:
     maps = Path(f"/proc/{process.pid}/maps")
     wait_until(lambda: "libtorch" in maps.read_text(), "torch is being imported", child=process)
 
 
-def write_end(process: "subprocess.Popen[str]", pipe: Path) -> TextIO:
+def write_end(process: Any, pipe: Path) -> TextIO:
     """Of a pipe, once the process reads from it."""
 
     def opened() -> int | None:
@@ -203,7 +204,7 @@ def write_end(process: "subprocess.Popen[str]", pipe: Path) -> TextIO:
     return os.fdopen(number, "w")
 
 
-def reading_data(process: "subprocess.Popen[str]", pipe: Path) -> None:
+def reading_data(process: Any, pipe: Path) -> None:
     with write_end(process, pipe) as file:
         file.write("text,label\n")
         file.flush()
@@ -211,7 +212,7 @@ def reading_data(process: "subprocess.Popen[str]", pipe: Path) -> None:
         process.wait()
 
 
-def planning(process: "subprocess.Popen[str]", pipe: Path) -> None:
+def planning(process: Any, pipe: Path) -> None:
     with write_end(process, pipe) as file:
         file.write((pipe.parent / "train.csv").read_text())
     assert process.stderr is not None
@@ -219,15 +220,16 @@ def planning(process: "subprocess.Popen[str]", pipe: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("moment", [importing, reading_data, planning])
+@pytest.mark.parametrize(
+    ("moment", "start"), [(importing, subprocess.Popen), (reading_data, WarmProcess), (planning, WarmProcess)]
+)
 def test_ctrl_c_before_the_first_step_ends_at_once_and_says_so(
-    folder: Path, moment: Callable[["subprocess.Popen[str]", Path], None]
+    folder: Path, moment: Callable[[Any, Path], None], start: Any
 ) -> None:
     pipe = folder / "pipe.csv"
     os.mkfifo(pipe)
     program = [sys.executable, "-m", "vramfit", *early(folder, pipe)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with running(program, env=environment, stderr=subprocess.PIPE) as process:
+    with running(program, start=start, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
         moment(process, pipe)
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
@@ -259,7 +261,7 @@ def test_what_does_not_fit_is_code_three(folder: Path) -> None:
 def test_kills_at_random_moments_change_nothing() -> None:
     script = [str(ROOT / "scripts" / "kill_and_resume.py"), "--count", "5", "--steps", "40", "--fork"]
     rounds = ["--train=", "--train=--offload optimizer --precision bf16", "--train=--offload weights"]
-    done = subprocess.run([sys.executable, *script, *rounds], capture_output=True, text=True)
+    done = warm.run([sys.executable, *script, *rounds])
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"(\d+) kills in \d+ runs; (\d+) wrong", done.stdout)
     assert found == [("5", "0")] * len(rounds), done.stdout

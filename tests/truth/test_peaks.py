@@ -14,10 +14,10 @@ import pytest
 from tests.truth.cases import load, model_of, workload_of
 
 from vramfit.allocator.replay import PhasePeaks
+from vramfit.estimator.peaks import predict_peaks
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import collection_paused
-from vramfit.estimator.weighing import weigh
 from vramfit.units import MIB
 
 CASES = [(name, case) for name in ("peaks_h200", "peaks_random_h200") for case in load(name)]
@@ -61,7 +61,7 @@ def row_of(name: str, recorded: dict[str, Any]) -> Row:
     workload = workload_of(case)
     keywords = {key: getattr(workload, key) for key in KEYWORDS}
     traced, target = resolve_workload(model_of(case), keywords)
-    outcome = weigh(traced.stream(case["batch"]), traced.options, target.capacity_bytes)
+    outcome = predict_peaks(traced.stream(case["batch"]), traced.options, target.capacity_bytes)
     likely = outcome.likely
     steps: list[PhasePeaks] = [p for p in likely.phases if "step" in p.name]
     true = result["steps"]

@@ -11,6 +11,7 @@ from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream
 from vramfit.techniques import optimizers
 from vramfit.trace.run import Session, prepare, tracing
+from vramfit.trace.values import give_inputs
 from vramfit.workload import Workload
 
 Events = list[tuple[str, int]]
@@ -78,6 +79,7 @@ def full_model_loop(session: Session, model: Any, case: dict[str, Any], workload
         segment = f"step{step}"
         tracer.begin(segment, "forward")
         given = inputs(case, batch)
+        give_inputs(tracer.values, model, workload, given)
         if optimizer is not None:
             with session.autocast():
                 loss = model(**given, labels=torch.zeros(batch, dtype=torch.long, device="meta")).loss
@@ -101,6 +103,7 @@ def labelled_loop(session: Session, model: Any, case: dict[str, Any], workload: 
     tracer, batch = session.tracer, case["batch"]
     tracer.begin("inputs", "inputs")
     given = inputs(case, batch)
+    give_inputs(tracer.values, model, workload, given)
     given |= labels(case, given, batch)
     yield "inputs"
     optimizer = optimizers.make(workload.optimizer, model.parameters())

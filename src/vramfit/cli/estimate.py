@@ -1,4 +1,5 @@
-"""`vramfit estimate`, `max-batch`, `measure`, `calibrate` and `report`: what a job takes, predicted and measured."""
+"""`vramfit estimate`, `max-batch`, `measure`, `receipts`, `calibrate` and `report`: what a job takes, predicted and
+measured."""
 
 import webbrowser
 from contextlib import nullcontext
@@ -10,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.first_look import is_path, look_at_driver
-from vramfit.cli.options import Json, WorkloadOptions, argument, option, verb
+from vramfit.cli.first_look import is_path, look_at_driver, look_at_place
+from vramfit.cli.options import Json, ReceiptFile, WorkloadOptions, argument, option, verb
 from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_json, say, show, table, working
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.models.catalogue import find_entry
 from vramfit.records.codec import replace_file
 from vramfit.records.measurement import Calibration, Measurement, compare
+from vramfit.records.receipt import Receipt, read_receipt
 from vramfit.report.estimate import render_estimate
 from vramfit.report.html.page import plotly_script, render_report
 from vramfit.report.html.subject import NOT_PREDICTED, Subject, read_subject
-from vramfit.report.run import render_comparison
+from vramfit.report.run import render_comparison, render_receipts
 from vramfit.report.sizes import render_max_batch, render_table
 from vramfit.settings import having
 from vramfit.stages import tell, within
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from vramfit.records.estimate import Advice, Estimate
 
 FIGURES = ("requested", "allocated", "reserved", "process")
+REFUSED = 1
+"""The exit code where a receipt is refused."""
+MAX_RECEIPTS = 10_000
 
 
 @verb("vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4", tables=True)
@@ -93,7 +98,7 @@ def max_batch(options: WorkloadOptions, json: Json = False) -> None:
     """
     keywords = options.keywords()
     with working(f"Searching the largest batch of {options.model}"):
-        from vramfit.planner.margin import max_batch
+        from vramfit.planner.choose import max_batch
 
         found = max_batch(options.model, **keywords)
     show(found, render_max_batch, json=json)
@@ -111,6 +116,7 @@ def measure(
     tolerance: Annotated[
         float, option("Largest error of an allocated or reserved peak, as a fraction.", "X", min=0.0)
     ] = 0.01,
+    receipt: ReceiptFile = None,
     json: Json = False,
 ) -> None:
     """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
@@ -119,10 +125,15 @@ def measure(
     3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
     """
     keywords = options.keywords()
+    if receipt is not None:
+        look_at_place(receipt)
     if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told
         look_at_driver("run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one")
+    first = _predict_first(options.model, keywords) if receipt is not None else None
     measurement = _measure(options.model, keywords, steps)
-    predicted = _predict_for(measurement, options.model, keywords)
+    predicted = _predict_for(measurement, options.model, keywords, first)
+    if receipt is not None:
+        _write_receipt(predicted, measurement, receipt)
     comparison = compare(predicted, measurement, tolerance=tolerance)
     show(comparison, render_comparison, json=json)
     if not comparison.agrees:
@@ -141,9 +152,28 @@ def _measure(model: str, keywords: dict[str, Any], steps: int) -> Measurement:
         return measure(workload, num_steps=steps)
 
 
-def _predict_for(measurement: Measurement, model: str, keywords: dict[str, Any]) -> "Estimate":
-    """For the GPU that was measured, unless another was named."""
-    from vramfit.devices.catalogue import match_gpu
+def _predict_first(model: str, keywords: dict[str, Any]) -> "Estimate | None":
+    """The prediction before the run, for the GPU named or the first one present; None where that is not known."""
+    from vramfit.devices.probe import probe
+
+    present = next((gpu.catalogue_gpu for gpu in probe() if gpu.catalogue_gpu is not None), None)
+    name = keywords.get("gpu") or (present.name if present else None)
+    return None if name is None else _predict(model, [{**keywords, "gpu": name}], wants_advice=False)[0][0]
+
+
+def _write_receipt(predicted: "Estimate", measurement: Measurement, path: Path) -> None:
+    from vramfit.records.receipt import write_receipt
+    from vramfit.runtime.receipts import receipt_of_measurement
+
+    write_receipt(receipt_of_measurement(predicted, measurement), path)
+    say(f"Wrote the receipt {path}.")
+
+
+def _predict_for(
+    measurement: Measurement, model: str, keywords: dict[str, Any], first: "Estimate | None"
+) -> "Estimate":
+    """For the GPU that was measured, unless another was named; what was predicted before the run, where it is that."""
+    from vramfit.devices.catalogue import find_gpu, match_gpu
 
     gpu = match_gpu(measurement.gpu, measurement.total_memory_bytes)
     name = keywords.get("gpu") or (gpu.name if gpu else None)
@@ -152,6 +182,8 @@ def _predict_for(measurement: Measurement, model: str, keywords: dict[str, Any])
             f"the GPU of this machine, {measurement.gpu}, is not in the catalogue",
             hint="name the one that is nearest with --gpu; `vramfit gpus` lists them",
         )
+    if first is not None and first.gpu == find_gpu(name).name:
+        return first
     (predicted,), _ = _predict(model, [{**keywords, "gpu": name}], wants_advice=False)
     return predicted
 
@@ -215,7 +247,7 @@ FILE_NAME = "report.html"
 @verb("vramfit report my-model --output report.html")
 def report(
     source: Annotated[
-        Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement (measure --json).", "RUN")
+        Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement, a comparison.", "RUN")
     ],
     output: Annotated[
         Path | None, option("Where to write. Default: report.html in the folder, or beside the file.", "FILE")
@@ -272,3 +304,70 @@ def _predicted(subject: Subject) -> Subject:
 
 def _keywords(workload: Workload) -> dict[str, object]:
     return {f.name: getattr(workload, f.name) for f in fields(workload) if f.name != "model"}
+
+
+@verb("vramfit receipts receipts")
+def receipts(
+    folder: Annotated[Path, argument("A folder of receipts, or one receipt.", "FOLDER")],
+    repeat: Annotated[
+        bool,
+        option("Predict every job again, and refuse a receipt that this version would not write.", None, "--repeat"),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show receipts of `measure` and `train` as a table: predicted beside measured, by card.
+
+    A receipt that is damaged, was changed or says what cannot be is refused with the reason.
+    A digest shows damage; it is no signature.
+    Exit codes: 0 when all are good, 1 when one is refused or there is none, 2 for a wrong name or value.
+    """
+    good, refused = read_folder(folder)
+    if repeat:
+        refused |= {name: why for name, why in _repeated(good).items() if why}
+    kept = [receipt for name, receipt in good.items() if name not in refused]
+    for name, why in refused.items():
+        say(f"Refused {name}: {why}.", style="red")
+    if json:
+        print_json({"receipts": kept, "refused": refused})
+    elif kept:
+        show(kept, render_receipts, json=False)
+    if refused:
+        leave(REFUSED)
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Receipt], dict[str, str]]:
+    """File name → receipt, and file name → why it is refused.
+
+    Raises:
+        VramfitError: no such folder, or nothing in it.
+    """
+    if not folder.exists():
+        raise VramfitError(f"no such folder: {folder}", hint="vramfit measure … --receipt FILE writes a receipt")
+    paths = sorted(folder.glob("*.json"))[:MAX_RECEIPTS] if folder.is_dir() else [folder]
+    if not paths:
+        raise VramfitError(
+            f"{folder} has no receipts: no file in it ends with .json",
+            hint="vramfit measure … --receipt FILE writes one",
+        )
+    good: dict[str, Receipt] = {}
+    refused: dict[str, str] = {}
+    for path in paths:
+        try:
+            good[path.name] = read_receipt(path)
+        except VramfitError as error:
+            refused[path.name] = str(error)
+    return good, refused
+
+
+def _repeated(good: dict[str, Receipt]) -> dict[str, str]:
+    """File name → why a receipt cannot be what it says; empty for a good one, whose prediction is said."""
+    found: dict[str, str] = {}
+    with working(f"Predicting {counted(len(good), 'job')} again"):
+        from vramfit.runtime.receipts import card_problems, repeat_prediction
+
+        for name, receipt in good.items():
+            words, is_possible = repeat_prediction(receipt)
+            problems = [] if receipt.is_emulated else list(card_problems(receipt))
+            found[name] = "; ".join([*problems, *([] if is_possible else [words])])
+            say(f"{name}: {words}")
+    return found

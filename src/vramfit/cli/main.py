@@ -25,10 +25,13 @@ VERBS = {
     "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
     "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
     "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
+    "receipts": "Show receipts of `measure` and `train` as a table: predicted beside measured, by card.",
     "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
     "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
     "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
+    "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
+    "compare": "Compare models on one data set: size, memory in training and serving, latency, throughput, quality.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
     "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
@@ -47,12 +50,12 @@ VERBS = {
 }
 """What each does is said here too, so that to list all need not import all."""
 MODULES = {
-    "estimate": ("estimate", "max-batch", "measure", "calibrate", "report"),
+    "estimate": ("estimate", "max-batch", "measure", "receipts", "calibrate", "report"),
     "plan": ("plan", "sagemaker"),
     "inference": ("evaluate", "predict"),
     "serve": ("serve", "web"),
     "catalogue": ("gpus", "models"),
-    "doctor": ("doctor", "explain"),
+    "doctor": ("doctor", "explain", "load"),
 }
 """Module of this room → its verbs, where they are not the one verb of its name."""
 WATCH = "watch"

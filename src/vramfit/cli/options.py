@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +65,9 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 
 HELP_ALL = "Show all options and exit; --help shows those that people set most."
 HelpAll = Annotated[bool, option(HELP_ALL, None, "--help-all", is_eager=True, callback=_show_all)]
+ReceiptFile = Annotated[
+    Path | None, option("Write what was predicted and measured, with nothing private: see `vramfit receipts`.", "FILE")
+]
 TRUST = "Let the model's repository run its own Python code here."
 Trust = Annotated[bool, option(TRUST, None, "--trust-remote-code")]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vramfit.records.plan import InstanceFit
 
 _CHOICE, _LENGTHS, _JOB, _AWS = "What may be chosen", "Real lengths", "The job", "On AWS"
-_CHANGES = "freeze, lora, int8 (frozen weights), bf16 (weights), adafactor, sgd"
+_CHANGES = "freeze, lora, int8 or nf4 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,18 +3,22 @@
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
-from vramfit.cli.options import Json, WorkloadOptions, verb
+from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model, look_at_place
+from vramfit.cli.options import Json, ReceiptFile, WorkloadOptions, verb
 from vramfit.cli.terminal import console, leave, only_rank_zero_prints, prints, say, show, working
+from vramfit.errors import VramfitError
 from vramfit.report.run import metrics_in_words, render_run
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
 from vramfit.units import counted, format_bytes
 
 if TYPE_CHECKING:
+    from vramfit.records.run import RunRecord
     from vramfit.runtime.training.events import Event
 
 SHOWN_EVERY_S = 10.0
@@ -41,7 +45,7 @@ DEFAULTS = {"batch": "the plan's, or 32", "seq": "what the model takes", "max_gr
     panels=PANELS,
     defaults=DEFAULTS,
 )
-def train(options: WorkloadOptions, json: Json = False) -> None:
+def train(options: WorkloadOptions, receipt: ReceiptFile = None, json: Json = False) -> None:
     """Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
@@ -52,21 +56,44 @@ def train(options: WorkloadOptions, json: Json = False) -> None:
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None
     with only_rank_zero_prints():
-        _train(TrainRequest(model=options.model, **given), json=json)
+        _train(TrainRequest(model=options.model, **given), receipt, json=json)
 
 
-def _train(request: TrainRequest, *, json: bool) -> None:
+def _train(request: TrainRequest, receipt: Path | None, *, json: bool) -> None:
+    _look(request)
+    if receipt is not None:
+        _look_at_receipt(request, receipt)
+
+    def start(on_event: Any) -> Any:
+        from vramfit.runtime.training.train import train
+
+        return train(request, on_event=on_event)
+
+    record = run_and_show(start, resumes=request.resume, json=json)
+    if receipt is not None and prints():
+        _write_receipt(record, receipt)
+
+
+def run_and_show(start: Callable[[Any], Any], *, resumes: bool, json: bool) -> Any:
+    """Start a run, show what happens in it and its record; a signal ends it with what to do next.
+
+    Args:
+        start: is given what shows events; gives the record.
+        resumes: whether the run goes on with an earlier one.
+
+    Returns:
+        The record.
+    """
     from vramfit.runtime.training.events import Interrupted, stop_request
 
-    _look(request)
     display = Display()
     try:
         with display:
-            with stop_request(resumes=request.resume) as stop:
-                from vramfit.runtime.training.train import train
+            with stop_request(resumes=resumes) as stop:
+                import vramfit.runtime.training.train  # noqa: F401  # takes seconds, and a signal may come
 
                 stop.check()
-            record = train(request, on_event=display.show)
+            record = start(display.show)
     except Interrupted as stopped:
         say(f"{stopped}.")
         if stopped.hint is not None:
@@ -74,18 +101,40 @@ def _train(request: TrainRequest, *, json: bool) -> None:
         leave(stopped.exit_code)
     if prints():
         show(record, render_run, json=json)
+    return record
+
+
+def _look_at_receipt(request: TrainRequest, path: Path) -> None:
+    """Refuse a receipt that there will be none of."""
+    look_at_place(path)
+    if request.device == "cpu":
+        raise VramfitError("a run on the CPU has no receipt: nothing counts what is reserved there")
+
+
+def _write_receipt(record: "RunRecord", path: Path) -> None:
+    """The receipt of a run that has ended, with the plan that was saved before it began."""
+    from vramfit.records.plan import Plan
+    from vramfit.records.receipt import write_receipt
+    from vramfit.runtime.receipts import receipt_of_run
+    from vramfit.runtime.training.checkpoints import PLAN
+
+    plan_file = Path(record.output) / PLAN
+    if not plan_file.exists():
+        raise VramfitError("no receipt: this run had no plan, since there is no GPU here")
+    write_receipt(receipt_of_run(record, Plan.load(plan_file)), path)
+    say(f"Wrote the receipt {path}.")
 
 
 def _look(request: TrainRequest) -> None:
     """Say what is wrong with names, files, columns and labels before torch is imported."""
-    from vramfit.runtime.data.examples import check_classes
+    from vramfit.runtime.data.examples import check_learnable
 
     look_at_gpu(request.gpu)
     look_at_model(request.model)
     source = request.source(request.data)
     found = look_at_data(source)
     if found is not None:
-        check_classes(source, found.label_names, found.problem)
+        check_learnable(source, found)
     if request.eval_data is not None and found is not None:
         evaluated = replace(request.source(request.eval_data), problem=found.problem)
         look_at_data(evaluated, found.label_names or None)

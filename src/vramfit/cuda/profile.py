@@ -1,23 +1,23 @@
-"""`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, context, how sure we are."""
+"""`CudaProfile`: what a (torch version, GPU) pair decides: workspaces, kernel choice, whether it was measured."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from vramfit.units import MIB
 
-VERIFIED = {((2, 11), (9, 0))}
-"""(torch, compute capability) pairs on which predictions were compared with measurement."""
+VERIFIED = {
+    (tuple(entry["torch"]), tuple(entry["compute_capability"]))
+    for entry in json.loads(Path(__file__).with_name("verified.json").read_text(encoding="utf-8"))
+}
+"""(torch, compute capability) pairs on which predictions were compared with measurement: by this project, or by
+receipts. A test holds the file to the folder `receipts` of the repository."""
 
 HOPPER_WORKSPACE_BYTES = 4096 * 8 * 1024
 DEFAULT_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 """aten/src/ATen/cuda/CublasHandlePool.cpp (2.11), parseChosenWorkspaceSize: 32 MiB on sm_90, else :4096:2:16:8."""
 LT_WORKSPACE_BYTES = 1 * MIB
 """aten/src/ATen/cuda/CUDABlas.cpp (2.11), CUBLASLT_WORKSPACE_SIZE's default."""
-
-CONTEXT_BYTES = {(9, 0): 758 * MIB}
-"""CUDA context and loaded kernels, as NVML counts them (H200, torch 2.11.0+cu130, driver 580.159.04): 678 MiB, and
-758 MiB once cuDNN's attention has run; the larger of the two. See benchmarks/results/random_cases_h200_*.json."""
-DERIVED_CONTEXT_BYTES = 550 * MIB
-"""Where none was measured: others report 135 MiB (T4) to 400 MiB; above all of them, to be safe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +43,6 @@ class CudaProfile:
     def cublaslt_workspace_bytes(self) -> int:
         """Kept by each thread from its first product with a bias on."""
         return LT_WORKSPACE_BYTES
-
-    @property
-    def context_bytes(self) -> int:
-        """What the process holds beside the allocator's segments."""
-        return CONTEXT_BYTES.get(self.compute_capability, DERIVED_CONTEXT_BYTES)
 
     @property
     def prefers_cudnn_attention(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from vramfit.errors import UnknownGPU, nearest_names
 from vramfit.records.codec import from_data
-from vramfit.units import GIB
+from vramfit.units import GIB, MIB
 
 DEFAULT_ARCHITECTURE: tuple[int, int] = (8, 0)
 """Compute capability assumed when only an amount of memory is given."""
@@ -29,6 +29,11 @@ _NOISE = re.compile(r"nvidia|geforce|tesla|[\s_-]+")
 # A GPU present is one of the catalogue when its memory is this near: NVML counts what the driver keeps,
 # and ECC takes up to 6.25 %.
 _SAME_MEMORY = (0.93, 1.10)
+
+ContextBasis = Literal["measured", "reported", "bounded"]
+CONTEXT_BOUND_BYTES = 550 * MIB
+"""What CUDA's context takes at most where no figure is known. Above what CUDA itself said of other GPUs: 135 MiB on a
+T4 after the first products and convolutions (torch-preflight 0.5.0, torch 2.10 and 2.11), 450 MiB on an RTX 4090."""
 
 T = TypeVar("T")
 
@@ -58,6 +63,10 @@ class GPU:
     share, or from a GPU of the same size; the source says how."""
     nominal_memory_bytes: int
     """What is sold, in GiB as the box says."""
+    context_bytes: int | None = None
+    """What CUDA's context and the kernels it loads take of a process; None where nobody published it."""
+    context_basis: ContextBasis | None = None
+    """`measured` by vramfit; `reported` by others; `bounded`: what others saw includes more than the context."""
     memory_bandwidth_bytes_per_s: int | None
     """Peak rate of the GPU's memory."""
     peak_fp32: float | None
@@ -166,6 +175,23 @@ def find_instance(name: str) -> Instance:
     if instance is None:
         raise _unknown("instance", name, _nearest(name, {i.name: i for i in all_instances()}))
     return instance
+
+
+def context_of(gpu: GPU | None) -> tuple[int, ContextBasis]:
+    """What CUDA's context takes on a GPU, and how that is known.
+
+    A GPU without a figure of its own has an upper bound: `CONTEXT_BOUND_BYTES`, or the highest figure of a GPU of the
+    same architecture where that is more.
+
+    >>> context_of(find_gpu("h200")) == (758 * MIB, "measured"), context_of(None) == (CONTEXT_BOUND_BYTES, "bounded")
+    (True, True)
+    """
+    if gpu is None:
+        return CONTEXT_BOUND_BYTES, "bounded"
+    if gpu.context_bytes is not None:
+        return gpu.context_bytes, gpu.context_basis or "bounded"
+    alike = [g.context_bytes or 0 for g in all_gpus() if g.compute_capability == gpu.compute_capability]
+    return max(CONTEXT_BOUND_BYTES, *alike), "bounded"
 
 
 def match_gpu(reported_name: str, total_bytes: int) -> GPU | None:

@@ -211,6 +211,11 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self._gpu = gpu
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: that would import `torch._dynamo`, and ask it at every operator."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

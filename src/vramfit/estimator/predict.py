@@ -12,10 +12,16 @@ from vramfit.allocator.replay import PhasePeaks, ReplayResult
 from vramfit.cuda.profile import CudaProfile
 from vramfit.devices.catalogue import GPU
 from vramfit.errors import VramfitError
+from vramfit.estimator.contents import contents_at_peak, make_snapshot
+from vramfit.estimator.peaks import predict_peaks
 from vramfit.estimator.resolve import Target, resolve_workload
-from vramfit.estimator.traced import NUM_STEADY_STEPS, TracedWorkload, collection_paused, rooms_of, steps_by_room
-from vramfit.estimator.walk import make_snapshot, walk
-from vramfit.estimator.weighing import weigh
+from vramfit.estimator.traced import (
+    NUM_STEADY_STEPS,
+    TracedWorkload,
+    collection_paused,
+    depends_on_headroom,
+    headrooms_of,
+)
 from vramfit.records.estimate import Advice, Estimate, PeakMoment, PhaseEstimate, TimeBasis
 from vramfit.records.measurement import REFERENCE
 from vramfit.records.stream import Origin, Stream, StreamMark, Work
@@ -129,8 +135,8 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     """The estimate of a traced workload at a micro-batch."""
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
-    if steps_by_room(traced.workload):
-        traced = replace(traced, rooms=rooms_of(cold, traced.options))
+    if depends_on_headroom(traced.workload):
+        traced = replace(traced, headrooms=headrooms_of(cold, traced.options))
         template = traced.template(micro_batch)
         cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     timed = time_workload(template, traced.workload, micro_batch, target)
@@ -157,11 +163,11 @@ def estimate_stream(
         phase: the phase whose peak and course are shown; None takes the highest, and the course of a steady step.
         host_bytes: what offloading holds in host memory.
     """
-    outcome = weigh(cold, options, target.capacity_bytes)
+    outcome = predict_peaks(cold, options, target.capacity_bytes)
     stream, likely = outcome.stream, outcome.likely
     shown = [p for p in likely.phases if p.name.startswith(phase or "steady_step")]
     top = max(shown if phase is not None else likely.phases, key=lambda p: p.peak_allocated_bytes)
-    seen = walk(
+    seen = contents_at_peak(
         stream,
         top.allocated_peak_index,
         _stretch(likely, shown[0], stream),
@@ -182,8 +188,9 @@ def estimate_stream(
         peak_requested_bytes=likely.peak_requested_bytes if phase is None else top.peak_requested_bytes,
         peak_allocated_bytes=top.peak_allocated_bytes,
         peak_reserved_bytes=likely.peak_reserved_bytes,
-        peak_process_bytes=likely.peak_reserved_bytes + profile.context_bytes,
-        context_bytes=profile.context_bytes,
+        peak_process_bytes=likely.peak_reserved_bytes + target.context_bytes,
+        context_bytes=target.context_bytes,
+        context_basis=target.context_basis,
         safe_reserved_bytes=outcome.safe_reserved_bytes,
         capacity_bytes=target.capacity_bytes,
         total_memory_bytes=target.gpu.total_memory_bytes if target.gpu is not None else None,

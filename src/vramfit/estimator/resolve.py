@@ -10,27 +10,33 @@ from importlib.metadata import version
 from typing import Any
 
 from vramfit.cuda.profile import VERIFIED, CudaProfile
-from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus, find_gpu
+from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, ContextBasis, all_gpus, context_of, find_gpu
 from vramfit.errors import WorkloadError
+from vramfit.estimator.peaks import peak_requested, predict_peaks
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import peak_requested, weigh
 from vramfit.models.anatomy import encoder_layers, max_positions
-from vramfit.models.build import build_for, missing_kernel, with_attention
+from vramfit.models.build import missing_kernel, with_attention
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.records.estimate import Basis
 from vramfit.settings import conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.techniques.packing.attention import takes_heads
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.trace.template import StreamTemplate
 from vramfit.units import format_bytes, shown
 from vramfit.workload import Workload, switched
 
-OLDEST_TORCH = (2, 10)
+OLDEST_TORCH = (2, 0)
+"""Published measurements from torch 2.0 to 2.11 are compared with predictions in docs/cards.md; with 1.x, predictions
+were too low in all of them."""
 OLDEST_CAPABILITY = (7, 5)
 """Torch 2.11's CUDA 13 builds hold code from sm_75 on; CUDA 12 builds from sm_50."""
+OLDEST_PROMISED_CAPABILITY = (5, 0)
+"""Older GPUs, such as the K80, have run with PyTorch 1.x only."""
+OUTSIDE = "outside what is promised"
+"""What the note begins with that says that a prediction is not to be relied on."""
 
 
 NCCL_BYTES = 512 * 2**20
@@ -47,6 +53,10 @@ class Target:
     torch_version: str
     capacity_bytes: int | None
     """What PyTorch's allocator may reserve."""
+    context_bytes: int
+    """What CUDA's context takes of the GPU, beside the allocator's segments."""
+    context_basis: ContextBasis
+    """How that is known."""
     basis: Basis
     """Whether such predictions were compared with measurements."""
     notes: tuple[str, ...]
@@ -68,14 +78,33 @@ def target_of(workload: Workload) -> Target:
         max_threads_per_multiprocessor=shape.max_threads_per_multiprocessor,
         torch_version=_release(torch_version),
     )
+    context_bytes, context_basis = context_of(gpu)
     return Target(
         gpu=gpu,
         profile=profile,
         torch_version=torch_version,
-        capacity_bytes=_capacity(workload, gpu, profile),
-        basis="verified" if profile.verified and not _uncertain(workload) else "derived",
+        capacity_bytes=_capacity(workload, gpu, context_bytes),
+        context_bytes=context_bytes,
+        context_basis=context_basis,
+        basis=_basis(workload, profile),
         notes=_notes(workload, gpu, shape, profile),
     )
+
+
+def _basis(workload: Workload, profile: CudaProfile) -> Basis:
+    if _why_outside(profile) is not None:
+        return "outside"
+    return "verified" if profile.verified and not _uncertain(workload) else "derived"
+
+
+def _why_outside(profile: CudaProfile) -> str | None:
+    """Why predictions are not promised for a torch release or a GPU; None where they are."""
+    major, minor = profile.torch_version
+    if profile.torch_version < OLDEST_TORCH:
+        return f"torch {major}.{minor} is older than {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}"
+    if profile.compute_capability < OLDEST_PROMISED_CAPABILITY:
+        return "this GPU has run with torch 1.x only"
+    return None
 
 
 def is_measured(gpu: str) -> bool:
@@ -100,12 +129,12 @@ def _uncertain(workload: Workload) -> list[str]:
     return [what for what, is_used in found.items() if is_used]
 
 
-def _capacity(workload: Workload, gpu: GPU | None, profile: CudaProfile) -> int | None:
+def _capacity(workload: Workload, gpu: GPU | None, context_bytes: int) -> int | None:
     if workload.memory is not None:
         return workload.memory
     if gpu is None:
         return None
-    return gpu.total_memory_bytes - profile.context_bytes - (NCCL_BYTES if workload.num_gpus > 1 else 0)
+    return gpu.total_memory_bytes - context_bytes - (NCCL_BYTES if workload.num_gpus > 1 else 0)
 
 
 def _typical(capability: tuple[int, int]) -> GPU:
@@ -117,10 +146,7 @@ def _release(text: str) -> tuple[int, int]:
     match = re.match(r"(\d{1,4})\.(\d{1,4})", text)
     if match is None:
         raise WorkloadError([f"torch_version {shown(text)} is not a version such as 2.11 or 2.13.0"])
-    release = (int(match[1]), int(match[2]))
-    if release < OLDEST_TORCH:
-        raise WorkloadError([f"torch_version {text} is older than 2.10, the oldest that is predicted for"])
-    return release
+    return int(match[1]), int(match[2])
 
 
 def _notes_of_ranks(w: Workload) -> list[str]:
@@ -139,8 +165,13 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
     notes = []
     if gpu is None:
         notes.append(f"no gpu given: predicted for {shape.sm}, the architecture of {shape.title}")
-    if not profile.verified:
-        major, minor = profile.torch_version
+    major, minor = profile.torch_version
+    if why := _why_outside(profile):
+        notes.append(
+            f"{OUTSIDE}: {why}, and PyTorch 1.x takes more than is predicted here; keep a quarter spare. "
+            f"Promised are torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} and newer on GPUs from sm_50 on"
+        )
+    elif not profile.verified:
         notes.append(
             f"derived: rules measured on sm_90 with torch 2.11 are carried over to {shape.sm}, torch {major}.{minor}"
         )
@@ -148,9 +179,9 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
         notes += [f"derived: {what}" for what in _uncertain(workload)]
     if workload.num_gpus > 1:
         notes += _notes_of_ranks(workload)
-    if profile.compute_capability < OLDEST_CAPABILITY:
+    if profile.compute_capability < OLDEST_CAPABILITY and profile.torch_version >= OLDEST_TORCH:
         notes.append(
-            f"torch {profile.torch_version[0]}.{profile.torch_version[1]} no longer runs on {shape.sm} "
+            f"torch {major}.{minor} no longer runs on {shape.sm} "
             "(CUDA 13 builds start at sm_75): this is what it would take"
         )
     if workload.scales_loss and workload.trains:
@@ -195,7 +226,7 @@ class OffloadedWorkload(TracedWorkload):
 
     def _fits(self, num_resident: int, micro_batch: int) -> bool:
         stream = self._with(num_resident).stream(micro_batch)
-        outcome = weigh(stream, self.options, self.capacity_bytes)
+        outcome = predict_peaks(stream, self.options, self.capacity_bytes)
         return bool(outcome.fits) and outcome.num_retries == 0
 
     def _candidates(self) -> list[tuple[int, int]]:
@@ -203,8 +234,7 @@ class OffloadedWorkload(TracedWorkload):
 
         With one or two layers offloaded, their slots take as much as the layers: those numbers save nothing.
         """
-        model = build_for(self.resolved, self.workload)
-        apply(model, self.workload)
+        model = build_prepared(self.resolved, self.workload)
         layers = encoder_layers(model)
         parts = [[part for p in layer.parameters() for _, part in inner_tensors(p)] for layer in layers]
         sizes = [sum(part.numel() * part.element_size() for part in inside) for inside in parts]

@@ -6,10 +6,10 @@ from typing import Any
 
 from vramfit.allocator.replay import OutOfMemoryEvent
 from vramfit.errors import WorkloadError
+from vramfit.estimator.peaks import fails, peak_requested, predict_peaks, warm_stream
 from vramfit.estimator.predict import estimate_at
 from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import TracedWorkload, collection_paused
-from vramfit.estimator.weighing import fails, peak_requested, warm_stream, weigh
 from vramfit.models.anatomy import max_positions
 from vramfit.models.resolve import resolve
 from vramfit.records.estimate import FitGrid, MaxBatch
@@ -47,7 +47,7 @@ def fit_grid(workload: Workload, *, on_cell: Callable[[int, int], None] = lambda
             capacity = target.capacity_bytes
             columns.append([])
             for batch in batches:
-                outcome = weigh(traced.stream(batch), traced.options, capacity)
+                outcome = predict_peaks(traced.stream(batch), traced.options, capacity)
                 columns[-1].append((outcome.safe_reserved_bytes, outcome.fits))
                 on_cell(len(batches) * (len(columns) - 1) + len(columns[-1]), len(batches) * len(seqs))
     rows = range(len(batches))

@@ -17,7 +17,7 @@ from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import Mark, replay
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
-from vramfit.estimator.weighing import peaks_of_parts
+from vramfit.estimator.peaks import peaks_of_parts
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS, seen_in_trace
@@ -27,13 +27,13 @@ from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_tra
 from vramfit.workload import Workload
 
 
-def steps_by_room(workload: Workload) -> bool:
-    """Whether the portions of a step depend on its room."""
+def depends_on_headroom(workload: Workload) -> bool:
+    """Whether the optimizer splits its step by the memory that is free below the peak."""
     return workload.trains and workload.num_gpus > 1 and not workload.steps_in_place
 
 
-def rooms_of(stream: Stream, options: AllocatorOptions) -> tuple[int, int]:
-    """The rooms of the first step and of the one after it."""
+def headrooms_of(stream: Stream, options: AllocatorOptions) -> tuple[int, int]:
+    """Bytes below the peak that the optimizer finds free in the first step and in the one after it."""
     begins = [index for (_, before), (index, part) in pairwise(stream.parts) if before == part == "optimizer"][:2]
     marks = [Mark(index=0, kind="phase", name="window 0")]
     for number, index in enumerate(begins):
@@ -92,7 +92,7 @@ class TracedWorkload:
     """That a packed row may hold; None: as many as a step has."""
     num_texts: int | None = None
     """Texts whose vectors are compared in a step; None: as many as the workload's own has."""
-    rooms: tuple[int, int] = (0, 0)
+    headrooms: tuple[int, int] = (0, 0)
     """Bytes that the first and any later step find beside what is in use."""
 
     @property
@@ -140,7 +140,7 @@ class TracedWorkload:
         if self.resolved.module is not None:  # a module may change between two calls
             return self.trace(batch)
         alike = (num_traced(self.workload), *seen_in_trace(self.workload, "layers", "step"))
-        traced_for = (*self._dialect(), batch, alike, self.num_resident, self.rooms)
+        traced_for = (*self._dialect(), batch, alike, self.num_resident, self.headrooms)
         key = (self.resolved.config.to_json_string(), repr(self.resolved.parts), *traced_for)
         packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
         template = _kept.pop((*key, *packed), None)
@@ -164,7 +164,9 @@ class TracedWorkload:
             return shorter.template(micro_batch)
         whole = self.template(micro_batch)
         passes = shorter.trace(None, passes_only=True)
-        traced = {name: work for name, work in passes.work.items() if not is_of_comparison(name)}
+        traced = passes.work
+        if self.workload.is_joint:
+            traced = {name: work for name, work in traced.items() if not is_of_comparison(name)}
         return replace(whole, segments={}, origins=[], work={**whole.work, **traced})
 
     def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:
@@ -172,7 +174,7 @@ class TracedWorkload:
         conditions = Conditions(
             num_resident=self.num_resident,
             num_sequences=self.num_sequences,
-            rooms=self.rooms,
+            headrooms=self.headrooms,
             passes_only=passes_only,
         )
         return trace(self.resolved, self.workload, self.profile, batch=batch, conditions=conditions)

@@ -6,6 +6,7 @@ through the model's own.
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar, Unpack
@@ -65,7 +66,16 @@ def fit_encoder(model: Any, **wishes: Unpack[Wishes]) -> "FittedEncoder":
         NoPlanFits: not even one text of full length fits; nothing was changed.
         BudgetExceeded: the process holds more than the budget already.
     """
-    return _fit(FittedEncoder, model, wishes)
+    fitted = _fit(FittedEncoder, model, wishes)
+    config = encoder_in(model).config
+    saved_as = ", ".join(getattr(config, "architectures", None) or ())
+    if saved_as.endswith("ForSequenceClassification") and config.num_labels == 1:
+        warnings.warn(
+            f"this model was saved as a reranker ({saved_as} with one score): the means of its tokens were not trained "
+            "to be compared. Load it with CrossEncoder and take fit_reranker, unless it was trained for vectors since",
+            stacklevel=2,
+        )
+    return fitted
 
 
 def fit_reranker(model: Any, **wishes: Unpack[Wishes]) -> "FittedReranker":
@@ -232,7 +242,11 @@ class Fitted:
     def problem_with(cls, model: Any) -> str | None:
         """Why a model cannot be fitted; None where it can."""
         if not is_sentence_model(model, cls.takes):
-            return f"it takes a {cls.takes}, not {type(model).__name__}"
+            other = next(
+                (f.made_by for f in (FittedEncoder, FittedReranker) if is_sentence_model(model, f.takes)), None
+            )
+            instead = "" if other is None else f": {other} takes it"
+            return f"it takes a {cls.takes}, not {type(model).__name__}{instead}"
         loop = getattr(type(model), LOOP, None)
         if getattr(loop, "__module__", "").partition(".")[0] != PACKAGE:
             return f"{type(model).__name__} has no loop over batches that is known: take sentence-transformers 6.2"

@@ -13,7 +13,7 @@ from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
 from vramfit.integrations.trainer.sentence_losses import giving_vectors
 from vramfit.loader.budget import free_bytes
-from vramfit.planner.margin import margin_of, max_batch
+from vramfit.planner.choose import margin_of, max_batch
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference

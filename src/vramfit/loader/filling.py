@@ -26,6 +26,8 @@ STAGE_BYTES = 16 * 2**20
 """Each of two pinned buffers: while one is on its way, the other is filled."""
 STAGED_FROM_BYTES = 2**20
 """Smaller tensors are copied at once: the driver has a buffer of its own for them."""
+USUAL_STD = 0.02
+"""Of weights as transformers draws them, where a configuration does not say."""
 
 
 class CheckpointTensors(Mapping[str, torch.Tensor]):
@@ -203,6 +205,7 @@ def initialise(model: Any, fresh: set[str], seed: int = 0) -> None:
     slots = list(tensor_slots(model))
     wanted = {id(slot.tensor) for slot in slots if slot.path in fresh or slot.is_computed}
     made: dict[int, torch.Tensor] = {}
+    unsure: list[tuple[str, torch.Tensor]] = []
     settled = {id(module) for module in model.modules()} - _touched(model, wanted)
     for slot in slots:
         key = id(slot.tensor)
@@ -211,6 +214,9 @@ def initialise(model: Any, fresh: set[str], seed: int = 0) -> None:
             continue
         if key not in made:
             made[key] = _on_host(slot)
+            if slot.is_parameter and made[key].is_floating_point() and made[key].numel():
+                made[key].view(-1)[0] = torch.nan
+                unsure.append((slot.name, made[key]))
         slot.put(made[key])
     for module in model.modules():
         if id(module) in settled:
@@ -218,6 +224,17 @@ def initialise(model: Any, fresh: set[str], seed: int = 0) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model.initialize_weights()
+        for name, tensor in unsure:
+            if tensor.view(-1)[0].isnan():
+                _draw(name, tensor)
+
+
+def _draw(name: str, tensor: torch.Tensor) -> None:
+    """As most of transformers does, where a family draws a weight only as it makes the module (the first GPT)."""
+    if tensor.dim() > 1:
+        tensor.normal_(std=USUAL_STD)
+    else:
+        tensor.fill_(1.0 if name == "weight" else 0.0)
 
 
 def _touched(model: torch.nn.Module, wanted: set[int]) -> set[int]:

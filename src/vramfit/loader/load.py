@@ -159,7 +159,7 @@ def load_request(
     import torch
 
     from vramfit.checkpoints.files import ran_out
-    from vramfit.loader.making import find_origin, make_model
+    from vramfit.loader.model import find_origin, make_model
     from vramfit.techniques import quantization
 
     device = find_device(request.device)

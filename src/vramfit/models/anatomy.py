@@ -21,9 +21,14 @@ def backbone(model: "nn.Module") -> "nn.Module":
     return model
 
 
+def layer_lists(model: "nn.Module") -> "list[nn.ModuleList]":
+    """All lists of layers: an encoder-decoder has two."""
+    return _layer_lists(backbone(model))
+
+
 def layer_list(model: "nn.Module") -> "nn.ModuleList | None":
     """The list of the encoder's layers: the longest list of modules of one class, outermost first."""
-    return max(_layer_lists(backbone(model)), key=len, default=None)
+    return max(layer_lists(model), key=len, default=None)
 
 
 def _layer_lists(module: "nn.Module") -> "list[nn.ModuleList]":
@@ -92,7 +97,7 @@ def max_positions(model: Any) -> int | None:
     """
     config = getattr(model, "config", None) if hasattr(model, "forward") else model
     configured = getattr(config, "max_position_embeddings", None)
-    if not isinstance(configured, int):
+    if not isinstance(configured, int) or configured < 1:  # XLNet says -1: nothing limits it
         return None
     table = _position_embedding(model if hasattr(model, "forward") else _smallest(config), configured)
     offset = getattr(table, "padding_idx", None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.models.decoders import in_full_precision, make_ready
 from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.tasks import find_task
@@ -64,6 +65,7 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     import torch
 
     config = copy.deepcopy(resolved.config)
+    in_full_precision(config)
     config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
     try:
@@ -71,8 +73,11 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
             model: nn.Module = resolved.model_class(config)
     except Exception as error:  # model code raises whatever its constructor happens to raise
         raise _cannot_build(resolved, config, attention, error) from None
+    make_ready(model)
     with undrawn(), torch.device("meta"):
         find_task(resolved.task).finish_model(model, resolved.parts)
+    if any(not t.is_meta for t in (*model.parameters(), *model.buffers())):
+        model.to("meta")  # some of transformers' code draws on the host whatever device is asked for
     return model
 
 

@@ -1,11 +1,13 @@
 """From whatever names a model (catalogue name, folder, hub id, configuration, module) to its class."""
 
 import copy
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
@@ -20,9 +22,10 @@ from vramfit.models.hub import (
     plain_file,
     remote_class,
 )
-from vramfit.models.sentence_folder import read_parts, transformer_folder
+from vramfit.models.sentence_folder import marks_of, read_parts, transformer_folder
 from vramfit.models.tasks import class_for_task, task_of_class
-from vramfit.tasks import DEFAULT, find_task
+from vramfit.tasks import DEFAULT, all_tasks, find_task
+from vramfit.tasks.parts.heads import problem_of
 from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
@@ -57,9 +60,9 @@ class ResolvedModel:
     """The module that was given, untouched."""
 
     @property
-    def is_local(self) -> bool:
-        """Whether everything that is known of the model was on this machine."""
-        return self.origin != "hub"
+    def is_of_transformers(self) -> bool:
+        """Whether the model is built from a configuration by a class of transformers: its code is known."""
+        return self.module is None and self.model_class.__module__.startswith("transformers.")
 
     @property
     def max_length(self) -> int | None:
@@ -204,7 +207,7 @@ def _config_file(name: str) -> Path | None:
 
 
 def _from_file(file: Path, name: str, task: str, trust: bool) -> FoundModel:
-    data = read_config_file(file)
+    data = marks_of(file.parent) | read_config_file(file)
     given = Path(name).expanduser()
     parts = parts_for(task, given if given.is_dir() else file.parent)
     own_class = None
@@ -267,3 +270,35 @@ def _set_labels(resolved: ResolvedModel, num_labels: int) -> None:
     has = getattr(resolved.config, "num_labels", None)
     if has != num_labels:
         raise WorkloadError([f"num_labels {num_labels} is asked for, but the module given has {has}"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedHead:
+    """The head that a model was saved with."""
+
+    task: str
+    label_names: tuple[str, ...]
+    """In the order of their numbers; none for tasks without classes."""
+    problem: str | None = None
+    """What it has learned, of a task whose head may learn several things."""
+
+
+def saved_head(folder: Path) -> SavedHead | None:
+    """The head that a folder's config.json names; None where it does not do so plainly: who opens the model will tell.
+
+    Args:
+        folder: of the model; need not be there.
+    """
+    try:
+        config = marks_of(folder) | json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (name,) = config["architectures"]
+        tasks = [t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending)]
+        saved = SimpleNamespace(**{"num_labels": len(config.get("id2label") or "ab")} | config)
+        task = next((t for t in tasks if t.recognises(saved)), tasks[0])
+        if not task.has_classes:
+            return SavedHead(task=task.name, label_names=())
+        names = {int(number): label for number, label in config["id2label"].items()}
+        ordered = tuple(str(names[number]) for number in range(len(names)))
+        return SavedHead(task=task.name, label_names=ordered, problem=problem_of(config) if task.has_problems else None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError):
+        return None

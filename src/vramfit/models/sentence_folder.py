@@ -40,6 +40,11 @@ MAX_WIDTH = 2**20
 MAX_MODULES = 100
 MAX_PATH = 255
 SAVE_AGAIN = "save the model again with SentenceTransformer.save_pretrained(folder), or download it again"
+NO_VECTORS = (
+    "score pairs with it: vramfit predict, vramfit evaluate --rerank, or /rerank of vramfit serve; "
+    "vectors come from an embedding model"
+)
+"""What a reranker is for."""
 NOT_HERE = "vramfit reads Transformer, Pooling, Dense, LayerNorm and Normalize; use sentence-transformers for others"
 
 
@@ -83,6 +88,12 @@ def read_parts(folder: Path) -> HeadParts | None:
     modules = _modules(folder)
     if not modules:
         return None
+    if marks_of(folder):
+        raise CheckpointError(
+            f"{folder} is a reranker (a CrossEncoder): it scores pairs of texts, and gives no vectors",
+            file=str(folder / SETTINGS),
+            hint=NO_VECTORS,
+        )
     where = str(folder / MODULES)
     kinds = [module.kind for module in modules]
     for module in modules:
@@ -100,6 +111,19 @@ def read_parts(folder: Path) -> HeadParts | None:
         lowers_case=lengths.get("do_lower_case") is True,
         settings=_settings(folder),
     )
+
+
+def marks_of(folder: Path) -> dict[str, Any]:
+    """What to add to the configuration of a folder that CrossEncoder 6.2 saved, so that it is known as a reranker.
+
+    Earlier releases wrote the same into config.json.
+    """
+    with suppress(CheckpointError):
+        file = plain_file(folder, SETTINGS)
+        data = _object(file) if file is not None else {}
+        if data.get("model_type") == "CrossEncoder":
+            return {"sentence_transformers": {"activation_fn": data.get("activation_fn")}}
+    return {}
 
 
 def lowers_case(folder: Path) -> bool:

@@ -1,25 +1,29 @@
 """Which heads and attention kernels a family has: asked of transformers, but for packed rows, which were compared."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.quiet import import_modelling
 from vramfit.tasks import all_tasks, find_task
-from vramfit.tasks.parts.heads import problem_of
 
 ENCODER = "AutoModel"
 """The auto class of an encoder alone."""
-PACKED_FAMILIES = (
+PACKED_ENCODERS = (
     *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esmc", "gte"),
     *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert"),
     *("xlm-roberta", "xlm-roberta-xl"),
 )
-"""Model types whose packed rows were compared with padded ones. Not those that pool the last token, average over a row
-or mix neighbours, though they have the attention interface: EuroBERT, ESM, MobileBERT, decoders."""
+PACKED_DECODERS = (
+    *("arcee", "axk1", "ctrl", "deepseek_v2", "deepseek_v3", "diffllama", "exaone4", "gemma", "gemma3_text", "glm"),
+    *("glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe"),
+    *("llama", "minicpm3", "ministral", "ministral3", "mistral", "mistral4", "mixtral", "modernbert-decoder", "olmo"),
+    *("olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("seed_oss", "smollm3", "starcoder2"),
+)
+"""Model types whose gradients of packed rows were compared with those of padded ones (`benchmarks/family_steps.py`).
+Not those that look along a row besides attention, or make attention's masks or scores in a way of their own, though
+they have the attention interface: EuroBERT, ESM, MobileBERT, Doge, Gemma 2, gpt-oss, MiniMax, Nemotron."""
+PACKED_FAMILIES = (*PACKED_ENCODERS, *PACKED_DECODERS)
 
 
 def supported_tasks(config: Any) -> tuple[str, ...]:
@@ -104,35 +108,3 @@ def _find_class(config: Any, auto_class: str) -> type | None:
         named = getattr(config, "architectures", None) or ()
         found = next((c for c in found if c.__name__ in named), found[0])
     return found if isinstance(found, type) else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedHead:
-    """The head that a model was saved with."""
-
-    task: str
-    label_names: tuple[str, ...]
-    """In the order of their numbers; none for tasks without classes."""
-    problem: str | None = None
-    """What it has learned, of a task whose head may learn several things."""
-
-
-def saved_head(folder: Path) -> SavedHead | None:
-    """The head that a folder's config.json names; None where it does not do so plainly: who opens the model will tell.
-
-    Args:
-        folder: of the model; need not be there.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (name,) = config["architectures"]
-        tasks = [t for t in all_tasks() if t.is_trained and t.has_head and name.endswith(t.class_ending)]
-        saved = SimpleNamespace(**{"num_labels": len(config.get("id2label") or "ab")} | config)
-        task = next((t for t in tasks if t.recognises(saved)), tasks[0])
-        if not task.has_classes:
-            return SavedHead(task=task.name, label_names=())
-        names = {int(number): label for number, label in config["id2label"].items()}
-        ordered = tuple(str(names[number]) for number in range(len(names)))
-        return SavedHead(task=task.name, label_names=ordered, problem=problem_of(config) if task.has_problems else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError):
-        return None

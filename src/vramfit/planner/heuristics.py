@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,10 +17,6 @@ class Price:
     rehearsed: float
     """The same on an emulated GPU, which computes on the CPU: what is slow there is for where nothing else fits."""
     words: str
-
-    def covers(self, value: Any) -> bool:
-        """Whether a value of the keyword has this price."""
-        return value in self.values if self.values else value is not None
 
 
 PRICES = {
@@ -67,9 +62,10 @@ WORTH_PACKING = 0.04
 """The share of padding from which sequences are packed: at full length, packed passes are predicted to take up to 4 %
 longer. From predictions, not measured."""
 
-BASIS_SHARE = {"verified": 0.01, "derived": 0.05}
+BASIS_SHARE = {"verified": 0.01, "derived": 0.05, "outside": 0.25}
 """Of the budget, for errors of prediction, where GPU and torch were compared with measurements
-(results/recorded_truth_h200.json, results/random_cases_h200_2026-11-15.json) and elsewhere, which is not measured."""
+(results/recorded_truth_h200.json, results/random_cases_h200_2026-11-15.json); elsewhere, which is not measured; and
+where nothing is promised, since PyTorch 1.x took more than predicted in published runs. That share is not measured."""
 LENGTHS_SHARE = {"expandable": 0.03, "default": 0.10}
 """Of the budget, for batches of varied lengths. Reserved memory after 100 replayed windows of varied lengths grew by up
 to 3 % with expandable segments, and by up to 30 % without, most of which the allocator gives back when it runs short.

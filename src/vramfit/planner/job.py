@@ -79,9 +79,7 @@ class Job:
     @property
     def is_described(self) -> bool:
         """Whether what decides its plan can be written down: a configuration, and a class that transformers has."""
-        resolved = self.traced.resolved
-        is_theirs = resolved.model_class.__module__.startswith("transformers.")
-        return resolved.module is None and is_theirs and not self.request.trust_remote_code
+        return self.traced.resolved.is_of_transformers and not self.request.trust_remote_code
 
     def question(self) -> dict[str, Any]:
         """Everything that decides its plan besides the code."""

@@ -49,7 +49,7 @@ def plan(model: Any, *, lengths: Any = None, **keywords: Any) -> Plan:
             longest and timed on all of them. Where they vary, sequences are laid end to end (attention `packed`) if
             model, precision and GPU can.
         **keywords: fields of `Workload`; what is given is kept, the rest is chosen. `gpu` or `memory` is needed.
-            allow: of "freeze", "lora", "int8", "bf16" (weights in bfloat16), "adafactor", "sgd".
+            allow: of "freeze", "lora", "int8", "nf4", "bf16" (weights in bfloat16), "adafactor", "sgd".
             exact: True for the same maths only: fp32, no 8-bit optimizer.
             margin: what stays free of the budget, a share (0.05) or a size ("500MiB").
             compile: True or False; else layers are compiled only where `steps`, the optimizer steps of the whole run,

@@ -1,8 +1,11 @@
 """What recipes take at micro-batches, in memory and time: each predicted once, and as little of it as will do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from vramfit.estimator.peaks import peak_requested, peaks_of_parts, predict_peaks, restart_bytes
 from vramfit.estimator.predict import (
     Timed,
     after_recorded,
@@ -13,9 +16,7 @@ from vramfit.estimator.predict import (
 )
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload, least_peaks
-from vramfit.estimator.weighing import peak_requested, peaks_of_parts, restart_bytes, weigh
 from vramfit.models.anatomy import embeddings, encoder_layers
-from vramfit.models.build import build_for
 from vramfit.models.catalogue import all_entries
 from vramfit.models.resolve import ResolvedModel
 from vramfit.planner.heuristics import MAX_EVALUATION_BATCH, MAX_EVALUATION_TIMES, MUCH_SMALLER
@@ -27,7 +28,7 @@ from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS
 from vramfit.settings.sizes import passes_of
 from vramfit.tasks import find_task
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.techniques.quantization import inner_tensors
 from vramfit.workload import Workload
 
@@ -39,12 +40,21 @@ ANY_BATCH = 2
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """A look at settings: what their tensors ask for, and how long a step takes."""
+    """A look at settings: how long a step takes, and, once that is asked, how much its tensors ask for."""
 
-    requested_bytes: int
     step_time_s: float
-    floor_bytes: int
-    """What the optimizer's step asks for, whatever the micro-batch."""
+    asks: Callable[[], tuple[int, int]]
+    """Gives `requested_bytes` and `floor_bytes`; most settings are too slow for anyone to ask."""
+
+    @property
+    def requested_bytes(self) -> int:
+        """The most that tensors ask for at once."""
+        return self.asks()[0]
+
+    @property
+    def floor_bytes(self) -> int:
+        """What the optimizer's step asks for, whatever the micro-batch."""
+        return self.asks()[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,7 @@ def two_steps(job: Job, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
 @once
 def safe_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
     """What is reserved at most, wherever segments lie: two steps replayed."""
-    return weigh(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
+    return predict_peaks(*two_steps(job, recipe, micro_batch), None).safe_reserved_bytes
 
 
 def correct(job: Job, choice: Choice, num_bytes: int) -> None:
@@ -183,9 +193,11 @@ def _shapes(job: Job, recipe: Recipe) -> tuple[int, int, int]:
         WorkloadError, MissingExtra: as `apply`.
     """
     traced = traced_passes(job, recipe, 1)
-    model = build_for(traced.resolved, traced.workload)
-    apply(model, traced.workload)
-    num_bytes = sum(part.nbytes for p in model.parameters() for _, part in inner_tensors(p))
+    model = build_prepared(traced.resolved, traced.workload)
+    weights: list[Any] = list(model.parameters())
+    if traced.workload.is_quantized:
+        weights = [part for p in weights for _, part in inner_tensors(p)]
+    num_bytes = sum(p.nbytes for p in weights)
     parts = (embeddings(model), *encoder_layers(model)) if _is_known(traced.resolved) else ()
     learned = {p for part in parts if part is not None for p in part.parameters() if p.requires_grad}
     return num_bytes, sum(p.nbytes for p in learned), sum(p.numel() for p in learned)
@@ -203,12 +215,24 @@ def _is_known(resolved: ResolvedModel) -> bool:
 @once
 def peek(job: Job, recipe: Recipe, micro_batch: int) -> Peek:
     """A quick look, from a trace that serves every micro-batch; as of several passes, also where one does."""
+    _, template = _probed(job, recipe, micro_batch)
+    split = _split(job, recipe, micro_batch, timed_batch(job, recipe))
+    seconds = time_of(job, template, split, micro_batch).step.seconds
+    return Peek(seconds, partial(_asked_bytes, job, recipe, micro_batch))
+
+
+@once
+def _asked_bytes(job: Job, recipe: Recipe, micro_batch: int) -> tuple[int, int]:
+    """The peak of what tensors ask for, and that of the optimizer's step."""
+    traced, template = _probed(job, recipe, micro_batch)
+    peaks = peaks_of_parts(template.instantiate(micro_batch, traced.order(num_steady=1)))
+    return max(peaks.values()), peaks["optimizer"]
+
+
+def _probed(job: Job, recipe: Recipe, micro_batch: int) -> tuple[TracedWorkload, Any]:
     several = job.base.share > 1
     traced = traced_passes(job, recipe, PROBED_PASSES if several else 1)
-    template = traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
-    peaks = peaks_of_parts(template.instantiate(micro_batch, traced.order(num_steady=1)))
-    split = _split(job, recipe, micro_batch, timed_batch(job, recipe))
-    return Peek(max(peaks.values()), time_of(job, template, split, micro_batch).step.seconds, peaks["optimizer"])
+    return traced, traced.template(max(micro_batch, ANY_BATCH) if several else micro_batch)
 
 
 def timed_batch(job: Job, recipe: Recipe) -> int:
@@ -273,7 +297,7 @@ def choose_evaluation(job: Job, choice: Choice, limit_bytes: int) -> Estimate:
     while len(sizes) > 1:
         stream = evaluation_stream(training, traced, sizes[-1])
         if peak_requested(stream) <= limit_bytes:
-            safe = job.answers["evaluation", choice, sizes[-1]] = weigh(
+            safe = job.answers["evaluation", choice, sizes[-1]] = predict_peaks(
                 stream, traced.options, None
             ).safe_reserved_bytes
             if safe <= limit_bytes:

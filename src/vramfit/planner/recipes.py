@@ -56,7 +56,8 @@ class Recipe(_Settings):  # type: ignore[misc]
     @property
     def priced(self) -> list[Price]:
         """What of it has a price."""
-        return [price for price in PRICES.values() if price.covers(getattr(self, price.keyword))]
+        found = ((price, getattr(self, price.keyword)) for price in PRICES.values())
+        return [p for p, value in found if (value in p.values if p.values else value is not None)]
 
     def price(self, *, rehearses: bool = False) -> float:
         """What its time counts for beside simpler settings."""
@@ -122,6 +123,7 @@ def trainings(job: Job, *, all_allowed: bool = False) -> Iterator[Training]:
         {"freeze": max(num_layers(job) // 2, 1)},
         {"quantize": "int8"},
         {"lora": LORA_RANK, "quantize": "int8"},
+        {"lora": LORA_RANK, "quantize": "nf4"},
         {"freeze": "encoder"},
         {"freeze": "encoder", "quantize": "int8"},
         {"optimizer": "sgd"},

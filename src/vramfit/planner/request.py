@@ -109,8 +109,9 @@ class Request:
         for name, value in given.items() if on["exact"] is True else ():
             if value is True and name in SETTINGS and SETTINGS[name].not_exact:
                 problems.append(f"exact and {name} do not go together: {SETTINGS[name].not_exact}")
-        if "int8" in allow and not {"lora", "freeze"} & (allow | set(given)):
-            problems.append("allow int8: weights in 8 bits do not learn; allow lora or freeze beside it")
+        for name, bits in (("int8", 8), ("nf4", 4)):
+            if name in allow and not {"lora", "freeze"} & (allow | set(given)):
+                problems.append(f"allow {name}: weights in {bits} bits do not learn; allow lora or freeze beside it")
         if problems:
             raise WorkloadError(problems)
         return Request(fixed=given, allow=allow, margin=margin, steps=steps, wishes=wishes, offloads=offloads, **on)

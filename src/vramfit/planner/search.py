@@ -50,11 +50,12 @@ class _Family:
         lender = self if self.sibling is None else self.sibling
         full, start = lender.full[micro_batch], lender.plain[micro_batch]
         share = num_checkpointed / num_layers
-        return Peek(
-            plain.requested_bytes + int(share * (full.requested_bytes - start.requested_bytes)),
-            plain.step_time_s + share * (full.step_time_s - start.step_time_s),
-            plain.floor_bytes,
-        )
+
+        def asks() -> tuple[int, int]:
+            added_bytes = int(share * (full.requested_bytes - start.requested_bytes))
+            return plain.requested_bytes + added_bytes, plain.floor_bytes
+
+        return Peek(plain.step_time_s + share * (full.step_time_s - start.step_time_s), asks)
 
 
 class Search:
@@ -100,7 +101,20 @@ class Search:
         return any(self._is_too_much(f) for f in self.families if f.recipe.steps_like(recipe))
 
     def _is_too_much(self, family: _Family) -> bool:
-        return not family.plain or min(p.floor_bytes for p in family.plain.values()) > self.limit_bytes
+        return not family.plain or family.plain[self.sizes[-1]].floor_bytes > self.limit_bytes
+
+    def _never_fits(self, family: _Family) -> bool:
+        """Whether the smallest passes ask for too much, with all layers checkpointed too: so do all larger ones.
+
+        The texts that a step compares take the same memory in any split; without this, a batch of very many would be
+        looked at in hundreds of them.
+        """
+        smallest, spared_bytes = self.sizes[-1], self._gradient_bytes(family)  # one pass holds no gradients
+        recipes = [family.recipe]
+        if checkpointing_steps(self.job, family.recipe):
+            recipes.append(family.recipe.with_layers(self._num_layers, self._num_layers))
+        asked = (peek(self.job, recipe, smallest).requested_bytes for recipe in recipes)
+        return all(requested_bytes - spared_bytes > self.limit_bytes for requested_bytes in asked)
 
     def _push(self, seconds: float, look: Callable[[], Choice | None]) -> None:
         """Have this looked at when its turn comes, by the seconds that it takes at best."""
@@ -110,7 +124,7 @@ class Search:
         """Trace a recipe, unless that is hopeless, and put its splits of the batch in the queue."""
         try:
             if floor_bytes(self.job, family.recipe) <= self.limit_bytes and fits_host(self.job, family.recipe):
-                family.plain = {m: peek(self.job, family.recipe, m) for m in self.sizes}
+                family.plain = {self.sizes[-1]: peek(self.job, family.recipe, self.sizes[-1])}
         except (MissingExtra, WorkloadError, TraceError) as error:
             if not self.families:
                 raise  # what was asked for does not go
@@ -119,6 +133,10 @@ class Search:
         self.families.append(family)
         if self._is_too_much(family):
             return  # no split and no checkpointing will help
+        if self._never_fits(family):
+            self._push_eight_bit(family)
+            return
+        family.plain = {m: peek(self.job, family.recipe, m) for m in self.sizes}
         self._push_eight_bit(family)
         fastest = min(p.step_time_s for p in family.plain.values())
         for size in self.sizes:
@@ -165,7 +183,7 @@ class Search:
         single = is_lean(self.job, guess.micro_batch)
         guessed = looked.requested_bytes
         if single:
-            guessed -= self._gradient_bytes(guess)  # one pass holds no gradients while it goes forward
+            guessed -= self._gradient_bytes(guess.family)  # one pass holds no gradients while it goes forward
         error_bytes = guess.family.error_bytes[single] if between or single else 0
         if guessed + error_bytes > self.limit_bytes or (between and self._num_between >= MAX_TRACED_BETWEEN):
             return None
@@ -195,9 +213,9 @@ class Search:
             self.tried.append(choice)
         return choice
 
-    def _gradient_bytes(self, guess: "_Guess") -> int:
+    def _gradient_bytes(self, family: _Family) -> int:
         """At most: all weights learn. In host memory they take nothing of the device's."""
-        recipe = guess.family.recipe
+        recipe = family.recipe
         return weight_bytes(self.job, recipe) if not recipe.offloads else 0
 
     def fitting(self) -> list[Choice]:
@@ -210,8 +228,8 @@ class Search:
         One pass of the whole batch, and passes of one sample, would need traces of their own, and are left out.
         """
         for family in self.families:
-            if not family.plain:
-                continue
+            if len(family.plain) < len(self.sizes):
+                continue  # not traced, or too much in any split
             for num_checkpointed in (0, self._num_layers) if family.full else (0,):
                 recipe = family.recipe.with_layers(num_checkpointed, self._num_layers)
                 sizes = [m for m in self.sizes if len(self.sizes) == 1 or (m > 1 and self.job.passes(m) > 1)]

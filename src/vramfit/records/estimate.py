@@ -12,7 +12,7 @@ from vramfit.records.finding import Displayed
 from vramfit.settings.setting import Kind
 from vramfit.workload import Workload
 
-Basis = Literal["verified", "derived"]
+Basis = Literal["verified", "derived", "outside"]
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
 CATEGORIES: tuple[Category, ...] = (
@@ -96,7 +96,8 @@ class Estimate(Displayed):
     compute_capability: tuple[int, int]
     torch_version: str
     basis: Basis
-    """`verified`: this (torch version, compute capability) has been measured; `derived`: rules carried over."""
+    """`verified`: this (torch version, compute capability) has been measured; `derived`: rules carried over;
+    `outside`: a torch release or a GPU that nothing is promised for."""
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -137,6 +138,8 @@ class Estimate(Displayed):
     they work side by side, so it adds up to more than the step."""
     host_bytes: int = 0
     """What offloading holds in host memory, beside the process itself."""
+    context_basis: Literal["measured", "reported", "bounded"] = "bounded"
+    """How `context_bytes` is known: `bounded` is an upper bound, where nobody published a figure of this GPU."""
     snapshot: Callable[[], dict[str, Any]] | None = field(
         default=None, repr=False, compare=False, metadata={"saved": False}
     )

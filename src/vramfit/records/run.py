@@ -39,6 +39,8 @@ class RunRecord(Displayed):
     task: str
     data: str
     eval_data: str | None = None
+    teacher: str | None = None
+    """The model whose answers it learned from too."""
     output: str
     """The folder of the saved model."""
     device: str

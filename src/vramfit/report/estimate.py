@@ -57,6 +57,7 @@ VERDICT_MARKS = {
 BASIS = {
     "verified": "Verified: this torch on this architecture was compared with measurements.",
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
+    "outside": "Outside what is promised: PyTorch 1.x takes more than is predicted here. Keep a quarter spare.",
 }
 
 TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}

@@ -30,6 +30,7 @@ MEANING = {
     "freeze": "part of the model does not learn",
     "lora": "only adapters and the head learn",
     "int8": "frozen weights in 8 bits",
+    "nf4": "frozen weights in 4 bits",
     "adafactor": "another optimizer",
     "sgd": "another optimizer, without moments",
 }
@@ -253,7 +254,7 @@ def wrap_command(command: str) -> list[str]:
 
 def _remarks(plan: Plan) -> Iterator[RenderableType]:
     for note in plan.notes:
-        is_basis = note.startswith("derived")
+        is_basis = note.startswith(("derived", "outside"))
         yield marked("!" if is_basis else "·", _sentence(note), "yellow" if is_basis else "dim")
     if plan.estimate.basis == "verified":
         yield Text("Verified: this torch on this architecture was compared with measurements.", style="dim")

@@ -1,5 +1,5 @@
 """What was done, for the terminal: a model loaded, a Trainer fitted into a budget, a run with its evaluations, and a
-measurement beside its prediction."""
+measurement beside its prediction; and receipts, one line each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,15 +11,19 @@ from rich.text import Text
 from vramfit.records.finding import LoadReport, LogitComparison
 from vramfit.records.measurement import Comparison, Measurement, PhaseDifference
 from vramfit.records.plan import Fitting
+from vramfit.records.receipt import NUM_NEEDED, Receipt, measured_pairs
 from vramfit.records.run import EvaluationResult, RunRecord
 from vramfit.report.charts import facts, table
 from vramfit.report.findings import render_findings
 from vramfit.report.words import job, model_name, phase_name, reserved_peak, size
+from vramfit.settings import SETTINGS, chosen_in_words
 from vramfit.tasks import find_task
 from vramfit.units import counted, format_bytes
+from vramfit.workload import Workload
 
 MAX_EVALUATIONS = 12
 MAX_NAMES = 4
+MODEL_WIDTH = 24
 
 
 def render_run(record: RunRecord) -> RenderableType:
@@ -77,12 +81,18 @@ def _each(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(rows) - MOST_OF_EACH:,} more: --json"
 
 
+def _shown(name: str, value: Any) -> str:
+    return SETTINGS[name].shown(value) if name in SETTINGS else str(value)
+
+
 def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     how = "read in windows" if find_task(r.task).reads_windows else "cut"
     cut = f"; {counted(r.num_truncated, 'row')} too long, and {how}" if r.num_truncated else ""
     left_out = f"; {counted(r.num_bad_rows, 'row')} left out" if r.num_bad_rows else ""
     yield "data", f"{counted(r.num_samples, 'sample')}{cut}{left_out}"
-    yield "settings", ", ".join(f"{name} {value}" for name, value in r.settings.items())
+    if r.teacher is not None:
+        yield "teacher", r.teacher
+    yield "settings", ", ".join(f"{name} {_shown(name, value)}" for name, value in r.settings.items())
     epochs = counted(r.num_epochs, "epoch")
     yield "steps", f"{r.num_steps:,} in {epochs}, {r.tokens_per_s:,.0f} tokens/s, {_seconds(r.time_s)}"
     if r.compile_s:
@@ -262,7 +272,7 @@ def _remarks(comparison: Comparison) -> Iterator[RenderableType]:
     facts = list(_measured_facts(m))
     if facts:
         yield Text(", ".join(facts) + ".", style="dim")
-    if comparison.basis == "derived":
+    if comparison.basis != "verified":
         yield Text(
             "This GPU and torch release were not compared before: rules measured on others are carried over.",
             style="dim",
@@ -285,3 +295,63 @@ def _measured_facts(m: Measurement) -> Iterator[str]:
         yield f"the process held {size(m.process_bytes)}, {size(m.context_bytes)} of them CUDA's own"
     if m.num_retries:
         yield f"the allocator freed its cache and tried again {m.num_retries} times"
+
+
+def render_receipts(receipts: Sequence[Receipt]) -> RenderableType:
+    """A table of receipts, and how many speak for each card."""
+    shown = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for name in ("card", "torch", "job", "allocated", "off by", "reserved", "off by", "step", "predicted", ""):
+        shown.add_column(name, justify="left" if name in ("card", "torch", "job", "") else "right")
+    for receipt in receipts:
+        shown.add_row(*_receipt_row(receipt))
+    return Group(shown, *_card_verdicts(receipts))
+
+
+def _receipt_row(r: Receipt) -> list[str]:
+    workload = Workload.from_keywords(model=r.model, **r.settings)
+    words = ", ".join([f"{workload.batch} × {workload.seq}", *chosen_in_words(workload)])
+    mark = "emulated" if r.is_emulated else "ran out" if r.ran_out else "" if r.agrees else "differs"
+    return [
+        r.gpu,
+        ".".join(map(str, r.torch_release)),
+        f"{r.kind} {r.model[:MODEL_WIDTH]} {words}",
+        format_bytes(r.measured.allocated_bytes),
+        _receipt_off(r, "allocated"),
+        format_bytes(r.measured.reserved_bytes),
+        _receipt_off(r, "reserved"),
+        _step_seconds(r.measured.step_time_s),
+        _step_seconds(r.predicted.step_time_s),
+        mark,
+    ]
+
+
+def _receipt_off(r: Receipt, figure: str) -> str:
+    """How far a prediction was off; nothing where the CPU's kernels ran, which take other temporaries."""
+    return "–" if r.is_emulated else f"{100 * r.error(figure):+.2f} %"
+
+
+def _step_seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f} s"
+
+
+def _card_verdicts(receipts: Sequence[Receipt]) -> list[RenderableType]:
+    """One line a card and torch release."""
+    measured, lines = measured_pairs(receipts), []
+    real = [r for r in receipts if not r.is_emulated and r.compute_capability is not None]
+    for capability, release in sorted({(r.compute_capability or (0, 0), r.torch_release) for r in real}):
+        of_pair = [r for r in real if (r.compute_capability, r.torch_release) == (capability, release)]
+        name = f"sm_{capability[0]}{capability[1]} with torch {release[0]}.{release[1]}"
+        differ = sum(not r.agrees for r in of_pair)
+        if (release, capability) in measured:
+            said = f"measured: {counted(measured[release, capability], 'job')} agree"
+        elif differ:
+            said = f"not measured: {differ} of {counted(len(of_pair), 'receipt')} differ from the prediction"
+        else:
+            said = (
+                f"not measured yet: {counted(len(of_pair), 'receipt')}, and {NUM_NEEDED} of different jobs are needed"
+            )
+        lines.append(Text(f"{name}: {said}."))
+    num_emulated = len(receipts) - len(real)
+    if num_emulated:
+        lines.append(Text(f"{counted(num_emulated, 'receipt')} of the emulated GPU: no proof about a card."))
+    return [Text(), *lines] if lines else []

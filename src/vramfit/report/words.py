@@ -21,6 +21,7 @@ LONGEST_NAME = 60
 Tone = Literal["good", "tight", "bad", "open"]
 TIGHT_SHARE = 0.03
 """Less than this share of the capacity to spare is called tight."""
+OUTSIDE = "Outside what is promised: PyTorch 1.x takes more than is predicted here. Keep a quarter spare."
 COLD = "Only where cuBLAS was used before: run one small matrix product before the model comes to the GPU."
 HOUR_S = 3600
 
@@ -328,6 +329,8 @@ def verdict_of(estimate: Estimate, what: str = "Does not fit") -> Verdict:
 
 
 def _warnings(estimate: Estimate) -> Iterator[str]:
+    if estimate.basis == "outside":
+        yield OUTSIDE
     if estimate.num_retries:
         times = "once" if estimate.num_retries == 1 else f"{estimate.num_retries} times"
         yield f"The allocator must empty its cache {times} to stay inside, which costs time."
@@ -339,4 +342,5 @@ def _on_gpu(estimate: Estimate) -> str:
     if estimate.total_memory_bytes is None or estimate.workload.memory is not None:
         return ""
     context = format_bytes(estimate.context_bytes, digits=0)
-    return f" ({estimate.gpu}: {format_bytes(estimate.total_memory_bytes)}, CUDA takes {context})"
+    bound = "≤ " if estimate.context_basis == "bounded" else ""
+    return f" ({estimate.gpu}: {format_bytes(estimate.total_memory_bytes)}, CUDA takes {bound}{context})"

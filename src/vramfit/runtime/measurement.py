@@ -27,7 +27,7 @@ from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
 from vramfit.runtime.device import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
-from vramfit.step.plain import Batch, forward_step, make_batch, train_step
+from vramfit.step.plain import Batch, forward_step, make_batch, train_step, write_tokens
 from vramfit.step.recovery import is_out_of_memory
 from vramfit.techniques.application import apply, make_optimizer
 from vramfit.workload import Workload
@@ -98,12 +98,15 @@ def _write_weights(model: torch.nn.Module) -> None:
         flat[num_whole:].copy_(pool[: flat.numel() - num_whole])
 
 
-def write_tokens(batch: Batch, model: torch.nn.Module) -> None:
+def draw_tokens(batch: Batch, model: torch.nn.Module) -> None:
     """Ids as a tokenizer gives them, special ones left out; in place, so that nothing more is requested."""
     words = vocab_size(model) or 2
     ids = batch["input_ids"]
     generator = torch.Generator().manual_seed(0)
-    ids.copy_(torch.randint(min(1000, words // 2), words, ids.shape, generator=generator))
+    drawn = torch.randint(min(1000, words // 2), words, ids.shape, generator=generator)
+    mask = batch.get("attention_mask")
+    write_tokens(drawn, None if mask is None else mask.cpu(), getattr(model, "config", None))
+    ids.copy_(drawn)
 
 
 def make_step(model: torch.nn.Module, workload: Workload, batch: Batch) -> Callable[[], None]:
@@ -219,7 +222,7 @@ class _Run:
         self.phases["load"] = self._peaks()
         assert w.micro_batch is not None
         batch = make_batch(model, w.task, w.mode, w.mask, w.micro_batch, w.seq, DEVICE)
-        write_tokens(batch, model)
+        draw_tokens(batch, model)
         self.phases["inputs"] = self._peaks()
         step = make_step(model, w, batch)
         for index in range(num_steps):

@@ -12,10 +12,11 @@ from vramfit.devices.catalogue import find_gpu
 from vramfit.errors import CheckpointError, NoPlanFits, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.loader.making import find_origin
+from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.sentence_folder import find_prompt, is_sentence_folder
+from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
@@ -28,7 +29,7 @@ from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
-from vramfit.tasks import Task, encoder_alone, find_task, trained_tasks, vector_task
+from vramfit.tasks import Task, encoder_alone, find_task, ranking_task, trained_tasks, vector_task
 from vramfit.tasks.parts.heads import problem_of, thresholds_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -262,7 +263,7 @@ def open_model(
     """
     resolved = _resolve(model, task or encoder_alone().name, trust_remote_code)
     config = resolved.config
-    named = _tasks_of(config)
+    named = tasks_of(config)
     found = task or _pooled(model) or next(iter(named), None) or (encoder_alone().name if or_vectors else None)
     kind = None if found is None else find_task(found)
     if kind is None or not (kind.is_trained or (or_vectors and kind.is_served)):
@@ -277,7 +278,15 @@ def open_model(
             file=model,
             hint=f"leave --task out: its head is for {other}",
         )
+    if kind.pools_itself and ranking_task().name in named and config.num_labels == 1 and not _pooled(model):
+        raise CheckpointError(
+            f"{model} is a reranker ({', '.join(config.architectures)} with one score): it scores pairs of texts, and "
+            "gives no vectors",
+            file=model,
+            hint=f"{NO_VECTORS}; --task {encoder_alone().name} gives the mean of its tokens all the same",
+        )
     tokenizer = load_tokenizer(model)
+    pad_as_configured(tokenizer, config)
     if kind.pools_itself and resolved.task != kind.name:
         resolved = _resolve(model, kind.name, trust_remote_code)
     limits = [max_positions(config) or LONGEST, seq or resolved.max_length]
@@ -335,7 +344,7 @@ def refuse_fresh(model: str, task: str, fresh: Sequence[str], *, hint: str) -> N
         )
 
 
-def _tasks_of(config: Any) -> tuple[str, ...]:
+def tasks_of(config: Any) -> tuple[str, ...]:
     """The tasks whose class the configuration was saved with."""
     import transformers
 

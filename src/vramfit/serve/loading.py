@@ -10,7 +10,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import target_of
 from vramfit.estimator.search import max_batch
 from vramfit.loader.budget import free_bytes
-from vramfit.planner.margin import margin_of
+from vramfit.planner.choose import margin_of
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model

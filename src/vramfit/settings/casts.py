@@ -58,9 +58,10 @@ class Casts(Setting):
         return "together" if casting.can_be(model) and not w.shards else "each"
 
     def is_applied_for(self, w: Workload) -> bool:
-        from vramfit.techniques import casting
-
-        return casting.is_for(w)
+        """Compiled and fused layers cast by themselves; offloaded layers and shards are gone after their forward."""
+        if not w.casts_by_layer or not w.trains or not w.autocasts:
+            return False
+        return not (w.offload or w.shards or w.compile or w.fused)
 
     def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import casting

@@ -81,9 +81,6 @@ class Checkpointing(Setting):
             raise LookupError("so many layers are not among two")
         return super().in_few_layers(w)
 
-    def is_applied_for(self, w: Workload) -> bool:
-        return bool(w.mode != "infer")
-
     def apply(self, model: Module, w: Workload) -> None:
         apply(model, w.checkpointing)
 

@@ -2,13 +2,8 @@
 
 from collections.abc import Iterator
 
-from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload
+from vramfit.settings.setting import TRITON_CAPABILITY, Setting, Technique, Workload, given
 from vramfit.settings.values import Switch
-
-
-def is_compiled(w: Workload) -> bool:
-    """Whether the model's layers are compiled by `torch.compile`."""
-    return bool(w.compile)
 
 
 class Compile(Setting):
@@ -22,7 +17,7 @@ class Compile(Setting):
     not_exact = "fused kernels round otherwise"
     few_measured = "compiled layers were compared with few measurements"
     is_measured = False
-    asked = (is_compiled,)
+    asked = (given("compile", "is_compiled", "Whether the model's layers are compiled by `torch.compile`."),)
     techniques = (
         Technique(
             values=("True",),

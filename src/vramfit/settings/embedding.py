@@ -49,7 +49,8 @@ def step_texts(w: Workload) -> int:
 
 def compared_by(w: Workload) -> tuple[object, ...]:
     """All that says how texts are compared: workloads that are equal in it compare alike."""
-    return w.task, texts_per_sample(w), loss_of(w), w.temperature, w.loss_margin, w.mask_above, w.matryoshka
+    of_teacher = w.distill, w.distill_temperature, w.distill_alpha
+    return w.task, texts_per_sample(w), loss_of(w), w.temperature, w.loss_margin, w.mask_above, w.matryoshka, of_teacher
 
 
 class OfComparison(Setting):
@@ -89,7 +90,10 @@ class Pooling(OfComparison):
     keyword, order, applied = "pooling", 92, 5
     value = Choice(names=POOLINGS, optional=True)
     modes = ("train", "forward", "infer")
-    help = "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean."
+    help = (
+        "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean; of a "
+        "causal decoder, the last."
+    )
     at_load = in_inference = True
 
     def contradictions(self, w: Workload) -> Iterator[str]:

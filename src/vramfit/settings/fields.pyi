@@ -28,6 +28,10 @@ class Fields:
     mask_above: float | None
     matryoshka: tuple[int, ...] | None
     precision: str
+    distill: str | None
+    distill_temperature: float | None
+    distill_alpha: float | None
+    distill_width: int | None
     attention: str | None
     mask: str
     dropout: bool
@@ -36,6 +40,7 @@ class Fields:
     optimizer: str
     max_grad_norm: float | None
     lora: int | None
+    lora_targets: tuple[str, ...] | None
     quantize: str | None
     offload: str | None
     compile: bool
@@ -73,6 +78,10 @@ class Fields:
         mask_above: float | None = ...,
         matryoshka: tuple[int, ...] | None = ...,
         precision: str = ...,
+        distill: str | None = ...,
+        distill_temperature: float | None = ...,
+        distill_alpha: float | None = ...,
+        distill_width: int | None = ...,
         attention: str | None = ...,
         mask: str = ...,
         dropout: bool = ...,
@@ -81,6 +90,7 @@ class Fields:
         optimizer: str = ...,
         max_grad_norm: float | None = ...,
         lora: int | None = ...,
+        lora_targets: tuple[str, ...] | None = ...,
         quantize: str | None = ...,
         offload: str | None = ...,
         compile: bool = ...,
@@ -146,6 +156,10 @@ class Fields:
         """Whether weights, gradients and optimizer state are in bfloat16."""
 
     @property
+    def has_fp32_weights(self) -> bool:
+        """Whether weights are in fp32, whatever products are computed in."""
+
+    @property
     def arithmetic(self) -> str:
         """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
 
@@ -164,6 +178,14 @@ class Fields:
     @property
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, by a `GradScaler`: the range of fp16 is small."""
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a student learns from the answers of a teacher."""
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it learns from the outputs of the teacher's layers too."""
 
     @property
     def is_packed(self) -> bool:

@@ -3,16 +3,11 @@
 from collections.abc import Iterator
 
 from vramfit.settings.optimizer import IN_PLACE
-from vramfit.settings.setting import Setting, Technique, Workload
+from vramfit.settings.setting import Setting, Technique, Workload, given
 from vramfit.settings.values import Switch
 from vramfit.tasks import find_task
 
 PRECISIONS = ("amp-bf16", "bf16")
-
-
-def captures_graphs(w: Workload) -> bool:
-    """Whether packed passes are captured as CUDA graphs and replayed."""
-    return bool(w.graphs)
 
 
 class Graphs(Setting):
@@ -29,7 +24,7 @@ class Graphs(Setting):
         "stay in memory fit"
     )
     is_measured = False
-    asked = (captures_graphs,)
+    asked = (given("graphs", "captures_graphs", "Whether packed passes are captured as CUDA graphs and replayed."),)
     must_match_on_resume = False
     techniques = (
         Technique(

@@ -1,14 +1,14 @@
-"""`lora`: adapters learn in place of weights."""
+"""`lora`: adapters learn in place of weights; and `lora_targets`: which layers have them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from vramfit.settings.setting import Module, Setting, Technique, Workload
-from vramfit.settings.values import Count
+from vramfit.settings.setting import Module, Setting, Technique, Workload, given
+from vramfit.settings.values import Count, Value
 
-
-def has_adapters(w: Workload) -> bool:
-    """Whether LoRA adapters learn in place of the weights beside them."""
-    return w.lora is not None
+ALL_LINEAR = "all-linear"
+"""Stands for every linear layer of the model's layers."""
 
 
 def learns_in_layers(w: Workload) -> bool:
@@ -21,16 +21,19 @@ class Lora(Setting):
     value = Count(optional=True, metavar="RANK")
     label, modes, is_basic = "LoRA rank", ("train",), True
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
-    help = "Rank of LoRA adapters on the attention projections. Default: no adapters."
+    help = "Rank of LoRA adapters, on the attention projections unless lora_targets says otherwise. Default: none."
     is_planned = True
     not_fitted = "which a Trainer cannot save"
-    asked = (has_adapters, learns_in_layers)
+    asked = (
+        given("lora", "has_adapters", "Whether LoRA adapters learn in place of the weights beside them."),
+        learns_in_layers,
+    )
     allows = (("lora", "only adapters and the head learn"),)
     techniques = (
         Technique(
             values=("RANK",),
             kind="different training",
-            does="only thin matrices beside the attention projections learn, and the head",
+            does="only thin matrices beside the attention projections (or lora_targets) learn, and the head",
             costs="often little; hard tasks need a higher rank or the full model",
         ),
     )
@@ -50,4 +53,54 @@ class Lora(Setting):
     def apply(self, model: Module, w: Workload) -> None:
         from vramfit.techniques import lora
 
-        lora.apply(model, w.lora)
+        lora.apply(model, w.lora, w.lora_targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets(Value):
+    """`all-linear`, or names of layers."""
+
+    optional: bool = True
+    metavar: str | None = "all-linear|NAME,…"
+    kind: ClassVar[Any] = tuple[str, ...]
+
+    def normal(self, value: Any) -> Any:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            return value
+        return tuple(part.strip() for part in parts if part.strip())
+
+    def is_right(self, value: Any) -> bool:
+        return isinstance(value, tuple) and bool(value) and all(isinstance(part, str) for part in value)
+
+    def wanted(self, value: Any) -> str:
+        return f"{ALL_LINEAR!r} or names of linear layers such as 'q_proj,v_proj'"
+
+    def parse(self, text: str) -> Any:
+        return self.normal(text)
+
+
+class LoraTargets(Setting):
+    keyword, order = "lora_targets", 181
+    value = Targets()
+    label, modes, on_page = "Layers with adapters", ("train",), False
+    help = (
+        "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: attention projections."
+    )
+    is_planned = True
+    not_fitted = "which a Trainer cannot save"
+    techniques = (
+        Technique(
+            values=("NAMES",),
+            kind="different training",
+            does="adapters beside other linear layers than the attention projections",
+            costs="none beside lora's own: more layers adapted learn more, and take more memory",
+        ),
+    )
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if not w.has_adapters:
+            yield f"lora_targets {self.shown(w.lora_targets)} says where adapters go: give lora beside it, such as 16"
+
+    def settled(self, chosen: Mapping[str, Any]) -> Any:
+        return chosen[self.keyword] if chosen["lora"] is not None else None

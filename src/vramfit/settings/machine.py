@@ -116,6 +116,10 @@ class Parallel(Setting):
 
     is_said = False
 
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
+            yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
+
 
 class NumNodes(Setting):
     keyword, order, group = "num_nodes", 280, "machine"

@@ -4,16 +4,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from vramfit.errors import VramfitError
-from vramfit.settings.setting import Module, Setting, Technique, Workload
+from vramfit.settings.setting import Module, Setting, Technique, Workload, given
 from vramfit.settings.values import Choice
 
 HOST_STEPS = ("optimizer", "weights")
 """What is offloaded where the optimizer steps in host memory."""
-
-
-def offloads(w: Workload) -> bool:
-    """Whether anything waits in host memory."""
-    return w.offload is not None
 
 
 def offloads_layers(w: Workload) -> bool:
@@ -46,7 +41,12 @@ class Offload(Setting):
     is_planned = in_inference = at_load = of_weights = True
     must_match_on_resume = False
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
-    asked = (offloads, offloads_layers, offloads_inputs, steps_on_host)
+    asked = (
+        given("offload", "offloads", "Whether anything waits in host memory."),
+        offloads_layers,
+        offloads_inputs,
+        steps_on_host,
+    )
     is_measured = False
     not_fitted = "and a Trainer's optimizer steps what is on the device"
     techniques = (

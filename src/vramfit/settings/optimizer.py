@@ -85,10 +85,6 @@ class Optimizer(Setting):
         ),
     )
 
-    def contradictions(self, w: Workload) -> Iterator[str]:
-        if w.shards and w.optimizer in ("adamw-8bit", "adafactor"):
-            yield f"optimizer {w.optimizer} steps whole matrices, which fsdp has cut: take adamw-fused"
-
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if capability < TRITON_CAPABILITY and w.has_8_bit_state and w.trains:
             yield f"optimizer adamw-8bit: its step is compiled by Triton, which {gpu} is too old for; take adafactor"

@@ -80,6 +80,11 @@ def has_bf16_weights(w: Workload) -> bool:
     return w.precision == "bf16"
 
 
+def has_fp32_weights(w: Workload) -> bool:
+    """Whether weights are in fp32, whatever products are computed in."""
+    return w.precision not in ("fp16", "bf16")
+
+
 def arithmetic(w: Workload) -> str:
     """The precision but for what GPUs differ in: TF32 or not, bfloat16 or float16 under autocast, take as much."""
     return {"tf32": "fp32", "amp-bf16": "amp", "amp-fp16": "amp"}.get(w.precision, w.precision)
@@ -92,16 +97,29 @@ def mixed_precision(w: Workload) -> str:
 
 def weight_dtype(w: Workload) -> "torch.dtype":
     """The type of the weights."""
-    from vramfit.techniques import precision
+    import torch
 
-    return precision.weight_dtype(w.precision)
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(w.precision, torch.float32)
 
 
 def autocast_dtype(w: Workload) -> "torch.dtype | None":
     """The type that autocast casts to; None where it does not run."""
-    from vramfit.techniques import precision
+    import torch
 
-    return precision.autocast_dtype(w.precision)
+    return {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}.get(w.precision)
+
+
+def name_of(weights: "torch.dtype", autocast: "torch.dtype | None" = None) -> str:
+    """The precision of weights of this type, under autocast to another type or without.
+
+    >>> import torch
+    >>> name_of(torch.float32), name_of(torch.bfloat16), name_of(torch.float32, torch.float16)
+    ('fp32', 'bf16', 'amp-fp16')
+    """
+    half = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
+    if autocast is not None:
+        return f"amp-{half[str(autocast)]}" if str(autocast) in half else "fp32"
+    return half.get(str(weights), "fp32")
 
 
 def scales_loss(w: Workload) -> bool:
@@ -124,6 +142,7 @@ class Precision(Setting):
         is_32_bit,
         has_tf32,
         has_bf16_weights,
+        has_fp32_weights,
         arithmetic,
         mixed_precision,
         weight_dtype,
@@ -177,13 +196,9 @@ class Precision(Setting):
         in_bf16 = w.mixed_precision == "bf16"
         return {"bf16": in_bf16, "fp16": w.mixed_precision == "fp16", "tf32": w.has_tf32 or in_bf16 or None}
 
-    def is_applied_for(self, w: Workload) -> bool:
-        return True  # fp32 weights may have come in another type
-
     def apply(self, model: Module, w: Workload) -> None:
-        from vramfit.techniques import precision
-
-        precision.apply(model, w.precision)
+        if not w.has_fp32_weights:
+            model.to(w.weight_dtype)
 
     def words(self, w: Workload) -> str:
         return w.precision

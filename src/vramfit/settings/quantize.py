@@ -3,19 +3,17 @@
 from collections.abc import Iterator
 
 from vramfit.settings.precision import NAMES as PRECISIONS
-from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload
+from vramfit.settings.setting import BF16_CAPABILITY, Module, Setting, Technique, Workload, given
 from vramfit.settings.values import Choice, is_text
+
+LEARNED_THROUGH = ("int8", "nf4")
+"""Forms that gradients pass through."""
 
 
 def _meant(value: object) -> str | None:
     if is_text(value, *PRECISIONS):
         return f"{value} is a precision: take --precision {value}, precision={value!r}"
     return None
-
-
-def is_quantized(w: Workload) -> bool:
-    """Whether linear weights that do not learn are in fewer bits."""
-    return w.quantize is not None
 
 
 def weights_in_words(w: Workload) -> str:
@@ -25,30 +23,33 @@ def weights_in_words(w: Workload) -> str:
 
 class Quantize(Setting):
     keyword, order, applied = "quantize", 190, 50
-    value = Choice(names=("int8", "int8-dynamic", "int4"), optional=True, meant=_meant)
+    value = Choice(names=("int8", "int8-dynamic", "int4", "nf4"), optional=True, meant=_meant)
     label = "Weights in fewer bits"
     labels = (("", "none"),)
-    about = "Quantized linear layers take less. In training only those that do not learn can be, with int8."
-    help = "Quantize linear weights that are not trained."
+    about = "Quantized linear layers take less. In training only those that do not learn can be, with int8 or nf4."
+    help = "Quantize linear weights that are not trained; with lora, nf4 is QLoRA."
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "int8"
     not_fitted = "which a Trainer cannot save"
-    asked = (is_quantized, weights_in_words)
-    allows = (("int8", "frozen weights in 8 bits"),)
+    asked = (
+        given("quantize", "is_quantized", "Whether linear weights that do not learn are in fewer bits."),
+        weights_in_words,
+    )
+    allows = (("int8", "frozen weights in 8 bits"), ("nf4", "frozen weights in 4 bits"))
     techniques = (
         Technique(
-            values=("int8", "int8-dynamic", "int4"),
+            values=("int8", "int8-dynamic", "int4", "nf4"),
             kind="numeric",
             does="linear weights that do not learn, in 8 or 4 bits",
-            costs="little in int8, more in int4: weights are rounded once",
+            costs="little in int8, more in nf4 and int4: weights are rounded once",
         ),
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.trains and not w.has_adapters and not w.freezes_layers:
             yield f"quantize {w.quantize} weights cannot learn: freeze 'backbone' or 'encoder', or add lora"
-        if w.quantize != "int8" and w.trains:
-            yield f"quantize {w.quantize} cannot train: no gradient passes its product (take int8)"
+        if w.quantize not in LEARNED_THROUGH and w.trains:
+            yield f"quantize {w.quantize} cannot train: no gradient passes its product (take int8, or nf4 for 4 bits)"
         if w.shards:
             yield f"quantize {w.quantize} weights cannot be cut: take parallel ddp"
 

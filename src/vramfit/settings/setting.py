@@ -55,6 +55,21 @@ class Technique:
         return str(value) in self.values or (value is not None and any(v.isupper() for v in self.values))
 
 
+def given(keyword: str, name: str, says: str) -> Callable[[Any], bool]:
+    """What is `asked` of a setting where only one thing matters: whether it is given, and not False.
+
+    Args:
+        name: of the property that `Workload` gets.
+        says: its docstring.
+    """
+
+    def ask(w: Any) -> bool:
+        return getattr(w, keyword) not in (None, False)
+
+    ask.__name__, ask.__doc__ = name, says
+    return ask
+
+
 class Setting:
     """One keyword of a job. Class variables describe it; methods say what it does, and are overridden where it does."""
 

@@ -42,11 +42,49 @@ def make_batch(
         task, mode, mask: as in `Workload`; labels are made for training only.
         batch: samples.
         seq: tokens a sequence.
-        device: `meta` for a prediction; elsewhere ids are zeros and a padded mask hides half of the rows' tails.
+        device: `meta` for a prediction; elsewhere a padded mask hides the second half of half of the rows. On the host,
+            ids are what a tokenizer gives; on a GPU, zeros.
     """
     kind = find_task(task)
     inputs = kind.meta_batch(mask, batch, seq, device)
-    return inputs | kind.meta_labels(model, batch, seq, device) if mode == "train" else inputs
+    if inputs["input_ids"].device.type == "cpu":
+        write_tokens(inputs["input_ids"], inputs.get("attention_mask"), getattr(model, "config", None))
+    if mode != "train":
+        return inputs
+    labels = kind.meta_labels(model, batch, seq, device)
+    return inputs | labels | make_targets(model, task, (batch, seq), device)
+
+
+def write_tokens(ids: torch.Tensor, mask: torch.Tensor | None, config: Any) -> None:
+    """Turn ids into what a tokenizer gives for texts: words in place of special tokens, an end, and padding.
+
+    Heads of some families look for the end, or for the last token that is no padding.
+
+    Args:
+        ids: of a batch, on the host; zeros become words.
+        mask: that goes with them.
+        config: of the model; None for a model that has none, whose ids are left as they are.
+    """
+    special = special_tokens(config)
+    word = next(token for token in range(len(special) + 1) if token not in special.values())
+    ids[torch.isin(ids, torch.tensor([0, *special.values()]))] = word
+    lengths = torch.full((len(ids),), ids.shape[1]) if mask is None else mask.sum(1)
+    if "eos_token_id" in special:
+        ids[torch.arange(len(ids)), lengths - 1] = special["eos_token_id"]
+    if "pad_token_id" in special and mask is not None:
+        ids[mask == 0] = special["pad_token_id"]
+
+
+def special_tokens(config: Any) -> dict[str, int]:
+    """The tokens that a configuration names, by their fields; of several, the first."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    named = {} if config is None else vars(config) | vars(text)
+    found: dict[str, int] = {}
+    for name, value in named.items():
+        value = value[0] if isinstance(value, list) and value else value
+        if name.endswith("_token_id") and type(value) is int and value >= 0:
+            found[name] = value
+    return found
 
 
 def make_packed_batch(
@@ -58,11 +96,23 @@ def make_packed_batch(
         labels = find_task(task).meta_labels(model, num_sequences, 0, device)
         packed = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
         inputs.update({name: packed if value.dim() > 1 else value for name, value in labels.items()})
+        inputs |= make_targets(model, task, (num_sequences, longest), device, num_packed=num_tokens)
     inputs["position_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     if packing.has_token_types(model):
         inputs["token_type_ids"] = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     inputs["cu_seq_lens_q"] = torch.zeros(num_sequences + 1, dtype=torch.int32, device=device)
     return inputs | {"max_length_q": longest}
+
+
+def make_targets(
+    model: torch.nn.Module, task: str, sizes: tuple[int, int], device: torch.device | str, *, num_packed: int = 0
+) -> Batch:
+    """What a batch has beside its labels where a model has a teacher: see `distilled.meta_targets`."""
+    if not hasattr(model, "_teaching"):
+        return {}
+    from vramfit.tasks.parts.distilled import meta_targets
+
+    return meta_targets(model, task, sizes, device, num_packed=num_packed)
 
 
 OnPart = Callable[[str, int | str], None]

@@ -7,6 +7,7 @@ what a step asks of the processes that share it; `Alone` stands for a single pro
 import heapq
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -175,17 +176,27 @@ def passes_of(
     Args:
         evenly: see `split`; for a rank that is alone.
     """
+    whole = loss.keeps_width and not packs
+    cut = split_as_wide if whole else partial(split, packs=packs)
     if ranks.size == 1:
-        parts = [part for part in split(batch, max_tokens, packs=packs, evenly=evenly) if any(loss.counts(part))]
+        made = cut(batch, max_tokens) if whole else split(batch, max_tokens, packs=packs, evenly=evenly)
+        parts = [part for part in made if any(loss.counts(part))]
         return parts, len(parts)
     lengths = lengths_of(batch, packs=packs)
     ranks.votes.agree_on(_fingerprint(batch), "batch")
     rows = share_out(lengths, ranks.size)[ranks.rank]
     own = take_rows(batch, rows, width_of(batch)) if rows else None
-    num_passes = ranks.num_passes(0 if own is None else len(split(own, max_tokens, packs=packs)))
-    parts = [] if own is None else split(own, max_tokens, packs=packs, num_at_least=num_passes)
+    num_passes = ranks.num_passes(0 if own is None else len(cut(own, max_tokens)))
+    parts = [] if own is None else cut(own, max_tokens, num_at_least=num_passes)
     dummies = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
     return [*parts, *dummies], len(parts)
+
+
+def split_as_wide(batch: Batch, max_tokens: int, *, num_at_least: int = 1) -> list[Batch]:
+    """Micro-batches that are as wide as the whole batch: for models that look at padding too."""
+    width = width_of(batch)
+    widths = [width] * int(next(iter(batch.values())).shape[0])
+    return [take_rows(batch, rows, width) for rows in _halved(_group(widths, max_tokens), num_at_least)]
 
 
 def fill_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -118,6 +118,10 @@ class Task:
     """Whether its head learns one of several things, which the labels decide: `tasks/parts/heads.py`."""
     max_scores: int | None = None
     """The most scores that are given of one text, word or mask; None for a task without scores to choose from."""
+    answers: tuple[str, ...] = ()
+    """What of a model's output a student of it learns from; none for a task that is not distilled."""
+    answers_tokens: bool = False
+    """Whether an answer has a row for each token; otherwise one for each sample."""
     gives_vectors: bool = False
     """Whether a text is answered with its vector, pooled from those of its tokens."""
 
@@ -269,6 +273,10 @@ class Task:
     def unusable(self, references: References) -> dict[int, str]:
         """Number of a reference → why it cannot be used beside the others."""
         return {}
+
+    def nothing_to_learn(self, references: References) -> str | None:
+        """Why training data teaches nothing though each of its rows could; None where it can be learned from."""
+        return None
 
     def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
         """Settings of a workload that follow from the data.

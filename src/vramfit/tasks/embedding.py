@@ -9,7 +9,7 @@ from vramfit.tasks.parts import texts
 from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts
 from vramfit.tasks.parts.results import place_of
 from vramfit.tasks.parts.sentence_head import HeadParts, make_head
-from vramfit.units import counted
+from vramfit.units import counted, shown
 
 LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
 """In-batch negatives, one way and both; then by the names they are known by."""
@@ -42,6 +42,7 @@ class Embedding(Task):
     has_head = False
     is_trained = is_served = True
     gives_vectors = True
+    answers = ("embedding",)
     pools_itself = True
     labels = ("text_rows", "text_ids", "labels")
     losses = joint_losses = LOSSES
@@ -66,7 +67,8 @@ class Embedding(Task):
     def finish_model(self, model: Any, parts: HeadParts | None) -> None:
         from vramfit.tasks.parts import pooling
 
-        pooling.attach(model, make_head(parts or HeadParts(), getattr(model.config, "hidden_size", None)))
+        usual = HeadParts(pooling="last" if _sees_only_before(model) else "mean")
+        pooling.attach(model, make_head(parts or usual, getattr(model.config, "hidden_size", None)))
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch
@@ -102,6 +104,20 @@ class Embedding(Task):
     def unusable(self, references: References) -> dict[int, str]:
         return texts.alone_in_class(references)
 
+    def nothing_to_learn(self, references: References) -> str | None:
+        """Whether an anchor has but one text to be compared with: its own positive. Negatives never equal it."""
+        if "group" in references[0]:
+            return None  # of its class, which `check_labels` looks at
+        is_scored = "scores" in references[0]
+        compared = (text for text in _apart(references) if is_scored or text["place"] > 0)
+        first = next(compared)
+        if any(_identity(text) != _identity(first) for text in compared):
+            return None
+        what = (
+            "all texts are the same" if is_scored else "every anchor has the same positive, so that no negatives remain"
+        )
+        return f"{what} ({shown(first['texts'][0])})"
+
     def data_settings(self, references: References, loss: str | None) -> dict[str, Any]:
         first = references[0]
         usual = texts.USUAL[texts.SCORED if "scores" in first else texts.PAIRS]
@@ -135,6 +151,12 @@ class Embedding(Task):
 
     def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
         return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
+
+
+def _sees_only_before(model: Any) -> bool:
+    """Whether only a text's last token has seen all of it."""
+    causal = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    return causal and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def _apart(references: References) -> Iterator[Reference]:

@@ -39,6 +39,8 @@ class QuestionAnswering(Task):
     reads_padding = True
     why_packed = "an answer is sought among a text's own tokens, and no more among its padding"
     labels = place_labels = PLACES
+    answers = LOGITS
+    answers_tokens = True
     num_texts = (2, 2)
     text_names = (("question", "context"),)
     label_columns = ("answers", "answer", "answer_text")

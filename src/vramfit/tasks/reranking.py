@@ -37,6 +37,7 @@ class Reranking(Task):
     auto_class = "AutoModelForSequenceClassification"
     is_trained = is_served = True
     shares_head_names = pools_sequences = ranks_candidates = True
+    answers = ("logits",)
     labels = ("text_rows", "text_ids", "labels")
     losses = tuple(FORMS)
     joint_losses = ("listwise", "margin-mse")

@@ -43,6 +43,7 @@ class SequenceClassification(Task):
     pools_sequences = True
     has_problems = True
     max_scores = 1000
+    answers = ("logits",)
     counts_samples = True
     num_texts = (1, 2)
     text_names = (*PAIRS, *((name,) for name in SINGLE_TEXTS))

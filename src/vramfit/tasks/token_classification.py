@@ -41,6 +41,8 @@ class TokenClassification(Task):
     has_classes = shares_head_names = True
     can_record = can_smooth = True
     max_scores = 1000
+    answers = ("logits",)
+    answers_tokens = True
     text_names = (("tokens",), ("words",), ("text",), ("sentence",))
     label_columns = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags", "chunk_tags")
     files = (

@@ -7,16 +7,23 @@ from typing import Any
 import torch
 
 from vramfit.models.anatomy import backbone
+from vramfit.models.build import build_for
+from vramfit.models.resolve import ResolvedModel
 from vramfit.models.tasks import supported_attention
 from vramfit.records.plan import Plan
-from vramfit.settings import APPLIED
-from vramfit.techniques import compiling, offloading, optimizers, precision, quantization
+from vramfit.settings import APPLIED, Setting
+from vramfit.settings.precision import name_of
+from vramfit.techniques import compiling, offloading, optimizers, quantization
 from vramfit.techniques.packing.attention import has_packed_kernel, takes_heads
 from vramfit.workload import Workload
 
 Undo = Callable[[], None]
 SWITCHES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 """Attributes of modules that techniques set, and that are put back."""
+
+
+NOTED = "_vramfit_applied"
+"""Attribute of a model: keywords of settings that were applied to it and can be undone."""
 
 
 def prepare(
@@ -68,7 +75,7 @@ def settings_found(model: torch.nn.Module, device: torch.device, *, packs: bool 
         packs: whether sequences are to lie end to end; None where the model and the device have what it takes.
     """
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    found = precision.name_of(next(model.parameters()).dtype, autocast)
+    found = name_of(next(model.parameters()).dtype, autocast)
     base: Any = backbone(model)
     if packs is None:
         can = "packed" in supported_attention(type(base)) and takes_heads(base.config)
@@ -105,8 +112,9 @@ def apply(model: torch.nn.Module, workload: Workload) -> Undo:
     for setting in APPLIED:
         if setting.is_applied_for(workload):
             setting.apply(model, workload)
+            _note(model, setting)
         elif setting.is_undone:
-            setting.undo(model)
+            _undo_if_applied(model, setting)
 
     def undo() -> None:
         for setting in reversed(APPLIED):
@@ -114,6 +122,13 @@ def apply(model: torch.nn.Module, workload: Workload) -> Undo:
         put_back()
 
     return undo
+
+
+def build_prepared(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
+    """A model on the meta device with everything applied that a workload asks for."""
+    model = build_for(resolved, workload)
+    apply(model, workload)
+    return model
 
 
 def apply_to_steps(model: torch.nn.Module, workload: Workload) -> None:
@@ -124,15 +139,28 @@ def apply_to_steps(model: torch.nn.Module, workload: Workload) -> None:
     for setting in APPLIED:
         if setting.is_of_steps and setting.is_applied_for(workload):
             setting.apply_to_steps(model, workload)
+            _note(model, setting)
         elif setting.is_undone:
-            setting.undo(model)
+            _undo_if_applied(model, setting)
+
+
+def _note(model: torch.nn.Module, setting: Setting) -> None:
+    """Remember a change that may have to be undone; the memory goes along with copies of the model."""
+    if setting.is_of_steps:
+        model.__dict__.setdefault(NOTED, set()).add(setting.keyword)
+
+
+def _undo_if_applied(model: torch.nn.Module, setting: Setting) -> None:
+    if setting.keyword in model.__dict__.get(NOTED, ()):
+        setting.undo(model)
+        model.__dict__[NOTED].discard(setting.keyword)
 
 
 def undo_to_steps(model: torch.nn.Module) -> None:
     """The model computes as its own code says, outside of steps."""
     for setting in reversed(APPLIED):
         if setting.is_of_steps:
-            setting.undo(model)
+            _undo_if_applied(model, setting)
 
 
 def compile_layers(model: torch.nn.Module) -> None:

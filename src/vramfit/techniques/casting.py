@@ -13,19 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.models.anatomy import encoder_layers, num_layer_applications
-from vramfit.techniques.precision import autocast_dtype
-from vramfit.workload import Workload
-
-
-def is_for(workload: Workload) -> bool:
-    """Whether a workload's layers cast together: it asks for that, and nothing else is done with their weights.
-
-    Compiled and fused layers cast by themselves; offloaded layers and shards are gone when their forward ends.
-    """
-    w = workload
-    alone = w.offload is None and not w.shards
-    is_able = w.trains and autocast_dtype(w.precision) is not None and not w.compile and not w.fused
-    return w.casts == "together" and is_able and alone
 
 
 def apply(model: torch.nn.Module) -> None:

@@ -1,11 +1,13 @@
-"""LoRA: the model is frozen, and two thin matrices beside each chosen attention projection learn, through peft.
+"""LoRA: the model is frozen, and two thin matrices beside each chosen linear layer learn, through peft.
 
 Adapters go where the paper and peft put them, on the projections that make queries and values; where a family makes
-queries, keys and values in one product, on that one. The task's head learns in full, as with peft's
-`modules_to_save`, but in place: there is no second, frozen copy of it, and a decoder tied to the word embedding
-stays tied, and frozen with it. Adapters are of the type of the weights beside them.
+queries, keys and values in one product, on that one; or on the layers that were asked for. The task's head learns in
+full, as with peft's `modules_to_save`, but in place: there is no second, frozen copy of it, and a decoder tied to the
+word embedding stays tied, and frozen with it. Adapters are of the type of the weights beside them.
 """
 
+import warnings
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 import torch
 
 from vramfit.errors import MissingExtra, WorkloadError
-from vramfit.models.anatomy import encoder_layers, head_parameters
+from vramfit.models.anatomy import head_parameters, layer_lists
 from vramfit.quiet import quiet
+from vramfit.settings.lora import ALL_LINEAR
 
 OLDEST_PEFT = "0.18"
 ALPHA = 2
@@ -25,14 +28,17 @@ QUERIES_AND_VALUES = frozenset(
         *("q_lin", "v_lin"),  # DistilBERT
         *("query_proj", "value_proj"),  # DeBERTa-v2 and v3
         *("q", "v"),  # MPNet
-        *("q_proj", "v_proj"),  # newer encoders that follow Llama's names
+        *("q_proj", "v_proj"),  # Llama and most decoders, and newer encoders
+        *("Wq", "Wv"),  # CTRL
     ]
 )
-FUSED = frozenset(["Wqkv", "in_proj", "qkv", "qkv_proj", "query_key_value"])
-"""Queries, keys and values in one product: ModernBERT, the first DeBERTa, and others."""
+FUSED = frozenset(["Wqkv", "in_proj", "qkv", "qkv_proj", "query_key_value", "c_attn"])
+"""Queries, keys and values in one product: ModernBERT, the first DeBERTa, GPT-2, GPT-NeoX, Phi-3, and others."""
+SHOWN = 8
+"""Names of layers that an error lists."""
 
 
-def apply(model: torch.nn.Module, rank: int | None) -> None:
+def apply(model: torch.nn.Module, rank: int | None, asked: Sequence[str] | None = None) -> None:
     """Add adapters in place, on the meta device or on a real one; freeze all else but the head.
 
     It comes after freezing, so that a layer that was taken out of training is noticed, and before quantization,
@@ -40,15 +46,16 @@ def apply(model: torch.nn.Module, rank: int | None) -> None:
 
     Args:
         rank: the adapters' inner size; None changes nothing.
+        asked: names of layers, or `all-linear`; None takes the attention projections.
 
     Raises:
         MissingExtra: peft is not installed.
-        WorkloadError: no attention projection to adapt, one that is frozen, or a rank beyond its size.
+        WorkloadError: no such layer, one that is frozen, or a rank beyond its size.
     """
     if rank is None:
         return
-    chosen = targets(model)
-    problems = _problems(model, chosen, rank)
+    chosen = targets(model, asked)
+    problems = _unknown(model, asked or ()) or _problems(model, chosen, rank)
     if problems:
         raise WorkloadError(problems)
     parameters = dict(model.named_parameters())
@@ -56,7 +63,8 @@ def apply(model: torch.nn.Module, rank: int | None) -> None:
     on_meta = any(p.device.type == "meta" for p in model.parameters())
     peft = _peft()
     config = peft.LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=list(chosen))
-    with quiet("torchao", "torch.utils._pytree"):
+    with warnings.catch_warnings(), quiet("torchao", "torch.utils._pytree"):
+        warnings.simplefilter("ignore")  # of GPT-2's transposed weights, which peft finds by itself
         peft.inject_adapter_in_model(config, model, low_cpu_mem_usage=on_meta)
     for name in chosen:  # peft leaves adapters on meta in fp32
         adapted: Any = model.get_submodule(name)
@@ -66,10 +74,11 @@ def apply(model: torch.nn.Module, rank: int | None) -> None:
         parameter.requires_grad_(True)
 
 
-def targets(model: torch.nn.Module) -> tuple[str, ...]:
-    """Names of the linear layers that get adapters: in the encoder's layers, known by their own names."""
-    inside = {id(module) for layer in encoder_layers(model) for module in layer.modules()}
-    linears = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and id(m) in inside]
+def targets(model: torch.nn.Module, asked: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Names of the linear layers that get adapters: in the model's layers, known by their own names or all of them."""
+    linears = _linears(model)
+    if asked is not None:
+        return tuple(linears) if ALL_LINEAR in asked else tuple(n for n in linears if any(_is(n, a) for a in asked))
     for names in (QUERIES_AND_VALUES, FUSED):
         found = tuple(name for name in linears if name.rsplit(".", 1)[-1] in names)
         if found:
@@ -77,10 +86,38 @@ def targets(model: torch.nn.Module) -> tuple[str, ...]:
     return ()
 
 
+def _linears(model: torch.nn.Module) -> list[str]:
+    """Names of the linear layers inside the model's layers; those of GPT-2 are `Conv1D`, the same transposed."""
+    from transformers.pytorch_utils import Conv1D
+
+    inside = {id(module) for each in layer_lists(model) for module in each.modules()}
+    return [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D) and id(m) in inside]
+
+
+def _is(name: str, asked: str) -> bool:
+    return name == asked or name.endswith(f".{asked}")
+
+
+def _unknown(model: torch.nn.Module, asked: Sequence[str]) -> list[str]:
+    """What is wrong with names of layers."""
+    linears = _linears(model)
+    missing = [one for one in asked if one != ALL_LINEAR and not any(_is(name, one) for name in linears)]
+    if not missing:
+        return []
+    known = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linears))
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    has = f"has {', '.join(known[:SHOWN])}{more}" if known else "has no linear layers"
+    return [f"lora_targets {', '.join(missing)}: no linear layer of {type(model).__name__} has that name; it {has}"]
+
+
 def _problems(model: torch.nn.Module, chosen: tuple[str, ...], rank: int) -> list[str]:
     if not chosen:
         known = ", ".join(sorted(QUERIES_AND_VALUES | FUSED))
-        return [f"lora: the layers of {type(model).__name__} have no attention projection of a known name ({known})"]
+        name = type(model).__name__
+        return [
+            f"lora: the layers of {name} have no attention projection of a known name ({known}); "
+            f"take lora_targets {ALL_LINEAR}, or names of its linear layers"
+        ]
     linears: list[Any] = [model.get_submodule(name) for name in chosen]
     problems = []
     frozen = [name for name, linear in zip(chosen, linears, strict=True) if not linear.weight.requires_grad]
@@ -89,9 +126,9 @@ def _problems(model: torch.nn.Module, chosen: tuple[str, ...], rank: int) -> lis
             f"lora {rank} adapts {len(frozen)} of {len(chosen)} projections in layers that freeze takes out of "
             f"training ({frozen[0]}): drop freeze, since LoRA freezes all but its adapters and the head"
         )
-    smallest = min(min(linear.in_features, linear.out_features) for linear in linears)
+    smallest = min(min(linear.weight.shape) for linear in linears)
     if rank > smallest:
-        problems.append(f"lora {rank} is beyond the {smallest} rows or columns of the projections it adapts")
+        problems.append(f"lora {rank} is beyond the {smallest} rows or columns of a layer that it adapts")
     return problems
 
 

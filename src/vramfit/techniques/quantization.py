@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from vramfit.errors import MissingExtra, WorkloadError
 from vramfit.models.anatomy import backbone, layer_list
 from vramfit.quiet import quiet
+from vramfit.settings.quantize import LEARNED_THROUGH
+from vramfit.techniques import nf4
 from vramfit.workload import Workload
 
 OLDEST_TORCHAO = (0, 18)
@@ -52,7 +55,7 @@ def check(w: Workload, device: torch.device) -> None:
     if not w.has_bf16_weights:
         problems.append(f"quantize int4 multiplies in bfloat16: take precision bf16, not {w.precision}")
     if problems:
-        raise WorkloadError(problems, hint="quantize int8 works everywhere, in every precision")
+        raise WorkloadError(problems, hint="quantize int8 and nf4 work everywhere, in every precision")
 
 
 def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False) -> None:
@@ -66,13 +69,19 @@ def apply(model: torch.nn.Module, quantize: str | None, *, trains: bool = False)
 
     Raises:
         MissingExtra: torchao is not installed.
-        WorkloadError: training through another form than int8.
+        WorkloadError: training through a form that has no gradient.
     """
     if quantize is None:
         return
-    if trains and quantize != "int8":
-        raise WorkloadError([f"quantize {quantize} has no gradient: take int8 to train"])
-    for linear in quantizable(model, quantize, frozen_only=trains):
+    if trains and quantize not in LEARNED_THROUGH:
+        raise WorkloadError([f"quantize {quantize} has no gradient: take {' or '.join(LEARNED_THROUGH)} to train"])
+    chosen = quantizable(model, quantize, frozen_only=trains)
+    if not chosen:
+        raise WorkloadError(
+            [f"quantize {quantize}: {type(model).__name__} has no linear layer that it could take"],
+            hint="leave quantize out; the layers of GPT-2 and its kin are transposed (Conv1D), and stay as they are",
+        )
+    for linear in chosen:
         quantize_linear(linear, quantize)
         if trains:
             linear.__class__ = FrozenLinear
@@ -136,6 +145,8 @@ def quantized_model_bytes(model: torch.nn.Module, quantize: str) -> int:
 def quantize_linear(linear: torch.nn.Linear, quantize: str) -> None:
     """Quantize one layer's weight in place, where it lies."""
     linear.weight = quantize_weight(linear.weight, quantize)
+    if quantize == "nf4":
+        linear.__class__ = FrozenLinear  # torchao's product takes several times the weight for a moment
 
 
 def quantize_weight(weight: torch.Tensor, asked: Workload | str) -> torch.nn.Parameter:
@@ -150,6 +161,13 @@ def quantize_weight(weight: torch.Tensor, asked: Workload | str) -> torch.nn.Par
 def _quantized(weight: torch.Tensor, quantize: str) -> torch.nn.Parameter:
     ao = _torchao()
     rows, columns = weight.shape
+    if quantize == "nf4":
+        made = nf4.layout(rows, columns, weight.dtype)
+        if weight.device.type == "meta":
+            return torch.nn.Parameter(made, requires_grad=False)
+        parts = {name: torch.empty_like(part, device=weight.device) for name, part in inner_tensors(made)}
+        nf4.fill(parts, [weight])
+        return with_inner_tensors(made, parts)
     holder = torch.nn.Linear(columns, rows, bias=False, device="meta")
     holder.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     with _any_gpu() if weight.device.type == "meta" else nullcontext():
@@ -186,11 +204,14 @@ def quantize_rows(
     layout = _layout(rows, columns, dtype, quantize)
     parts = {name: torch.empty_like(part, device=device) for name, part in inner_tensors(layout)}
     with _apart(device):
+        step = max(1, PIECE_BYTES // (4 * columns))
         if quantize == "int4":
             for name, part in inner_tensors(quantize_weight(bring(source), quantize)):
                 parts[name].copy_(part)
+        elif quantize == "nf4":
+            step = -(-step // nf4.ROWS) * nf4.ROWS
+            nf4.fill(parts, (bring(source[begin : begin + step]) for begin in range(0, rows, step)))
         else:
-            step = max(1, PIECE_BYTES // (4 * columns))
             for begin in range(0, rows, step):
                 chosen = {name: part[begin : begin + step] for name, part in parts.items()}
                 fill_int8(bring(source[begin : begin + step]), chosen)
@@ -266,6 +287,9 @@ def with_inner_tensors(like: torch.Tensor, parts: dict[str, torch.Tensor]) -> to
         return torch.nn.Parameter(parts[""], requires_grad=like.requires_grad)
     kind: Any = type(like)
     context = like.__tensor_flatten__()[1]  # type: ignore[attr-defined]
+    if nf4.is_nf4(like):  # it says for itself where it lies
+        place = next(iter(parts.values())).device
+        context = {**context, "tensor_meta": replace(context["tensor_meta"], device=place)}
     made = kind.__tensor_unflatten__(parts, context, like.shape, like.stride())
     return torch.nn.Parameter(made, requires_grad=False)
 
@@ -302,10 +326,10 @@ def _torchao() -> Any:
 
 
 class FrozenLinear(torch.nn.Linear):
-    """A linear layer whose int8 weight, and bias, do not learn, and which gradients pass through.
+    """A linear layer whose quantized weight, and bias, do not learn, and which gradients pass through.
 
     torchao multiplies by the dequantized weight, which autograd keeps until backward: every weight would be there
-    twice, as int8 and in full, and training would take more than without quantization. Here the weight is dequantized
+    twice, quantized and in full, and training would take more than without quantization. Here the weight is dequantized
     for the product and let go of, and once more in backward.
     """
 
@@ -315,10 +339,12 @@ class FrozenLinear(torch.nn.Linear):
 
 
 def dequantized(weight: Any) -> torch.Tensor:
-    """An int8 weight in full: each group of a row times its scale, in the type it was quantized from.
+    """A weight in full, in the type it was quantized from; of int8, each group of a row times its scale.
 
-    The zero points are all zero: the weights are quantized symmetrically.
+    The zero points of int8 are all zero: the weights are quantized symmetrically.
     """
+    if nf4.is_nf4(weight):
+        return nf4.dequantized(weight)
     rows, num_groups = weight.scale.shape
     full: torch.Tensor = weight.qdata.view(rows, num_groups, -1) * weight.scale.unsqueeze(-1)
     return full.view(weight.qdata.shape).to(weight.dtype)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from vramfit.cuda.kernels import KERNELS
-from vramfit.trace.affine import Polynomial, product, split
 from vramfit.trace.template import CallTemplate, SpecTemplate
-from vramfit.trace.work import WorkTemplate, view_work, work_in_place, work_of
+from vramfit.trace.work import Polynomial, WorkTemplate, product, split, view_work, work_in_place, work_of
 
 SEQUENCES = (list, tuple)
 MAX_REMEMBERED = 8192
@@ -148,6 +147,8 @@ class Calls:
         nbytes = tensor.untyped_storage().nbytes()
         if nbytes == tensor.numel() * tensor.element_size():
             return product(tuple(split(n, self._probe) for n in tensor.shape), tensor.element_size())
+        if not any(split(n, self._probe)[0] for n in tensor.shape):
+            return (nbytes,)
         k, c = split(nbytes, self._probe)  # padded or expanded: read off the total
         return (c, k)
 
@@ -177,6 +178,35 @@ class Calls:
         if isinstance(value, dict):
             return {k: self._abstract(v) for k, v in value.items()}
         return value
+
+
+def _nonzero(x: torch.Tensor) -> torch.Tensor:
+    """Which elements count depends on data: all of them is the dearest case."""
+    return torch.empty(x.numel(), x.dim(), dtype=torch.long, device="meta")
+
+
+def _int4_product(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Its meta function asks for a device that only fake tensors have."""
+    return x.new_empty(x.shape[0], 8 * weight.shape[0])
+
+
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, **_: Any) -> torch.Tensor:
+    """GroupedMMUtils.h (2.11): rows start at multiples of 16 bytes. Its meta function takes bf16 alone, and CUDA others
+    too, which it multiplies group by group."""
+    rows, columns = a.shape[-2], b.shape[-1]
+    width = -(-columns * a.element_size() // 16) * 16 // a.element_size()
+    if a.dim() != b.dim():
+        return torch.empty_strided((rows, columns), (width, 1), dtype=a.dtype, device="meta")
+    num_groups = (a if a.dim() > 2 else offs).shape[0]
+    return torch.empty_strided((num_groups, rows, columns), (rows * width, width, 1), dtype=a.dtype, device="meta")
+
+
+OWN_RESULTS: dict[str, Any] = {
+    "nonzero": _nonzero,
+    "_weight_int4pack_mm": _int4_product,
+    "_grouped_mm": _grouped_product,
+}
+"""Operators whose meta functions do not say what CUDA gives."""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -12,20 +12,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.autocast import Autocast
-from vramfit.cuda.dialect import Dialect
+from vramfit.cuda.dialect import Autocast, Dialect
 from vramfit.cuda.profile import CudaProfile
-from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Origin
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
-from vramfit.step.plain import Batch
+from vramfit.step.plain import Batch, make_targets
 from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks import find_task
 from vramfit.tasks.parts.joint import PLACES
 from vramfit.tasks.parts.losses import HeadLoss, head_loss
-from vramfit.techniques.application import apply
+from vramfit.techniques.application import build_prepared
 from vramfit.trace.ledger import Places
 from vramfit.trace.template import STEPS, Entry, Launch, Notice, Request, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
@@ -36,13 +34,11 @@ SEGMENTS = (ROOM, LOSS, END)
 
 
 def loss_of_step(model: torch.nn.Module, workload: Workload, inputs: Batch, *, on_paper: bool) -> HeadLoss:
-    """The loss of a step whose micro-batches are all alike.
+    """The loss of a step that compares texts, and whose micro-batches are all alike.
 
     Args:
         on_paper: whether nothing but a sum stands for a comparison; it does where passes are traced for any number.
     """
-    if not workload.is_joint:
-        return head_loss(model, inputs, workload.task)
     num_texts, each = len(inputs[PLACES]) * num_traced(workload) * workload.num_gpus, workload.texts_per_sample
     loss = joint_loss(model, workload, -(-num_texts // each) * each)  # a row's most texts need be no whole samples
     return _on_paper(loss) if workload.runs_twice or on_paper else loss
@@ -52,6 +48,7 @@ def joint_loss(model: torch.nn.Module, workload: Workload, num_texts: int) -> He
     """The loss of a step of so many texts, without data; its labels wait on the host."""
     with _disable_current_modes():
         labels = find_task(workload.task).meta_labels(model, num_texts, 0, "meta")
+        labels |= make_targets(model, workload.task, (num_texts, 0), "meta")
     return head_loss(model, labels, workload.task)
 
 
@@ -66,18 +63,11 @@ def is_of_comparison(segment: str) -> bool:
     return segment.rpartition(".")[2] in SEGMENTS
 
 
-def model_of(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
-    """The model with its techniques applied, on the meta device."""
-    model = build_for(resolved, workload)
-    apply(model, workload)
-    return model
-
-
 def trace_comparison(
     resolved: ResolvedModel, workload: Workload, template: StreamTemplate, num_texts: int
 ) -> StreamTemplate:
     """A template whose passes were traced, with the comparison of so many vectors."""
-    loss = joint_loss(model_of(resolved, workload), workload, num_texts)
+    loss = joint_loss(build_prepared(resolved, workload), workload, num_texts)
     assert loss.joint is not None
     key = (workload.compared_by, loss.joint.width, num_texts, template.profile)
     compared = _kept.pop(key, None)
@@ -117,7 +107,7 @@ _kept: OrderedDict[Any, _Compared] = OrderedDict()
 def _trace_alone(loss: HeadLoss, profile: CudaProfile) -> _Compared:
     made = StreamTemplate(profile=profile, probe=None, next_id=FIRST_ID)
     nothing = torch.nn.Linear(1, 1, device="meta")
-    tracer = Tracer(made, Places(nothing), mask_has_padding=False)
+    tracer = Tracer(made, Places(nothing))
     tracer.workspaces_are_there()
     step = Step(nothing, torch.optim.SGD(nothing.parameters(), lr=0.0), ranks=Alone())
     step.place = torch.Tensor.clone

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.records.stream import Origin, Phase
 from vramfit.step.joint import FIRST
-from vramfit.trace.affine import Polynomial
 from vramfit.trace.template import (
     CallTemplate,
     Did,
@@ -24,7 +23,7 @@ from vramfit.trace.template import (
     Waited,
 )
 from vramfit.trace.unrolling import Unrolling
-from vramfit.trace.work import StretchTemplate, WorkTemplate
+from vramfit.trace.work import Polynomial, StretchTemplate, WorkTemplate
 
 
 class Places:

@@ -1,7 +1,7 @@
 """`trace`: a model and a workload → the template of its request stream."""
 
 import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.autocast import Autocast
-from vramfit.cuda.dialect import Dialect
+from vramfit.cuda.dialect import Autocast, Dialect
 from vramfit.cuda.profile import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
@@ -22,13 +21,13 @@ from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_lo
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
 from vramfit.step.splitting import SHORTEST, Alone
 from vramfit.step.step import Step
-from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, parameters_of
+from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization
+from vramfit.techniques.application import build_prepared
 from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
-from vramfit.trace.affine import PROBE_BATCH
 from vramfit.trace.captured import hold_for_graphs
-from vramfit.trace.comparison import loss_of_step, model_of
+from vramfit.trace.comparison import loss_of_step
 from vramfit.trace.compiled import compiled_layers
 from vramfit.trace.ledger import Places
 from vramfit.trace.replica import ReplicaOnPaper
@@ -37,6 +36,8 @@ from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import FEWEST_SAMPLES, STEPS, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.trace.unrolling import Unlike, Unrolling, unrolling_of
+from vramfit.trace.values import give_inputs
+from vramfit.trace.work import PROBE_BATCH
 from vramfit.units import counted
 from vramfit.workload import Workload
 
@@ -54,7 +55,7 @@ class Conditions:
     """Layers that stay on the device where weights are offloaded."""
     num_sequences: int | None = None
     """Most sequences in a packed row; None: as many as a step has, since short ones may all go into one."""
-    rooms: tuple[int, int] = (0, 0)
+    headrooms: tuple[int, int] = (0, 0)
     """Bytes that the optimizer can use in the first step and in later ones without raising the peak."""
     passes_only: bool = False
     """Trace the passes of a step alone, for the work they do."""
@@ -105,7 +106,8 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
     num_layers = num_layer_applications(model)
     tell(f"tracing {counted(num_layers, 'layer')}" if num_layers else "tracing the model")
     with _worded(resolved.name):
-        loss, with_labels = _own_loss(model, workload, profile) if is_own(model) else (None, workload.trains)
+        has_own_loss = not resolved.is_of_transformers and is_own(model)
+        loss, with_labels = _own_loss(model, workload, profile) if has_own_loss else (None, workload.trains)
     with (
         _worded(resolved.name),
         tracing(
@@ -121,18 +123,21 @@ def _trace(job: _Job, *, unrolls: bool) -> StreamTemplate:
         session.tracer.begin("inputs", "inputs")
         with _disable_current_modes() if workload.num_gpus > 1 else nullcontext():  # a batch of all waits on the host
             inputs = _inputs(model, workload, batch or PROBE_BATCH, conditions.num_sequences, with_labels)
+        give_inputs(session.tracer.values, model, workload, inputs)
         if not workload.trains:
             _forward_steps(session, model, workload, inputs)
         elif workload.loop == "plain":
             _train_steps(session, model, workload, inputs)
         else:
-            loss = loss or loss_of_step(model, workload, inputs, on_paper=conditions.passes_only)
+            if workload.is_joint:
+                loss = loss or loss_of_step(model, workload, inputs, on_paper=conditions.passes_only)
+            loss = loss or head_loss(model, inputs, workload.task)
             if conditions.passes_only:
                 _stepper_passes(session, model, workload, inputs, loss)
             else:
-                _stepper_steps(session, model, workload, inputs, conditions.rooms, loss)
-    waiting = layer_inputs_of(model)
-    session.tracer.template.host_inputs = () if waiting is None else waiting.sizes
+                _stepper_steps(session, model, workload, inputs, conditions.headrooms, loss)
+    if workload.offloads_inputs and (waiting := layer_inputs_of(model)) is not None:
+        session.tracer.template.host_inputs = waiting.sizes
     return session.tracer.template
 
 
@@ -193,7 +198,7 @@ def _worded(name: str) -> Iterator[None]:
 
 def prepare(resolved: ResolvedModel, workload: Workload, num_resident: int = 0) -> torch.nn.Module:
     """The model with its techniques applied, on the meta device."""
-    model = model_of(resolved, workload)
+    model = build_prepared(resolved, workload)
     if workload.offloads_layers:
         offloading.apply(model, num_resident, "meta", trains=workload.trains)
     return model
@@ -226,15 +231,13 @@ def tracing(
     """
     places = Places(model)
     template = StreamTemplate(profile=profile, probe=probe)
-    tracer = Tracer(
-        template, places, mask_has_padding=workload.mask == "padded", shares_calls=shares_calls, unrolling=unrolling
-    )
+    tracer = Tracer(template, places, shares_calls=shares_calls, unrolling=unrolling)
     autocast = Autocast(workload.autocast_dtype, keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
         stack.enter_context(stand_ins(model, autocast))
         stack.enter_context(places)
-        _load(tracer, model)
+        _load(tracer, model, offloading.slots_of(model) if workload.offloads_layers else ())
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
         if workload.is_compiled:
@@ -244,20 +247,21 @@ def tracing(
         yield Session(tracer, lambda: context("cuda"))
 
 
-def _load(tracer: Tracer, model: torch.nn.Module) -> None:
+def _load(tracer: Tracer, model: torch.nn.Module, slots: Iterable[torch.Tensor]) -> None:
     """Weights come to the device as `Module.to` brings them: children first, then own parameters and buffers."""
     tracer.begin("load", "load")
 
     def bring(module: torch.nn.Module, path: str) -> None:
         for name, child in module.named_children():
             bring(child, f"{path}.{name}" if path else name)
-        for tensor in [*module._parameters.values(), *module._buffers.values()]:
-            for _, part in () if tensor is None else quantization.inner_tensors(tensor):
+        for tensor in (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None):
+            is_quantized = hasattr(tensor, "__tensor_flatten__")
+            for part in dict(quantization.inner_tensors(tensor)).values() if is_quantized else (tensor,):
                 if part.device.type == "meta":  # offloaded weights wait on the host
                     tracer.hold(part, "parameter", path)
 
     bring(model, "")
-    for slot in offloading.slots_of(model):
+    for slot in slots:
         tracer.hold(slot, "offload_slot")
     tracer.notice("model_loaded")
 
@@ -285,7 +289,7 @@ def _stepper_steps(
     model: torch.nn.Module,
     workload: Workload,
     inputs: Batch,
-    rooms: tuple[int, int],
+    headrooms: tuple[int, int],
     loss: HeadLoss,
 ) -> None:
     """The step of the `Stepper`, on the meta device."""
@@ -293,7 +297,7 @@ def _stepper_steps(
     step = _make_step(session, model, workload)
     totals = loss.counts(inputs)
     held: list[torch.Tensor] = []
-    for (name, num_micro), room_bytes in zip(_traced_steps(workload), rooms, strict=True):
+    for (name, num_micro), headroom_bytes in zip(_traced_steps(workload), headrooms, strict=True):
         step.on_part = partial(_begin_part, tracer, name)
         if several:
             step.on_part("forward", 0)
@@ -301,8 +305,8 @@ def _stepper_steps(
         tracer.begin(f"{name}.optimizer", "optimizer")
         step.finish()
         if several:
-            tracer.begin(f"{name}.optimizer", "optimizer")  # again: from here on there is a room
-        step.commit(partial(int, room_bytes))
+            tracer.begin(f"{name}.optimizer", "optimizer")  # again: from here on there is headroom
+        step.commit(partial(int, headroom_bytes))
         of_all = step.ranks.total(mean)
         del mean, of_all  # asked for only now: the host runs ahead until here
         tracer.places.clear()

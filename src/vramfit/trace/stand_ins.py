@@ -12,7 +12,7 @@ import torch
 import torch.utils._foreach_utils
 import torch.utils.checkpoint
 
-from vramfit.cuda.autocast import Autocast
+from vramfit.cuda.dialect import Autocast
 
 
 def autocast_context(autocast: Autocast) -> type:

@@ -10,8 +10,7 @@ from vramfit.cuda.profile import CudaProfile
 from vramfit.records.stream import MarkKind, Origin, Phase, Stream, StreamMark, Work, WorkSegment
 from vramfit.step.joint import END, FIRST, LOSS, ROOM
 from vramfit.techniques.offloading.gradient_slots import pinned_bytes
-from vramfit.trace.affine import Affine, Polynomial, at, evaluate
-from vramfit.trace.work import StretchTemplate, WorkTemplate
+from vramfit.trace.work import Affine, Polynomial, StretchTemplate, WorkTemplate, at, evaluate
 from vramfit.workload import Workload
 
 STEPS = ("first", "steady")

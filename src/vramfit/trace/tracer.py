@@ -4,7 +4,6 @@ Operators do not run: after the first call of a kind, outputs of the same shape 
 CUDA does otherwise than meta below autograd is decided here or in a kernel's description.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.errors import TraceError
 from vramfit.records.stream import Origin, Phase
-from vramfit.trace.calls import Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
+from vramfit.trace.calls import OWN_RESULTS, Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
 from vramfit.trace.ledger import Ledger, Places
 from vramfit.trace.template import StreamTemplate
 from vramfit.trace.unrolling import Unrolling
+from vramfit.trace.values import Values, depends_on_values
 from vramfit.trace.work import FUSED, WorkTemplate, view_work
 
 
@@ -95,7 +95,6 @@ class Tracer(TorchDispatchMode):
         template: StreamTemplate,
         places: Places,
         *,
-        mask_has_padding: bool,
         shares_calls: bool = False,
         unrolling: Unrolling | None = None,
     ) -> None:
@@ -103,11 +102,10 @@ class Tracer(TorchDispatchMode):
         self.template = template
         self.places = places
         self.part = "load"
-        self._mask_has_padding = mask_has_padding
         self._accumulation = Accumulation.calibrated()
         self._ledger = Ledger(template, unrolling)
         self._calls = Calls(template.probe, shared=shares_calls)
-        self._answers: dict[int, tuple[Any, bool]] = {}
+        self.values = Values(template.probe)
         self._workspaces: set[tuple[bool, str]] = set()
         self.workspaces: set[Origin] = set()
         """Where those were asked for that a run keeps."""
@@ -150,12 +148,21 @@ class Tracer(TorchDispatchMode):
         return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, writes = _described(func)
+        name, writes, asks = _described(func)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return self._index_by_truth(func, *args)
+        if asks:
+            known_result = self.values.made_by(func, args, kwargs)
+            if known_result is not None:
+                return self._take(func, name, args, kwargs, known_result)
+        elif func is aten._to_copy.default and _leaves_device(args[0], kwargs):
+            on_host = self.values.on_host(args[0])
+            if on_host is not None:
+                self._ledger.wait()
+                return func(on_host, **kwargs)
         if writes:
             return self._write_in_place(func, args, kwargs)
         if self.part == "backward" and self._reuses_input(name, args):
@@ -168,8 +175,21 @@ class Tracer(TorchDispatchMode):
         self._follow(name, known, result)
         if name in MATMULS:
             self._take_workspaces(name)
-        elif name in ("all", "any"):
-            self._expect_question(name, result)
+        if self.part != "optimizer":
+            self.values.follow(func, name, args, kwargs, result)
+            if name == "any" and not result.dim() and self.values.answer(result) is None:
+                self.values.give(result, lambda batch: torch.zeros((), dtype=torch.bool))  # is anything wrong: no
+        return result
+
+    def _take(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """The result of an operator that looked at values: the host waited for the device to learn the shape."""
+        self._ledger.wait()
+        made = list(tensors_in(result))
+        if made:
+            key = (self._calls.key(func, args, kwargs), tuple(tensor.shape for tensor in made))
+            known = self._calls.remember(key, name, args, kwargs, result)
+            self._count(known.work)
+            self._follow(name, known, result)
         return result
 
     def _call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Remembered]:
@@ -207,6 +227,8 @@ class Tracer(TorchDispatchMode):
     def _write_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Nothing is allocated and nothing changes shape: what is written to is the result."""
         written = written_by(func, args, kwargs)
+        if self.part != "optimizer":
+            self.values.write(func, args, kwargs, written)
         if self._ledger.counts_work:
             self._count(self._calls.in_place(func, args, kwargs, written))
             if _described(func)[0].startswith(FUSED):
@@ -218,12 +240,8 @@ class Tracer(TorchDispatchMode):
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name == "nonzero":  # which elements count depends on data: all of them is the dearest case
-            return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.long, device="meta")
-        if name == "_weight_int4pack_mm":  # its meta function asks for a device that only fake tensors have
-            return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])
         try:
-            return func(*args, **kwargs)
+            return OWN_RESULTS[name](*args, **kwargs) if name in OWN_RESULTS else func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             where = self._module()
             raise TraceError(
@@ -316,17 +334,12 @@ class Tracer(TorchDispatchMode):
             self.workspaces.add(origin)
             self._ledger.request_for_good(size, origin)
 
-    def _expect_question(self, name: str, result: torch.Tensor) -> None:
-        """`all` asks whether the mask hides nothing; `any` whether something is wrong with the inputs: no."""
-        storage = result.untyped_storage()
-        self._answers[storage._cdata] = (weakref.ref(storage), name == "all" and not self._mask_has_padding)
-
     def _answer(self, tensor: torch.Tensor) -> Any:
-        """A program asks for a value: a question that was expected, or an optimizer's, which changes no allocation."""
+        """A program asks for a value: one that the inputs decide, or an optimizer's, which changes no allocation."""
         self._ledger.wait()
-        asked_about, answer = self._answers.get(tensor.untyped_storage()._cdata, (None, False))
-        if asked_about is not None and asked_about() is not None:
-            return answer
+        known = self.values.answer(tensor)
+        if known is not None:
+            return known
         if self.part == "optimizer":
             return 0.0 if tensor.dtype.is_floating_point else 0
         where = self._module()
@@ -348,10 +361,15 @@ class Tracer(TorchDispatchMode):
 
 
 @cache
-def _described(func: Any) -> tuple[str, bool]:
-    """The name of an operator without its namespace, and whether it writes into its arguments."""
+def _described(func: Any) -> tuple[str, bool, bool]:
+    """The name of an operator without its namespace, and whether it writes into its arguments, or looks at values."""
     name = func._schema.name.partition("::")[2]
-    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_"))
+    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_")), depends_on_values(func)
+
+
+def _leaves_device(tensor: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether a copy of a tensor of the device is made on the host."""
+    return tensor.is_meta and str(kwargs.get("device")) == "cpu"
 
 
 def _num_pieces(name: str, x: torch.Tensor, *arguments: Any) -> int:

@@ -44,6 +44,7 @@ class Unrolling:
         self._zones = [_ZoneWriter(zone, path, list(layers)) for zone in zones]
         skipped = {str(i) for zone in zones for group in zone.skipped() for i in zone.layers(group)}
         self._few = {name: layer for name, layer in self._all.items() if name not in skipped}
+        self._lists = _lists_of_layers(model, len(layers))
 
     @contextmanager
     def shortened(self, model: torch.nn.Module) -> Iterator[None]:
@@ -57,13 +58,17 @@ class Unrolling:
         finally:
             for handle in handles:
                 handle.remove()
-            self._layers._modules = self._all
+            self._restore(model, (), None)
 
     def _shorten(self, model: torch.nn.Module, args: Any) -> None:
         self._layers._modules = self._few
+        for settings, name, every in self._lists:
+            settings[name] = [every[int(layer)] for layer in self._few]
 
     def _restore(self, model: torch.nn.Module, args: Any, output: Any) -> None:
         self._layers._modules = self._all
+        for settings, name, every in self._lists:
+            settings[name] = every
 
     def unroll(self, entries: list[Entry], ledger: Any) -> list[Entry]:
         """The entries of a pass through all layers, from those of one through few.
@@ -87,6 +92,17 @@ def unrolling_of(model: torch.nn.Module, resolved: ResolvedModel, workload: Work
         return None
     zones = find_zones(model)
     return Unrolling(model, zones) if zones else None
+
+
+def _lists_of_layers(model: torch.nn.Module, num_layers: int) -> list[tuple[dict[str, Any], str, list[Any]]]:
+    """Settings that say something of each layer, such as which tokens it sees: models look them up by place."""
+    configs = {id(m.config): vars(m.config) for m in model.modules() if hasattr(getattr(m, "config", None), "to_dict")}
+    return [
+        (settings, name, value)
+        for settings in configs.values()
+        for name, value in settings.items()
+        if isinstance(value, list) and len(value) == num_layers
+    ]
 
 
 def _left_by(entries: list[Entry]) -> set[int]:

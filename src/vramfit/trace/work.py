@@ -1,4 +1,8 @@
-"""What an operator does on the device: arithmetic, bytes, launches, as functions of the batch."""
+"""What an operator does on the device: arithmetic, bytes, launches, as functions of the batch.
+
+Every dimension of every tensor in a step is `k · batch + c`. A trace runs at a batch that is a large prime, so that k
+and c can be read from the number itself: nothing else in a model is a multiple of that prime.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +12,56 @@ from typing import Any
 import torch
 
 from vramfit.records.stream import Kind, Phase, Stretch, WorkItem
-from vramfit.trace.affine import Affine, Polynomial, at, evaluate, product, split
+
+PROBE_BATCH = 2**31 - 1
+"""A Mersenne prime: far above any other dimension, and small enough that byte counts stay below 2**63."""
+
+Affine = tuple[int, int]
+"""(k, c): k · batch + c."""
+
+Polynomial = tuple[int, ...]
+"""Coefficients of 1, batch, batch², …"""
+
+
+def split(n: int, probe: int | None) -> Affine:
+    """k and c of a number seen in a trace at batch `probe`; a trace at a real batch has only constants.
+
+    >>> split(3 * PROBE_BATCH + 1, PROBE_BATCH), split(768, PROBE_BATCH), split(96, None)
+    ((3, 1), (0, 768), (0, 96))
+    """
+    if probe is None:
+        return 0, n
+    k, c = divmod(n, probe)
+    return (k + 1, c - probe) if c > probe // 2 else (k, c)
+
+
+def at(size: Affine, batch: int) -> int:
+    """The number at a real batch."""
+    return size[0] * batch + size[1]
+
+
+def product(sizes: tuple[Affine, ...], factor: int = 1) -> Polynomial:
+    """The polynomial of a product of dimensions, times a constant."""
+    result = [factor]
+    for k, c in sizes:
+        if k == 0:
+            result = [x * c for x in result]
+        else:
+            longer = [0] * (len(result) + 1)
+            for i, x in enumerate(result):
+                longer[i] += x * c
+                longer[i + 1] += x * k
+            result = longer
+    return tuple(result)
+
+
+def evaluate(polynomial: Polynomial, batch: int) -> int:
+    """Its value at a real batch."""
+    result = 0
+    for coefficient in reversed(polynomial):
+        result = result * batch + coefficient
+    return result
+
 
 PRODUCTS = {
     "mm": 0,
@@ -91,19 +144,23 @@ class WorkTemplate:
 class StretchTemplate:
     """How often each call came in a stretch of a step; see `records.work.Stretch`."""
 
-    __slots__ = ("calls", "waits")
+    __slots__ = ("_latest", "calls", "waits")
 
     def __init__(self) -> None:
         self.calls: dict[tuple[WorkTemplate, Phase], int] = {}
         self.waits = False
+        self._latest: tuple[tuple[int, int, bool], Stretch] | None = None
 
     def count(self, work: WorkTemplate, phase: Phase, num_calls: int = 1) -> None:
         self.calls[work, phase] = self.calls.get((work, phase), 0) + num_calls
 
     def at(self, batch: int) -> Stretch:
-        """The stretch at a real batch."""
-        items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
-        return Stretch(items=items, waits=self.waits)
+        """The stretch at a real batch; a step of another number of passes asks for the same again."""
+        asked = (batch, sum(self.calls.values()), self.waits)
+        if self._latest is None or self._latest[0] != asked:
+            items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
+            self._latest = asked, Stretch(items=items, waits=self.waits)
+        return self._latest[1]
 
 
 def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int | None) -> WorkTemplate:

@@ -249,7 +249,7 @@ def estimated(query: EstimateQuery, allow_local: bool) -> EstimateAnswer:
 
 def largest(query: MaxBatchQuery, allow_local: bool) -> MaxBatchAnswer:
     """The largest batch that fits."""
-    from vramfit.planner.margin import max_batch
+    from vramfit.planner.choose import max_batch
 
     found = max_batch(model_of(query, allow_local), **keywords_of(query))
     e = found.estimate

@@ -17,7 +17,7 @@ import remedies
 import remedy_tables
 from remedy_cases import DATASETS, REMEDIES
 
-from vramfit.planner.margin import margin_of
+from vramfit.planner.choose import margin_of
 from vramfit.runtime.training.session import Session
 from vramfit.workload import Workload
 

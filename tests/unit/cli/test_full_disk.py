@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import LIMIT_S
+from tests.waiting import running
+from tests.warm import WarmProcess
 
 from vramfit.cli import inference
 from vramfit.cli import main as cli
@@ -36,23 +37,24 @@ def test_predictions_on_a_full_disk_leave_the_old_file(tmp_path: Path, monkeypat
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--json"), ("models", "bert-tiny", "--json")])
-def test_standard_output_that_is_full_is_named(arguments: tuple[str, ...], unbuffered: str) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with Path("/dev/full").open("w") as device:
-        done = subprocess.run(
-            [sys.executable, "-m", "vramfit", *arguments],
-            stdout=device,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            timeout=LIMIT_S,
-        )
-    assert done.returncode == 1
-    assert "Error: cannot write standard output: No space left on device" in done.stderr
-    assert "bug" not in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+def test_standard_output_that_is_full_is_named(arguments: tuple[str, ...], unbuffered: bool) -> None:
+    command = [sys.executable, "-m", "vramfit", *arguments]
+    how = (
+        {"start": subprocess.Popen, "env": {**os.environ, "PYTHONUNBUFFERED": "1"}}
+        if unbuffered
+        else {"start": WarmProcess}
+    )
+    with (
+        Path("/dev/full").open("w") as device,
+        running(command, **how, stdout=device, stderr=subprocess.PIPE) as process,
+    ):
+        _, said = process.communicate()
+    assert process.returncode == 1
+    assert "Error: cannot write standard output: No space left on device" in said
+    assert "bug" not in said
+    assert len(said.splitlines()) == 2
 
 
 def test_a_file_nobody_named_is_no_bug_either(

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.unit.cuda.profiles import H200
 
-from vramfit.cuda.autocast import Autocast
-from vramfit.cuda.dialect import Dialect
+from vramfit.cuda.dialect import Autocast, Dialect
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.unit.cuda.profiles import A100, H200, K80, T4, V100, profile
 
-from vramfit.cuda.autocast import attention, choose_kernel
+from vramfit.cuda.dialect import attention, choose_kernel
 from vramfit.cuda.profile import CudaProfile
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -38,7 +38,8 @@ def tensor(dtype: torch.dtype, size: int = 64, *, learns: bool = False) -> torch
 )
 def test_each_gpu_takes_its_own_kernel(gpu: CudaProfile, dtype: torch.dtype, masked: bool, kernel: str) -> None:
     q = tensor(dtype)
-    assert choose_kernel(gpu, q, q, masked=masked) == kernel
+    bias = torch.empty(2, 1, 16, 16, dtype=dtype, device="meta") if masked else None
+    assert choose_kernel(gpu, q, q, q, bias) == kernel
 
 
 @pytest.mark.parametrize(
@@ -57,16 +58,40 @@ def test_odd_head_sizes_and_types_fall_to_the_next_kernel(
     gpu: CudaProfile, dtype: torch.dtype, size: int, kernel: str
 ) -> None:
     q = tensor(dtype, size)
-    assert choose_kernel(gpu, q, q, masked=False) == kernel
+    assert choose_kernel(gpu, q, q, q) == kernel
 
 
 def test_flash_needs_values_as_wide_as_queries() -> None:
-    assert choose_kernel(A100, tensor(FP16), tensor(FP16, 32), masked=False) == "efficient"
+    assert choose_kernel(A100, tensor(FP16), tensor(FP16), tensor(FP16, 32)) == "efficient"
+
+
+def test_a_bias_that_learns_is_not_for_cudnn() -> None:
+    q, bias = tensor(BF16, learns=True), torch.empty(1, 4, 16, 16, dtype=BF16, device="meta", requires_grad=True)
+    assert choose_kernel(H200, q, q, q, bias) == "efficient"
+    out = attention(H200, q, q, q, attn_mask=bias)
+    out.sum().backward()
+    assert bias.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kernel"), [(H200, BF16, "cudnn"), (A100, BF16, "flash"), (H200, FP32, "math")]
+)
+def test_heads_that_share_keys_have_no_efficient_kernel(gpu: CudaProfile, dtype: torch.dtype, kernel: str) -> None:
+    q, shared = tensor(dtype, learns=True), tensor(dtype, learns=True)[:, :2]
+    assert choose_kernel(gpu, q, shared, shared) == kernel
+    out = attention(gpu, q, shared, shared, is_causal=True, enable_gqa=True)
+    out.sum().backward()
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+
+
+def test_latent_attention_has_wider_queries_than_values() -> None:
+    assert choose_kernel(H200, tensor(BF16, 192), tensor(BF16, 192), tensor(BF16, 128)) == "cudnn"
+    assert choose_kernel(H200, tensor(BF16, 96), tensor(BF16, 96), tensor(BF16, 136)) == "efficient"
 
 
 def test_blackwell_goes_with_hopper() -> None:
     q = tensor(BF16)
-    assert choose_kernel(profile("b200"), q, q, masked=False) == "cudnn"
+    assert choose_kernel(profile("b200"), q, q, q) == "cudnn"
 
 
 @pytest.mark.parametrize("gpu", [H200, A100, T4, K80], ids=["cudnn", "flash", "efficient", "math"])

@@ -25,6 +25,8 @@ FIGURES = [
     "total_memory_bytes",
     "memory_basis",
     "nominal_memory_bytes",
+    "context_bytes",
+    "context_basis",
     "memory_bandwidth_bytes_per_s",
     "peak_fp32",
     "peak_tf32",

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.estimator.peaks import predict_peaks
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.resolve import OffloadedWorkload, _most, resolve_workload
 from vramfit.estimator.search import max_batch
 from vramfit.estimator.traced import TracedWorkload
-from vramfit.estimator.weighing import weigh
 from vramfit.loader.budget import resident_layers
 from vramfit.loader.load import make_request
 from vramfit.models.build import build_meta
@@ -28,7 +28,7 @@ def settled(model: str, **keywords: Any) -> OffloadedWorkload:
 
 def fits(traced: OffloadedWorkload, num_resident: int, batch: int) -> bool:
     stream = TracedWorkload(traced.workload, traced.resolved, traced.profile, num_resident).stream(batch)
-    outcome = weigh(stream, traced.options, traced.capacity_bytes)
+    outcome = predict_peaks(stream, traced.options, traced.capacity_bytes)
     return bool(outcome.fits) and not outcome.num_retries
 
 

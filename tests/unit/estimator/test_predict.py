@@ -327,7 +327,6 @@ def test_electra_pretrains_with_a_mask(mask: str) -> None:
         ("bert-tiny", {"freeze": 3}, WorkloadError, "the model has 2 layers"),
         ("bert-tiny", {"gpu": "t4", "precision": "tf32"}, WorkloadError, "precision tf32: t4 (sm_75) has no TF32"),
         ("bert-tiny", {"task": "features"}, WorkloadError, "task features gives vectors and has no loss to train on"),
-        ("bert-tiny", {"torch_version": "1.13"}, WorkloadError, "older than 2.10"),
         ("bert-tiny", {"torch_version": "new"}, WorkloadError, "'new' is not a version"),
         ("bert-tiny", {"gpu": "t5"}, UnknownGPU, "t4"),
         ("bert-tinny", {}, UnknownModel, "bert-tiny"),

@@ -6,9 +6,9 @@ import pytest
 from tests.unit.estimator.counting import count_work
 
 from vramfit.errors import UnknownGPU, WorkloadError
+from vramfit.estimator.peaks import peak_requested
 from vramfit.estimator.predict import estimate
 from vramfit.estimator.search import MAX_MICRO_BATCH, max_batch
-from vramfit.estimator.weighing import peak_requested
 from vramfit.records.codec import from_json, to_json
 from vramfit.records.estimate import MaxBatch
 from vramfit.records.stream import Stream

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from vramfit.estimator.peaks import peaks_of_parts
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import TracedWorkload, collection_paused, least_peaks, with_few_layers
-from vramfit.estimator.weighing import peaks_of_parts
 
 JOB = {"batch": 4, "accumulate": 2, "seq": 64, "gpu": "a100-40gb", "loop": "stepper", "optimizer": "adamw-fused"}
 IN_HOST_MEMORY = {"offload": "weights", "checkpointing": "full"}

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from vramfit.allocator.replay import replay
+from vramfit.estimator.peaks import marks_of, warm_stream
 from vramfit.estimator.resolve import resolve_workload
-from vramfit.estimator.weighing import marks_of, warm_stream
 from vramfit.records.stream import Origin, Stream, StreamMark
 
 MARKS = [

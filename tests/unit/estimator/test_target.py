@@ -56,9 +56,44 @@ def test_what_is_no_version_is_refused(text: str) -> None:
         target(torch_version=text)
 
 
-def test_torch_releases_before_the_rules_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"older than 2\.10"):
-        target(torch_version="2.9.1")
+@pytest.mark.parametrize(
+    ("keywords", "why"),
+    [
+        ({"gpu": "t4", "torch_version": "1.13.1"}, "torch 1.13 is older than 2.0"),
+        ({"torch_version": "0.4", "memory": "8GiB"}, "torch 0.4 is older than 2.0"),
+        ({"gpu": "k80", "torch_version": "2.11"}, "this GPU has run with torch 1.x only"),
+        ({"gpu": "h200", "torch_version": "1.13"}, "torch 1.13 is older than 2.0"),
+    ],
+)
+def test_what_nothing_is_promised_for_is_predicted_and_says_so(keywords: dict[str, Any], why: str) -> None:
+    found = target(**keywords)
+    assert found.basis == "outside"
+    assert any(note.startswith("outside what is promised") and why in note for note in found.notes)
+
+
+@pytest.mark.parametrize("text", ["2.0.1", "2.4", "2.9.1"])
+def test_torch_2_is_predicted_for_before_the_releases_that_vramfit_runs_with(text: str) -> None:
+    found = target(gpu="rtx-4090", torch_version=text)
+    assert found.basis == "derived"
+    assert not any("outside" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "context", "basis"),
+    [
+        ("h200", 758, "measured"),  # by this project
+        ("h100", 758, "bounded"),  # as much as the GPU of its architecture that was measured
+        ("rtx-4090", 466, "reported"),
+        ("l4", 550, "bounded"),  # its architecture has a figure, which is below the bound
+        ("a10g", 618, "bounded"),
+        ("rtx-3090", 618, "bounded"),
+        ("t4", 550, "bounded"),
+    ],
+)
+def test_a_context_is_the_gpus_own_or_bounded_from_above(gpu: str, context: int, basis: str) -> None:
+    found = target(gpu=gpu)
+    assert (found.context_bytes, found.context_basis) == (context * 2**20, basis)
+    assert found.capacity_bytes == find_gpu(gpu).total_memory_bytes - context * 2**20
 
 
 def test_a_gpu_that_nobody_knows_is_an_error() -> None:

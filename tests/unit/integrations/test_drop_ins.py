@@ -437,8 +437,13 @@ def test_threads_may_call_at_once(encoder: Any) -> None:
         np.testing.assert_allclose(one, wanted, atol=1e-5)
 
 
+def test_a_reranker_that_was_made_an_encoder_is_warned_of(folder: Path) -> None:
+    with pytest.warns(UserWarning, match="saved as a reranker .* take fit_reranker"):
+        vramfit.fit_encoder(SentenceTransformer(str(folder), device="cpu"))
+
+
 def test_what_cannot_be_fitted_is_refused_by_name(encoder: Any, reranker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkloadError, match="takes a SentenceTransformer, not CrossEncoder"):
+    with pytest.raises(WorkloadError, match="takes a SentenceTransformer, not CrossEncoder: fit_reranker takes it"):
         vramfit.fit_encoder(reranker)
     with pytest.raises(WorkloadError, match="takes a CrossEncoder, not SentenceTransformer"):
         vramfit.fit_reranker(encoder)

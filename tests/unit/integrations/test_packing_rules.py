@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, Trainer
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
 from vramfit.integrations.trainer.rows import why_padded
-from vramfit.models.tasks import PACKED_FAMILIES, class_for_task
+from vramfit.models.tasks import PACKED_ENCODERS, class_for_task
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing
@@ -131,7 +131,7 @@ def test_a_batch_is_packed_only_where_the_gradient_stays(
         assert trainer.vramfit.padded.micro_batch == trainer.vramfit.stepper.micro_batch // 2
 
 
-@pytest.mark.parametrize("family", [name for name in PACKED_FAMILIES if name in CONFIG_MAPPING])
+@pytest.mark.parametrize("family", [name for name in PACKED_ENCODERS if name in CONFIG_MAPPING])
 def test_of_every_family_what_is_packed_has_the_padded_gradient(family: str) -> None:
     """And a padding token inside a text is padded just where it takes no position."""
     task, gradients = "token-classification", []

@@ -61,7 +61,7 @@ def unknown(name: str, **options: Any) -> UnknownModel:
 def test_a_hub_id_is_resolved_with_one_short_request(online: Any) -> None:
     hub = online(FakeHub())
     resolved = resolve("someone/their-bert")
-    assert (resolved.name, resolved.origin, resolved.is_local) == ("someone/their-bert", "hub", False)
+    assert (resolved.name, resolved.origin) == ("someone/their-bert", "hub")
     assert resolved.config.hidden_size == 128
     ((request, options),) = hub.requests
     assert request.startswith("GET ")

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", model_names())
 def test_every_catalogue_name_resolves_offline(name: str) -> None:
     resolved = resolve(name)
-    assert (resolved.name, resolved.origin, resolved.is_local) == (name, "catalogue", True)
+    assert (resolved.name, resolved.origin) == (name, "catalogue")
     assert resolved.task == "sequence-classification"
     assert resolved.model_class.__name__.endswith("ForSequenceClassification")
     assert resolved.config.num_labels == 2
@@ -56,7 +56,7 @@ def test_the_version_it_was_saved_with_is_kept() -> None:
 def test_a_folder_its_file_and_a_path_object_are_the_same_model(folder: Path) -> None:
     for way in (str(folder), folder, folder / "config.json", os.fsencode(folder).decode()):
         resolved = resolve(way)
-        assert (resolved.origin, resolved.folder, resolved.is_local) == ("folder", folder, True)
+        assert (resolved.origin, resolved.folder) == ("folder", folder)
         assert resolved.config.num_labels == 5
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vramfit.estimator import search
-from vramfit.planner.margin import max_batch
+from vramfit.planner.choose import max_batch
 from vramfit.planner.plan import plan
 
 JOB: dict[str, Any] = {"seq": 128, "memory": "300MiB"}

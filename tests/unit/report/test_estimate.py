@@ -12,7 +12,7 @@ NOTE = "torch 2.11 has no kernels for sm_37, so this GPU can be predicted for bu
 def test_a_job_that_fits_says_so_with_what_is_left() -> None:
     text = drawn(render_estimate(estimate()))
     assert "✓ Fits, with 3.80 GiB to spare." in text
-    assert "At most 6.83 GiB reserved of 10.64 GiB (k80: 11.17 GiB, CUDA takes 550 MiB)" in text
+    assert "At most 6.83 GiB reserved of 10.64 GiB (k80: 11.17 GiB, CUDA takes ≤ 550 MiB)" in text
 
 
 def test_a_job_that_does_not_fit_says_by_how_much() -> None:

@@ -6,7 +6,7 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
-from vramfit.runtime.measurement import check, make_step, prepare, write_tokens
+from vramfit.runtime.measurement import check, draw_tokens, make_step, prepare
 from vramfit.step.plain import make_batch
 from vramfit.workload import Workload
 
@@ -51,10 +51,12 @@ def test_a_training_step_learns_from_tokens(keywords: dict[str, Any]) -> None:
     workload = Workload(model="bert-tiny", batch=4, seq=16, **keywords)
     model = prepare(resolve("bert-tiny"), workload)
     batch = make_batch(model, workload.task, "train", "padded", workload.micro_batch or 0, 16, "cpu")
-    write_tokens(batch, model)
+    draw_tokens(batch, model)
     before = [p.detach().clone() for p in model.parameters()]
     make_step(model, workload, batch)()
-    assert int(batch["input_ids"].min()) >= 1000
+    words = batch["attention_mask"] == 1
+    assert int(batch["input_ids"][words].min()) >= 1000
+    assert set(batch["input_ids"][~words].tolist()) == {model.config.pad_token_id}
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
 

@@ -10,7 +10,7 @@ from tests.unit.runtime.training.small_runs import BAD, GOOD, write_model
 
 from vramfit.errors import DataError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
-from vramfit.runtime.data.examples import Examples, read_examples
+from vramfit.runtime.data.examples import Examples, check_learnable, read_examples
 from vramfit.runtime.data.order import BatchOrder
 from vramfit.runtime.data.samples import Samples, read_samples
 from vramfit.runtime.data.source import DataSource
@@ -152,6 +152,27 @@ def test_another_number_of_negatives_or_margins_is_named(tmp_path: Path) -> None
         examples(tmp_path, rows)
     with pytest.raises(DataError, match="row 1: positive has 2 texts, not one"):
         examples(tmp_path, [{"query": "a", "positive": ["b", "c"]}])
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"anchor": "a", "positive": "a"}] * 3, "every anchor has the same positive, so that no negatives remain"),
+        ([{"anchor": a, "positive": "b"} for a in "xyz"], "every anchor has the same positive"),
+        ([{"anchor": a, "positive": a, "positive_id": 7} for a in "xyz"], "every anchor has the same positive"),
+        ([{"anchor": "a", "positive": p} for p in "xy"], None),
+        ([{"anchor": "a", "positive": "b", "negative": n} for n in "cc"], None),
+        ([{"sentence1": "a", "sentence2": "a", "score": s} for s in (0.1, 0.9)], "all texts are the same"),
+        ([{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)], None),
+    ],
+)
+def test_texts_that_leave_nothing_to_compare_are_refused(tmp_path: Path, rows: list[Any], problem: str | None) -> None:
+    source = DataSource(path=write(tmp_path, rows), task=TASK)
+    if problem is None:
+        check_learnable(source, read_examples(source))
+    else:
+        with pytest.raises(DataError, match=problem):
+            check_learnable(source, read_examples(source))
 
 
 def test_a_class_with_one_member_is_named_and_may_be_left_out(tmp_path: Path) -> None:

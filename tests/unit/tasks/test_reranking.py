@@ -10,11 +10,15 @@ import pytest
 import torch
 from tests.unit.runtime.small_models import COMMON, LENGTH, VOCABULARY
 from tests.unit.runtime.training.small_runs import BAD, GOOD, write_model
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from vramfit.errors import DataError, WorkloadError
+import vramfit
+from vramfit.errors import CheckpointError, DataError, WorkloadError
+from vramfit.models.resolve import SavedHead, saved_head
 from vramfit.runtime.data.examples import read_examples
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.stepper import Stepper
+from vramfit.runtime.trained import open_model
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.train import train
 from vramfit.step.plain import Batch
@@ -155,7 +159,6 @@ def test_a_reranker_learns_and_a_cross_encoder_opens_it(tmp_path: Path, loss: st
     assert record.best_value > 0.9
     sentence_transformers = pytest.importorskip("sentence_transformers")
     from vramfit.runtime.device import RunDevice
-    from vramfit.runtime.trained import open_model
 
     trained = open_model(str(tmp_path / "out"))
     assert trained.task == "reranking"
@@ -173,6 +176,21 @@ def test_a_reranker_learns_and_a_cross_encoder_opens_it(tmp_path: Path, loss: st
     peer = sentence_transformers.CrossEncoder(str(tmp_path / "out"), device="cpu")
     expected = peer.predict(pairs)
     assert [found[i] for i in range(len(samples))] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_reranker_is_known_from_its_folder_and_gives_no_vectors(tmp_path: Path) -> None:
+    """Whoever saved it: transformers, which says nothing but its class, or a CrossEncoder, which says so beside it."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    plain = write_model(tmp_path / "plain")
+    config = AutoConfig.from_pretrained(plain, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(plain)
+    sentence_transformers.CrossEncoder(str(plain), device="cpu").save(str(tmp_path / "saved"))
+    assert saved_head(tmp_path / "saved") == SavedHead(task="reranking", label_names=())
+    assert open_model(str(tmp_path / "saved")).task == "reranking"
+    for folder in (plain, tmp_path / "saved"):
+        with pytest.raises(CheckpointError, match=r"is a reranker \(.*it scores pairs of texts, and gives no vectors"):
+            vramfit.encode(str(folder), ["a text"], device="cpu")
+    assert vramfit.encode(str(plain), ["a text"], device="cpu", task="features").shape[0] == 1
 
 
 def test_metrics_are_those_of_the_order_of_the_scores() -> None:

@@ -21,7 +21,7 @@ import vramfit
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.settings import checkpointing
+from vramfit.settings import SETTINGS, checkpointing
 from vramfit.settings import freeze as freezing
 from vramfit.techniques import application, casting, lora, packing
 from vramfit.techniques.casting import CastLinear, cast_together
@@ -242,7 +242,7 @@ def test_compiled_layers_cast_in_their_own_graph(backend: str) -> None:
 
 def test_it_is_for_autocast_in_training_where_weights_stay_where_they_are() -> None:
     together = Workload(model="m", precision="amp-bf16", casts="together", loop="stepper")
-    assert casting.is_for(together)
+    assert SETTINGS["casts"].is_applied_for(together)
     for changes in (
         {"compile": True},
         {"casts": "each"},
@@ -254,7 +254,7 @@ def test_it_is_for_autocast_in_training_where_weights_stay_where_they_are() -> N
         {"mode": "forward", "loop": "plain"},
         {"num_gpus": 2, "parallel": "fsdp", "micro_batch": None},
     ):
-        assert not casting.is_for(replace(together, **changes)), changes  # type: ignore[arg-type]
+        assert not SETTINGS["casts"].is_applied_for(replace(together, **changes)), changes  # type: ignore[arg-type]
 
 
 def test_prediction_without_gradients_is_plain_autocast() -> None:

@@ -243,3 +243,57 @@ def test_no_rank_changes_nothing() -> None:
     before = [name for name, _ in model.named_parameters()]
     lora.apply(model, None)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == before
+
+
+def tiny(model_type: str = "llama") -> Any:
+    from benchmarks.tiny_families import tiny_config
+
+    return build_meta(resolve(tiny_config(model_type), task="sequence-classification"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "asked", "names"),
+    [
+        ("llama", None, {"q_proj", "v_proj"}),
+        ("llama", ("all-linear",), {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        ("llama", ("q_proj", "mlp.down_proj"), {"q_proj", "down_proj"}),
+        ("gpt2", None, {"c_attn"}),
+        ("gpt2", ("all-linear",), {"c_attn", "c_proj", "c_fc"}),
+        ("gpt_neox", None, {"query_key_value"}),
+        ("bert", ("all-linear",), {"query", "key", "value", "dense"}),
+    ],
+)
+def test_adapters_go_where_they_are_asked_for(model_type: str, asked: Any, names: set[str]) -> None:
+    model = tiny(model_type)
+    lora.apply(model, 4, asked)
+    adapted = {n for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    assert {name.rsplit(".", 1)[-1] for name in adapted} == names
+    assert not any(name.startswith(("score", "classifier")) for name in adapted)
+
+
+def test_both_stacks_of_an_encoder_decoder_are_adapted() -> None:
+    found = lora.targets(tiny("bart"), ("all-linear",))
+    assert {name.split(".")[1] for name in found} == {"encoder", "decoder"}
+
+
+def test_an_unknown_layer_is_refused_with_those_there_are() -> None:
+    with pytest.raises(WorkloadError, match=r"lora_targets nope: no linear layer .* it has q_proj, k_proj"):
+        lora.apply(tiny(), 4, ("q_proj", "nope"))
+
+
+def test_adapters_of_gpt2_learn_and_gradients_reach_them() -> None:
+    from benchmarks.tiny_families import tiny_config
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_config(tiny_config("gpt2"))
+    lora.apply(model, 4, ("all-linear",))
+    model(input_ids=IDS + 10, labels=torch.tensor([0, 1])).loss.backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_B" in n)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lora_targets": "q_proj"}, {"lora": 4, "lora_targets": 7}, {"lora": 4, "lora_targets": ""}]
+)
+def test_targets_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match="lora_targets"):
+        Workload.from_keywords(model="m", mode="train", **wrong)

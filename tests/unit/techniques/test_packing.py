@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.models.tasks import PACKED_FAMILIES, class_for_task, supported_attention
+from vramfit.models.tasks import PACKED_ENCODERS, class_for_task, supported_attention
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import split
@@ -356,7 +356,7 @@ def test_padding_on_the_left_loses_no_token_when_a_window_is_split() -> None:
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "token-classification", "masked-lm"])
-@pytest.mark.parametrize("family", PACKED_FAMILIES)
+@pytest.mark.parametrize("family", PACKED_ENCODERS)
 def test_every_family_that_may_be_packed_gives_the_gradients_of_padded_rows(family: str, task: str) -> None:
     names = {"n_layer": 2, "n_head": 2, "n_embd": 32, "head_dim": 16, "d_model": 32, "num_key_value_heads": 2}
     silent = {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "dropout": 0.0}
@@ -374,6 +374,6 @@ def test_every_family_that_may_be_packed_gives_the_gradients_of_padded_rows(fami
     assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["eurobert", "esm", "mobilebert", "llama"])
+@pytest.mark.parametrize("family", ["eurobert", "esm", "mobilebert", "doge", "nemotron"])
 def test_families_that_look_along_a_row_are_not_packed(family: str) -> None:
     assert "packed" not in supported_attention(AutoConfig.for_model(family))

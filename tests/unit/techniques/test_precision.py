@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from vramfit.techniques import precision
+from vramfit.settings import SETTINGS
 from vramfit.workload import CHOICES, Workload
+
+
+def apply(model: torch.nn.Module, name: str) -> Workload:
+    w = Workload(model="m", mode="infer", precision=name)
+    SETTINGS["precision"].apply(model, w)
+    return w
 
 
 def model() -> torch.nn.Module:
@@ -26,21 +32,19 @@ def test_a_precision_is_a_type_of_weights_an_autocast_and_a_scaler(
     name: str, weights: torch.dtype, lower: torch.dtype | None, scaled: bool
 ) -> None:
     changed = model()
-    precision.apply(changed, name)
+    w = apply(changed, name)
     assert {p.dtype for p in changed.parameters()} == {weights}
-    assert precision.weight_dtype(name) is weights
-    assert precision.autocast_dtype(name) is lower
-    assert Workload(model="m", mode="infer", precision=name).scales_loss is scaled
+    assert (w.weight_dtype, w.autocast_dtype, w.scales_loss) == (weights, lower, scaled)
 
 
 @pytest.mark.parametrize("name", CHOICES["precision"])
 def test_whole_numbers_stay_whole(name: str) -> None:
     changed = model()
-    precision.apply(changed, name)
+    apply(changed, name)
     assert changed.positions.dtype is torch.int64
 
 
 def test_a_module_in_its_own_type_is_left_so_when_fp32_is_asked_for() -> None:
     half = model().to(torch.bfloat16)
-    precision.apply(half, "amp-bf16")
+    apply(half, "amp-bf16")
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}

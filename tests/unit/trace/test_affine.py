@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.trace.affine import PROBE_BATCH, at, evaluate, product, split
+from vramfit.trace.work import PROBE_BATCH, at, evaluate, product, split
 
 factors = st.integers(0, 10**6)
 constants = st.integers(-(10**6), 10**6)

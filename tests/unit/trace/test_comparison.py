@@ -13,6 +13,7 @@ from vramfit.step.joint import JointPasses
 from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts import contrastive
+from vramfit.techniques.application import build_prepared
 from vramfit.trace import comparison
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,7 @@ def test_a_comparison_on_real_tensors_takes_what_was_predicted() -> None:
         template = traced.template(2)
         predicted = peak(template.instantiate(2, [(f"steady.{name}", None) for name in comparison.SEGMENTS]).events)
         nothing = torch.nn.Linear(1, 1)
-        loss = comparison.joint_loss(comparison.model_of(traced.resolved, traced.workload), traced.workload, 4000)
+        loss = comparison.joint_loss(build_prepared(traced.resolved, traced.workload), traced.workload, 4000)
         assert loss.joint is not None
         joint = type(loss.joint)(4000, loss.joint.width, real(loss.joint.labels), loss.joint.of_vectors)
         gpu = EmulatedGPU(2**30)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.trace.families import tiny
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from vramfit.errors import WorkloadError
@@ -43,7 +44,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def traced_of(model: str, keywords: dict[str, Any]) -> TracedWorkload:
+def traced_of(model: Any, keywords: dict[str, Any]) -> TracedWorkload:
     return resolve_workload(model, {"batch": 12, "seq": 64, "task": "sequence-classification", **keywords})[0]
 
 
@@ -92,6 +93,30 @@ def test_few_layers_unrolled_are_all_of_them(model: str, job: str, monkeypatch: 
         has_zones = bool(find_zones(prepare(traced.resolved, traced.workload)))
         assert bool(layers) == has_zones
         assert has_zones or model in WITHOUT_ALIKE or (model, job) in DIFFERENT
+
+
+WITH_DECODERS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 8},
+    "gemma3_text": {"num_hidden_layers": 36},
+    "qwen2": {"num_hidden_layers": 16, "use_sliding_window": True, "max_window_layers": 8, "sliding_window": 4},
+    "mixtral": {"num_hidden_layers": 8},
+    "bart": {"encoder_layers": 8, "decoder_layers": 2},
+}
+"""Among them layers of two kinds that take turns, and a run of one kind after a run of the other."""
+
+
+@pytest.mark.parametrize("job", ["forward with gradients", "checkpointed"])
+@pytest.mark.parametrize("kind", WITH_DECODERS)
+def test_few_layers_of_decoders_are_all_of_them(kind: str, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with collection_paused():
+        traced = traced_of(tiny(kind, **WITH_DECODERS[kind]), {**JOBS[job], "seq": 8})
+        every = whole(traced, monkeypatch)
+        layers = counted_layers(monkeypatch)
+        few = traced.trace(None)
+        order = traced.order(2, 3)
+        assert shown(few.instantiate(3, order)) == shown(every.instantiate(3, order))
+        assert layers
+        assert max(layers) < len(layer_list(prepare(traced.resolved, traced.workload)) or ())
 
 
 def test_a_deeper_model_runs_no_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,18 @@ def cudnn_forward(call: KernelCall, script: Script) -> None:
 
 @kernel("_scaled_dot_product_cudnn_attention_backward")
 def cudnn_backward(call: KernelCall, script: Script) -> None:
-    """A workspace for dq in fp32 and the row sums (seen on sm_90; cuDNN 9)."""
-    query: TensorSpec = call.args[1]
+    """A workspace for dq in fp32 and the row sums (seen on sm_90; cuDNN 9).
+
+    Where heads share keys, gradients of keys and values are made for every head of the queries first (not measured).
+    """
+    query, key, value = call.args[1:4]
     for index in range(3):
         script.out(index)
     batch, heads, length, size = query.shape
-    script.scratch(batch * heads * length * (size + 1) * ACCUMULATOR_BYTES + CUDNN_FORWARD_WORKSPACE_BYTES)
+    needed = batch * heads * length * (size + 1) * ACCUMULATOR_BYTES + CUDNN_FORWARD_WORKSPACE_BYTES
+    if heads != key.shape[1]:
+        needed += batch * heads * key.shape[2] * (size + value.shape[3]) * key.itemsize
+    script.scratch(needed)
 
 
 @kernel("_scaled_dot_product_efficient_attention")
@@ -93,8 +99,11 @@ def flash_forward(call: KernelCall, script: Script) -> None:
 
 @kernel("_scaled_dot_product_flash_attention_backward")
 def flash_backward(call: KernelCall, script: Script) -> None:
-    """flash_attn/flash_api.cpp (2.11), mha_bwd: row sums and dq in fp32, both rounded up to blocks."""
-    query: TensorSpec = call.args[1]
+    """flash_attn/flash_api.cpp (2.11), mha_bwd: row sums and dq in fp32, both rounded up to blocks.
+
+    Where heads share keys, gradients of keys and values are made for every head of the queries, and summed.
+    """
+    query, key = call.args[1:3]
     batch, heads, length, size = query.shape
     rounded_length = ceil_div(length, 128) * 128
     rounded_size = ceil_div(size, 32) * 32 if size <= 128 else ceil_div(size, 64) * 64
@@ -102,8 +111,11 @@ def flash_backward(call: KernelCall, script: Script) -> None:
         script.out(index)
     rows = batch * heads * rounded_length * ACCUMULATOR_BYTES
     row_sums = script.temp(rows)
-    script.scratch(rows * rounded_size)
-    script.free(row_sums)
+    sums = script.temp(rows * rounded_size)
+    if heads != key.shape[1]:
+        expanded = batch * key.shape[2] * heads * size * key.itemsize
+        script.free(script.temp(expanded), script.temp(expanded))
+    script.free(sums, row_sums)
 
 
 @kernel("_flash_attention_forward")
@@ -123,9 +135,21 @@ def packed_backward(call: KernelCall, script: Script) -> None:
     for index in range(3):
         script.out(index)
     rows = (num_tokens + 128 * num_sequences) * heads * ACCUMULATOR_BYTES
-    row_sums = script.temp(rows)
-    script.scratch(rows * rounded_size)
-    script.free(row_sums)
+    held = [script.temp(rows), script.temp(rows * rounded_size)]
+    key: TensorSpec = call.args[2]
+    if key.shape[1] != heads:  # gradients of keys and values for every head of queries, then summed over their group
+        held += [script.temp(key.shape[0] * heads * size * key.itemsize) for _ in range(2)]
+    script.free(*reversed(held))
+
+
+@kernel("_safe_softmax")
+def safe_softmax(call: KernelCall, script: Script) -> None:
+    """native/transformers/attention.cpp (2.11): the softmax, where its input is -inf, and in which rows all of it."""
+    x: TensorSpec = call.args[0]
+    softmax, infinity = script.temp(x.nbytes), script.temp(x.itemsize)
+    hidden, rows, zero = script.temp(x.numel), script.temp(x.numel // x.shape[-1]), script.temp(x.itemsize)
+    script.out()
+    script.free(zero, rows, hidden, infinity, softmax)
 
 
 def _is_row_major(x: TensorSpec) -> bool:

@@ -68,7 +68,11 @@ LAUNCH_OPTIONS: tuple[RunOption, ...] = (
     RunOption("batch", Count(), 32, "Samples an optimizer step sees.", "job"),
     RunOption("seq", Count(), 128, "Tokens a sequence.", "job"),
     RunOption(
-        "allow", Text(metavar="NAME,…"), None, "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "job"
+        "allow",
+        Text(metavar="NAME,…"),
+        None,
+        "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.",
+        "job",
     ),
 )
 """What a job is asked for besides its model and further hyperparameters."""

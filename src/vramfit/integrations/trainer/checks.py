@@ -8,8 +8,16 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.integrations.trainer.fit import budget_of
 from vramfit.integrations.trainer.job import effective_batch, frozen_part
-from vramfit.integrations.trainer.losses import bare_model, follows_count, is_overridden, origin_of, step_model, task_of
-from vramfit.integrations.trainer.rows import Rows, rows_of
+from vramfit.integrations.trainer.rows import (
+    Rows,
+    bare_model,
+    follows_count,
+    is_overridden,
+    origin_of,
+    rows_of,
+    step_model,
+    task_of,
+)
 from vramfit.integrations.trainer.sentence_checks import check_duplicates, check_mini_batch, check_scale
 from vramfit.integrations.trainer.sentence_losses import sentence_losses
 from vramfit.integrations.trainer.settings import sample_bytes

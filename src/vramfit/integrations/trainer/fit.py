@@ -1,23 +1,24 @@
 """`fit_trainer`: one line that makes a Trainer right under accumulation, and fitting."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Unpack
 
 import torch
 
 from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
-from vramfit.integrations.trainer.fitted import Fit, FittedTrainer, samples_of
+from vramfit.integrations.trainer.fitted import Fit, FittedTrainer
 from vramfit.integrations.trainer.job import ALLOWED, Job, Wishes, job_of
-from vramfit.integrations.trainer.losses import (
+from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.rows import (
     MAX_DIFFERENCE,
     bare_model,
+    keeps_moves,
     loss_pair,
     own_loss,
+    samples_of,
     summed_loss,
 )
-from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import keeps_moves
 from vramfit.integrations.trainer.settings import put_plan
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.loader.budget import free_bytes
@@ -83,7 +84,7 @@ def fit_trainer(
                 "exact": wishes.get("exact", False),
                 "margin": wishes.get("margin"),
             }
-            with comparing(trainer, None if job.texts is None else make_head(trainer, job.texts)):
+            with nullcontext() if job.texts is None else comparing(trainer, make_head(trainer, job.texts)):
                 plan = _plan(trainer, job, budget | chosen)
         _check_plan(plan, job, wishes)
         _compare_losses(trainer, job)

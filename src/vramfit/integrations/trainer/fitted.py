@@ -4,7 +4,7 @@ The Trainer's own loop stays: order of samples, callbacks, clipping, optimizer, 
 asks of a step, a gradient and a loss, is made by `Stepper`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +13,8 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
-from vramfit.integrations.trainer.losses import LossPair, Origin, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import why_padded
+from vramfit.integrations.trainer.rows import LossPair, Origin, num_rows, samples_of, step_model, why_padded
 from vramfit.integrations.trainer.sentence_losses import encoder_in
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques, put_together_once
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
@@ -258,7 +257,7 @@ def _check_size(trainer: Any, inputs: Any) -> None:
     Raises:
         WorkloadError: with both sizes.
     """
-    found = max((_num_rows(value) or 0 for value in dict(inputs).values()), default=0)
+    found = max((num_rows(value) or 0 for value in dict(inputs).values()), default=0)
     dataset, batch = trainer.train_dataset, trainer.vramfit.plan.workload.batch
     expected = min(batch, len(dataset)) if hasattr(dataset, "__len__") else batch
     if found != expected:
@@ -266,29 +265,6 @@ def _check_size(trainer: Any, inputs: Any) -> None:
             [f"the data loader gives {found} samples, and a step is to have {expected}"],
             hint="let get_train_dataloader make batches of self._train_batch_size samples, which are whole steps now",
         )
-
-
-def samples_of(inputs: Any) -> Batch:
-    """The inputs of a batch, each with a row for every sample.
-
-    Raises:
-        WorkloadError: an input that cannot be split, by name.
-    """
-    batch = dict(inputs) if isinstance(inputs, Mapping) or hasattr(inputs, "items") else {}
-    sizes = {name: _num_rows(value) for name, value in batch.items() if value is not None}
-    num_samples = next((n for n in sizes.values() if n is not None), None)
-    wrong = [name for name, n in sizes.items() if n is None or n != num_samples]
-    if wrong or num_samples is None:
-        named = ", ".join(wrong) or type(inputs).__name__
-        raise WorkloadError(
-            [f"the data collator gives {named}, which has no row for each of the {num_samples or 0} samples"],
-            hint="leave it out of the batch: a step is split by samples",
-        )
-    return {name: value for name, value in batch.items() if value is not None}
-
-
-def _num_rows(value: Any) -> int | None:
-    return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _rows(batch: Batch, first: int, last: int) -> Batch:

@@ -9,8 +9,18 @@ from typing import Any, TypedDict
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.losses import Origin, bare_model, is_overridden, origin_of, step_model, task_of
-from vramfit.integrations.trainer.rows import Rows, is_changed, rows_of, why_not
+from vramfit.integrations.trainer.rows import (
+    Origin,
+    Rows,
+    bare_model,
+    is_changed,
+    is_overridden,
+    origin_of,
+    rows_of,
+    step_model,
+    task_of,
+    why_not,
+)
 from vramfit.integrations.trainer.sentence_losses import sentence_losses, settings_of
 from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts, rows_of_dataset
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions

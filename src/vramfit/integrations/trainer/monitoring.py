@@ -59,7 +59,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._settings: dict[str, Any] = {**watching, "show_findings": False}
         self._files: dict[str, Any] = {"jsonl": jsonl, "prometheus": prometheus}
-        watch(**self._settings)  # refuses what it cannot do now, not when training begins
+        if watching:
+            watch(**self._settings)  # refuses what it cannot do now, not when training begins
         self._logs = logs
         self._show = show
         self._told: set[tuple[str, str]] = set()

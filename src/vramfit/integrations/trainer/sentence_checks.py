@@ -7,8 +7,7 @@ from typing import Any
 from vramfit.errors import VramfitError
 from vramfit.estimator.predict import estimate
 from vramfit.integrations.trainer.job import Job, as_set, effective_batch, job_of
-from vramfit.integrations.trainer.losses import MAX_DIFFERENCE
-from vramfit.integrations.trainer.rows import MAX_ROWS
+from vramfit.integrations.trainer.rows import MAX_DIFFERENCE, MAX_ROWS
 from vramfit.integrations.trainer.sentence_losses import cached_in, has_negatives, is_across, is_known, sentence_losses
 from vramfit.integrations.trainer.texts import comparing, make_head
 from vramfit.records.estimate import Estimate

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vramfit.integrations.trainer.job import Job, is_free, weight_type
-from vramfit.integrations.trainer.losses import bare_model, step_model
+from vramfit.integrations.trainer.rows import bare_model, step_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task

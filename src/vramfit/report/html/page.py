@@ -15,6 +15,7 @@ from vramfit.report.display import estimate_bar, figures_row
 from vramfit.report.html import figures
 from vramfit.report.html.figures import Lines, is_near, timeline
 from vramfit.report.html.markup import Drawn, Figure, section, table, tag, text
+from vramfit.report.html.models import models_head, models_sections
 from vramfit.report.html.subject import Subject, reasons_of
 from vramfit.report.words import (
     KIND_WORDS,
@@ -37,6 +38,11 @@ from vramfit.units import GIB, counted, format_bytes
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
 FIGURES = ("requested", "allocated", "reserved")
+BASIS = {
+    "verified": "compared with measurements",
+    "derived": "rules carried over from a measured GPU",
+    "outside": "a GPU or a torch release that nothing is promised for",
+}
 PLAIN = ("step", "epoch", "kind", "loss")
 """Of an evaluation's line: what is no score."""
 MIN_POINTS = 3
@@ -81,6 +87,8 @@ def render_report(subject: Subject, *, made_at: str = "") -> str:
 
 
 def _title(subject: Subject) -> str:
+    if subject.models is not None:
+        return "Models compared"
     if subject.run is not None:
         return f"Run of {subject.run.model}"
     workload = subject.workload
@@ -112,7 +120,11 @@ def _script_json(figures: dict[str, Figure]) -> str:
 
 def sections_of(subject: Subject, drawn: Drawn) -> Iterator[str]:
     """All sections for which there is something to show, and why others are not there."""
-    yield _head(subject)
+    if subject.models is not None:
+        yield models_head(subject.models)
+        yield from models_sections(subject.models, drawn)
+    else:
+        yield _head(subject)
     if subject.run is not None or subject.metrics:
         yield from run_sections(subject, drawn)
     if subject.comparison is not None:
@@ -289,8 +301,7 @@ def _environment(subject: Subject) -> str:
     rows = [(name, value) for name, value in subject.environment.items()]
     e = subject.estimate
     if e is not None:
-        basis = "compared with measurements" if e.basis == "verified" else "rules carried over from a measured GPU"
-        rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {basis}")]
+        rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {BASIS[e.basis]}")]
         rows += [("note", _sentence(note)) for note in e.notes]
     return section("Environment and versions", table((), rows))
 

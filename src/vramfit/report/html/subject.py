@@ -10,6 +10,7 @@ from vramfit.errors import VramfitError
 from vramfit.records.codec import RecordError, from_data, from_json
 from vramfit.records.estimate import Estimate, FitGrid
 from vramfit.records.measurement import Comparison
+from vramfit.records.model_table import ModelTable
 from vramfit.records.plan import Plan
 from vramfit.records.run import COURSE_FILE as COURSE
 from vramfit.records.run import RunRecord, StepCourse
@@ -20,11 +21,12 @@ NOT_PREDICTED = "batches and lengths were not predicted"
 """Begins the note that says why not."""
 MAX_FILE_BYTES = 256 * 2**20
 MAX_LINES = 200_000
-HINT = "give the folder of a run, or a file with the JSON of an estimate, a plan, a measurement or a run"
+HINT = "give the folder of a run, or JSON of an estimate, a plan, a measurement, a run or models compared"
 KINDS: Mapping[str, tuple[type, frozenset[str]]] = {
     "Plan": (Plan, frozenset({"reasons", "alternatives", "budget_bytes"})),
     "RunRecord": (RunRecord, frozenset({"num_steps", "status"})),
     "Comparison": (Comparison, frozenset({"measurement", "differences"})),
+    "ModelTable": (ModelTable, frozenset({"rows", "metric", "higher_is_better"})),
     "Estimate": (Estimate, frozenset({"phases", "breakdown"})),
 }
 """Record → its class and fields that only it has, for JSON that does not name its record."""
@@ -47,6 +49,8 @@ class Subject:
     course_estimate: Estimate | None = None
     """The prediction of that very step."""
     comparison: Comparison | None = None
+    models: ModelTable | None = None
+    """Models side by side; a report of them is of nothing else."""
     grid: FitGrid | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -75,6 +79,8 @@ def read_subject(path: Path) -> Subject:
         return Subject(source=shown, plan=found, estimate=found.estimate)
     if isinstance(found, Comparison):
         return Subject(source=shown, comparison=found, environment=_measured_with(found))
+    if isinstance(found, ModelTable):
+        return Subject(source=shown, models=found, environment=found.environment)
     if isinstance(found, RunRecord):
         return Subject(source=shown, run=found, environment=found.environment)
     assert isinstance(found, Estimate)
@@ -173,6 +179,8 @@ def _measured_with(comparison: Comparison) -> dict[str, str]:
 
 def reasons_of(subject: Subject) -> Iterator[str]:
     """A sentence for every part that is left out."""
+    if subject.models is not None:
+        return
     if subject.run is not None or subject.metrics:
         yield from _of_run(subject)
     estimate = subject.estimate

@@ -157,8 +157,16 @@ def _strange_labels(source: DataSource, labels: LabelNames) -> DataError:
     )
 
 
-def check_classes(source: DataSource, names: Sequence[str], problem: str | None = None) -> None:
-    """Raises DataError where there is only one class to learn, or none of labels that rows may have."""
+def check_learnable(source: DataSource, examples: Examples) -> None:
+    """Raises DataError where training data has nothing to tell apart: one class, no labels, or equal texts."""
+    names, problem = examples.label_names, examples.problem
+    equal = source.kind.nothing_to_learn(examples.references)
+    if equal is not None:
+        raise DataError(
+            f"{source.name}: {equal}: there is nothing to tell apart",
+            file=source.name,
+            hint="give rows of different texts, or name their columns: --text-column ANCHOR,POSITIVE",
+        )
     if problem == MULTI_LABEL and not names:
         raise DataError(
             f"{source.name}: no row has a label: there is nothing to learn", file=source.name, hint="give some labels"

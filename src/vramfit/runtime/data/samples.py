@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -89,6 +89,8 @@ class Samples:
         self._groups: TextGroups | None = None
         if self._kind.losses and self.references and "place" in self.references[0]:
             self._groups = TextGroups(self._kind, self.references, self.lengths)
+        self.targets: Targets | None = None
+        """A teacher's answers, which batches to learn from have too."""
         self.fingerprint = self._hash()
         """Changes with anything that a model would see: a resumed run checks it."""
 
@@ -156,10 +158,11 @@ class Samples:
         Args:
             epoch, seed: which partners are drawn, where samples are made of texts of one class.
         """
-        if self._groups is None:
-            return self.collate(samples, epoch=epoch)
-        rows = self._groups.rows(samples, epoch=epoch, seed=seed)
-        return self.collate(rows, epoch=epoch) | self._groups.inputs(rows, self._labels)
+        rows = samples if self._groups is None else self._groups.rows(samples, epoch=epoch, seed=seed)
+        batch = self.collate(rows, epoch=epoch)
+        if self._groups is not None:
+            batch |= self._groups.inputs(rows, self._labels)
+        return batch if self.targets is None else batch | self.targets.of(rows, batch["input_ids"].shape[1])
 
     def collate(self, indices: Sequence[int], *, epoch: int = 0) -> Batch:
         """A batch on the host, padded on the right to its longest sample, or a little further for a common width.
@@ -180,6 +183,13 @@ class Samples:
         are_labelled = truth is not None and self.references[indices[0]].get(truth) is not None
         rows = BatchRows(indices, lengths, epoch, self._labels, are_labelled, self.how)
         return batch | self._kind.batch_labels(batch, rows, self._hiding)
+
+
+class Targets(Protocol):
+    """A teacher's answers for samples."""
+
+    def of(self, rows: Sequence[int], width: int) -> Batch:
+        """Those for some samples, as tensors of a batch that is so many tokens wide."""
 
 
 class TokenStore:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vramfit.runtime.training.loop import Loop
     from vramfit.runtime.training.session import Session
 
+TAUGHT = tuple(name for name in SETTINGS if name.startswith("distill"))
+"""What a run with a teacher says of it."""
 MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 """Of a step, and in all: a run with seven a step took ten times as long as predicted."""
 
@@ -36,6 +38,8 @@ def settings_of(workload: Workload) -> dict[str, Any]:
         given |= {"num_gpus": workload.num_gpus, "parallel": workload.parallel or "ddp"}
     if SETTINGS["problem"].words(workload) is not None:
         given["problem"] = workload.problem
+    if workload.distill is not None:
+        given |= {name: getattr(workload, name) for name in TAUGHT}
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
@@ -62,6 +66,7 @@ def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:
         task=request.task,
         data=request.data,
         eval_data=request.eval_data,
+        teacher=request.teacher,
         output=request.output,
         device=run_device.name,
         status=status,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,12 +12,13 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_classes
+from vramfit.runtime.data.examples import check_learnable
 from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
@@ -35,6 +36,9 @@ from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
+
+if TYPE_CHECKING:
+    from vramfit.runtime.trained import TrainedModel
 
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
@@ -143,6 +147,8 @@ class Data:
     evaluation: Samples | None
     max_length: int | None = None
     """Tokens at which texts are cut."""
+    teacher_width: int | None = None
+    """Numbers of a teacher's hidden states, where they are compared with a student's that has others."""
 
     @property
     def longest(self) -> int:
@@ -150,33 +156,52 @@ class Data:
         return max(self.train.lengths)
 
 
-def read_data(request: TrainRequest, plan: Plan | None) -> Data:
+def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel | None" = None) -> Data:
     """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
+
+    Args:
+        teacher: whose labels the data has, in its order, and whose length is not exceeded.
 
     Raises:
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
+    pad_as_configured(tokenizer, found.config)
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
+    limits += [teacher.max_length if teacher is not None else None]
     max_length = int(min(n for n in limits if n))
     how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
-    rows = found.checked_first(lambda: _read(request, how))
+    if teacher is not None:
+        how = replace(how, label_names=teacher.label_names)
+    problem = request.problem or (teacher.problem if teacher is not None else None)
+    rows = found.checked_first(lambda: _read(request, how, problem))
     with beside(lambda: [each.tokenized() for each in rows]) as samples:
         resolved = found.resolve()
         train, *others = samples()
     evaluation = others[0] if others else None
-    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
+    width = None
+    if teacher is not None and request.reads_hidden:
+        of_teacher = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code)
+        width = int(of_teacher.config.hidden_size)
+    return Data(
+        resolved=resolved,
+        tokenizer=tokenizer,
+        train=train,
+        evaluation=evaluation,
+        max_length=max_length,
+        teacher_width=None if width in (None, getattr(resolved.config, "hidden_size", None)) else width,
+    )
 
 
-def _read(request: TrainRequest, how: Tokenizing) -> list[CheckedRows]:
+def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
     """The rows of the training data, and of the evaluation data where that is given."""
     tell(f"reading {request.data}")
-    source = request.source(request.data)
+    source = replace(request.source(request.data), problem=problem)
     train = read_rows(source, how, seed=request.seed)
     problem = train.how.problem
-    check_classes(source, train.how.label_names, problem)
+    check_learnable(source, train.examples)
     if request.label_smoothing and problem not in (None, SINGLE):
         raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
     if request.eval_data is None:
@@ -258,6 +283,8 @@ def _of_data(request: TrainRequest, data: Data, planned: Workload | None = None)
         WorkloadError: others were asked for, or planned.
     """
     found = find_task(request.task).data_settings(data.train.references, request.loss)
+    if data.teacher_width is not None:
+        found["distill_width"] = data.teacher_width
     said: list[tuple[str, Any]] = [("asked for", request)]
     if planned is not None:  # what it does not say it was made for all the same
         usual = {"texts": planned.texts_per_sample, "loss": loss_of(planned)}

@@ -11,6 +11,7 @@ from typing import Any
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting, completed, record_of
+from vramfit.settings.distillation import LOGITS
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.tasks.parts.heads import SINGLE
@@ -57,8 +58,22 @@ class RunOption(Setting):
         vars(self).update(**described, is_basic=keyword in BASIC, **flags)
 
 
-BASIC = ("task", "eval_data", "text_columns", "label_column", "epochs", "max_steps", "lr", "exact", "allow")
-BASIC += ("plan", "device", "resume")
+BASIC = frozenset(
+    [
+        "task",
+        "eval_data",
+        "text_columns",
+        "label_column",
+        "epochs",
+        "max_steps",
+        "lr",
+        "exact",
+        "allow",
+        "plan",
+        "device",
+        "resume",
+    ]
+)
 """Options that people set most: `--help` shows these, and `--help-all` the others too."""
 _ANEW = {"must_match_on_resume": False}
 """A resumed run may be given it anew: it changes nothing, or the fingerprint of the data speaks for it."""
@@ -86,6 +101,13 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         **_ANEW,
     ),
     RunOption("task", Choice(names=trained_tasks()), SETTINGS["task"].default, "What is learned.", "data"),
+    RunOption(
+        "teacher",
+        Text(metavar="MODEL"),
+        None,
+        "A trained model whose answers are learned from too (vramfit distill).",
+        "learning",
+    ),
     RunOption("label_column", Text(), None, "Column of the labels.", "data", **_ANEW),
     RunOption("max_rows", Count(optional=True), None, "Read no more rows.", "data", **_ANEW),
     RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
@@ -131,7 +153,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
-        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, bf16, adafactor, sgd.", "learning", **_ANEW
+        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.", "learning", **_ANEW
     ),
     RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
     RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
@@ -191,6 +213,8 @@ class TrainRequest(_Options):  # type: ignore[misc]
             object.__setattr__(self, name, value)
             if not is_left_open and name not in ("model", "data", "output"):
                 problems += option.value.problems(name, value)
+        if self.teacher is not None and self.distill is None:
+            object.__setattr__(self, "distill", LOGITS)
         problems += _contradictions(self)
         problems += [] if problems else self._workload_problems()
         if problems:
@@ -261,7 +285,15 @@ def _contradictions(r: TrainRequest) -> list[str]:
             smooths and r.problem not in (None, SINGLE),
             f"label_smoothing is for one class a row, not problem {r.problem}",
         ),
+        (
+            r.distill is not None and r.teacher is None,
+            f"distill {r.distill} needs a teacher: the model that is learned from",
+        ),
+        (
+            r.teacher is not None and smooths,
+            "label_smoothing and a teacher do not go together: its answers are soft already",
+        ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, "quantize int8 is trained beside fp32 or amp weights"),
+        (r.is_quantized and r.has_bf16_weights, f"quantize {r.quantize} is trained beside fp32 or amp weights"),
     ]
     return [text for broken, text in rules if broken]

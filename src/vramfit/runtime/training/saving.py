@@ -24,6 +24,7 @@ from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
 from vramfit.runtime.data.samples import LONGEST, Samples
+from vramfit.tasks.parts.distilled import PROJECTION
 from vramfit.tasks.parts.heads import PROBLEM_TYPES
 from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, head_of
 from vramfit.tasks.parts.sentence_head import HeadParts
@@ -161,6 +162,7 @@ def write_model(plain: Any, tokenizer: Any, folder: Path, max_length: int | None
     with _disable_current_modes(), torch.no_grad(), quiet(*CHATTY), _no_bars():
         state, head = _on_host(plain), head_of(plain)
         of_head = {name: state.pop(name) for name in list(state) if name.startswith(f"{NAME}.")}
+        state = {name: value for name, value in state.items() if not name.startswith(f"{PROJECTION}.")}
         plain.save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
         if head is not None:

@@ -31,6 +31,7 @@ from vramfit.runtime.training.preparation import (
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.session import Session
 from vramfit.runtime.training.state import seed_everything
+from vramfit.runtime.training.teacher import attach_answers, check_student, open_teacher
 from vramfit.tasks import find_task
 from vramfit.units import counted
 
@@ -70,7 +71,10 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
     with stop_request(resumes=request.resume) as stop:
         checkpoint = processes.first(lambda: _begin(request, output, store, on_event))
         plan = _first_plan(processes, lambda: saved_plan(request, on_event))
-        data = read_data(request, plan)
+        teacher = None if request.teacher is None else open_teacher(request)
+        data = read_data(request, plan, teacher)
+        if teacher is not None:
+            check_student(request, teacher, data)
         _say_what_was_read(data, on_event)
         if request.batch is not None and request.batch > data.train.num_samples:
             num_samples = f"all {data.train.num_samples:,} samples"
@@ -91,6 +95,8 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         run.plan = plan and adapted_plan(plan, run_device, run_device.gpu, on_event)
         run.plan = run.plan or _first_plan(processes, lambda: _plan(run, checkpoint))
         run.workload = chosen_workload(request, data, run.plan, processes.size)
+        stop.check()
+        answers = None if teacher is None else attach_answers(run, teacher, stop.check)
         seed_everything(request.seed)
         stop.check()
         session = Session(run)
@@ -110,6 +116,8 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
     session.save(loop, output)
     record = make_record(session, loop, status)
     processes.first(lambda: replace_file(output / RECORD, (to_json(record) + "\n").encode()))
+    if answers is not None:
+        processes.first(answers.remove)
     on_event(events.Saved(folder=output, step=loop.progress.step, final=True))
     return record
 

@@ -6,7 +6,8 @@ effective batch, it is the mean over the whole batch, however that was split.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,25 @@ if TYPE_CHECKING:
     from vramfit.tasks.parts.joint import JointLoss
 
 Batch = dict[str, torch.Tensor]
-LABELS = frozenset(name for task in all_tasks() for name in task.labels)
+
+
+def target_name(answer: str) -> str:
+    """What a batch calls a teacher's answer that a model gives by this name."""
+    return f"teacher_{answer}"
+
+
+HIDDEN = target_name("hidden")
+"""Hidden states of the teacher's layers, side by side."""
+TARGETS = frozenset(target_name(answer) for task in all_tasks() for answer in task.answers) | {HIDDEN}
+"""Inputs that are a teacher's answers."""
+LABELS = frozenset(name for task in all_tasks() for name in task.labels) | TARGETS
 """Inputs that only a loss reads."""
 PLACES = frozenset(name for task in all_tasks() for name in task.place_labels)
 """Those of them that are a token's place in its sequence."""
+
+READ_PADDING = frozenset(["axk2", "convbert", "fnet", "nystromformer", "reformer", "xlnet", "yoso"])
+"""Model types that mix, convolve, average or select over all columns, padding included: with less padding they compute
+something else (`benchmarks/family_steps.py`)."""
 
 CONTRACT = (
     "forward takes the tensors of a batch by name and gives a loss (a tensor with one number, a mapping or an object "
@@ -53,6 +69,10 @@ class HeadLoss:
     """Whether the losses of parts of a batch add up to the loss of the whole."""
     joint: "JointLoss | None" = None
     """The loss of the vectors of all texts, where no part of a batch has a loss of its own."""
+    keeps_width: bool = False
+    """Whether the model looks at padding too, so that parts of a batch must be as wide as the whole."""
+    asks: dict[str, Any] = dataclass_field(default_factory=dict)
+    """What else the model is asked to give, by keywords of its forward."""
 
     @staticmethod
     def custom(
@@ -67,7 +87,8 @@ class HeadLoss:
 
     def inputs(self, batch: Batch) -> Batch:
         """What of a batch the model is given."""
-        return batch if self.takes_labels else model_inputs(batch)
+        inputs = batch if self.takes_labels else model_inputs(batch)
+        return inputs | self.asks if self.asks else inputs
 
 
 def model_inputs(batch: Batch) -> Batch:
@@ -112,11 +133,17 @@ def head_loss(model: torch.nn.Module, batch: Batch, task: str | None = None) -> 
         WorkloadError: no labels that a task knows.
     """
     asked = all_tasks() if task is None else (find_task(task), *all_tasks())
-    found = next((loss for one in asked if (loss := one.loss(model, batch)) is not None), None)
+    labelled = {name: value for name, value in batch.items() if name not in TARGETS}
+    found = next((loss for one in asked if (loss := one.loss(model, labelled)) is not None), None)
+    if found is not None and len(labelled) < len(batch):
+        from vramfit.tasks.parts.distilled import taught
+
+        return taught(found, model, batch)
     if found is None:
         missing = [name for name in asked[0].labels[:1] if task is not None and name not in batch] or ["labels"]
         raise WorkloadError([f"the batch has no {missing[0]}, so there is nothing to learn"])
-    return found
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    return replace(found, keeps_width=True) if family in READ_PADDING else found
 
 
 def problem_type(model: torch.nn.Module, labels: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ and all that techniques look for in it stay as they are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,11 +216,8 @@ def _packed_weighted_mean(hidden: torch.Tensor, ends: torch.Tensor) -> torch.Ten
     return sums / (lengths * (lengths + 1) / 2)[:, None]
 
 
-def _packed(reduction: str) -> Any:
-    def reduce(hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return torch.segment_reduce(hidden.float(), reduction, offsets=ends, axis=0, unsafe=True)
-
-    return reduce
+def _packed(reduction: str, hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch.segment_reduce(hidden.float(), reduction, offsets=ends, axis=0, unsafe=True)
 
 
 POOLINGS: dict[str, Any] = {
@@ -231,10 +229,10 @@ POOLINGS: dict[str, Any] = {
 }
 """Name → what it does to rows that are padded."""
 PACKED: dict[str, Any] = {
-    "mean": _packed("mean"),
+    "mean": partial(_packed, "mean"),
     "cls": lambda hidden, ends: hidden[ends[:-1]],
     "last": lambda hidden, ends: hidden[ends[1:] - 1],
-    "max": _packed("max"),
+    "max": partial(_packed, "max"),
     "weighted-mean": _packed_weighted_mean,
 }
 """Name → what it does to texts that lie end to end."""

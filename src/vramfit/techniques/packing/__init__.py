@@ -13,11 +13,12 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import backbone, embeddings
+from vramfit.models.decoders import padding_id, pools_last_token
 from vramfit.models.tasks import supported_attention
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
-from vramfit.tasks.parts.losses import PLACES, attended
-from vramfit.techniques.packing.attention import IMPLEMENTATION, register
+from vramfit.tasks.parts.losses import PLACES, TARGETS, attended
+from vramfit.techniques.packing.attention import IMPLEMENTATION, IN_ROWS, register
 
 ROW_TOKENS, NUM_SIZES = 512, 32
 """Rows have a multiple of so many tokens, or of such a part of the longest: one is filled up by a percent or two."""
@@ -129,7 +130,13 @@ def apply(model: Any, task: str) -> None:
     _set_attention(model, IMPLEMENTATION)
     kind = find_task(task)
     pool = _pool_each if kind.pools_sequences else _pool_each_beside
-    hooks = [] if kind.pools_itself else [base.register_forward_hook(pool, with_kwargs=True)]
+    hooks: list[Any] = [base.register_forward_pre_hook(_mask_as_needed, with_kwargs=True)]
+    if kind.pools_sequences and pools_last_token(type(model)):
+        hooks.append(model.register_forward_pre_hook(_give_last_tokens, with_kwargs=True))
+        hooks.append(base.register_forward_pre_hook(_give_row, with_kwargs=True))
+        pool = _pool_last
+    if not kind.pools_itself:
+        hooks.append(base.register_forward_hook(pool, with_kwargs=True))
     if kind.packed_output_hook is not None:
         hooks.append(model.register_forward_hook(kind.packed_output_hook, with_kwargs=True))
     base._packing_hooks = tuple(hooks)
@@ -140,7 +147,7 @@ def undo(model: Any) -> None:
     base: Any = backbone(model)
     if not getattr(base, "_takes_packed", False):
         return
-    if base.config._attn_implementation == IMPLEMENTATION:
+    if base.config._attn_implementation in (IMPLEMENTATION, IN_ROWS):
         set_aside(model)
     for hook in base._packing_hooks:
         hook.remove()
@@ -203,9 +210,13 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def is_per_token(name: str, value: torch.Tensor, width: int) -> bool:
-    """Whether a tensor of a batch has a column for each of `width` tokens; labels that are fractions are of samples."""
+    """Whether a tensor of a batch has a column for each of `width` tokens.
+
+    Labels that are fractions are of samples; so are a teacher's answers, unless each token has several numbers.
+    """
     has_columns = value.dim() >= PER_TOKEN and value.shape[1] == width
-    return has_columns and not (name == "labels" and value.is_floating_point())
+    is_of_sample = name in TARGETS and value.dim() == PER_TOKEN
+    return has_columns and not is_of_sample and not (name == "labels" and value.is_floating_point())
 
 
 def unpack(output: Any, mask: torch.Tensor) -> Any:
@@ -232,7 +243,8 @@ def has_token_types(model: torch.nn.Module) -> bool:
 def is_applied(model: torch.nn.Module) -> bool:
     """Whether a model takes packed batches now: one that was set aside does not, and would mix their sequences."""
     base: Any = backbone(model)
-    return getattr(base, "_takes_packed", False) is True and base.config._attn_implementation == IMPLEMENTATION
+    names = (IMPLEMENTATION, IN_ROWS)
+    return getattr(base, "_takes_packed", False) is True and base.config._attn_implementation in names
 
 
 def without_padding(batch: Batch) -> Batch:
@@ -260,6 +272,53 @@ def first_position(model: torch.nn.Module) -> int:
     """Where positions begin: RoBERTa's after its padding."""
     skipped = positions_skip(model)
     return 0 if skipped is None else skipped + 1
+
+
+def _mask_as_needed(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Have transformers make masks for padded batches alone, while the model takes packed ones."""
+    if module.config._attn_implementation in (IMPLEMENTATION, IN_ROWS):
+        is_row = kwargs.get("cu_seq_lens_q") is not None
+        module.config._attn_implementation = IN_ROWS if is_row else IMPLEMENTATION
+
+
+def _give_last_tokens(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """For heads that look for the last token of a row: they are given a row for each sequence, of that token alone."""
+    if kwargs.get("cu_seq_lens_q") is None:
+        return None
+    if model.config.get_text_config().pad_token_id is None:
+        raise WorkloadError(
+            [f"{type(model).__name__} reads the last token that is not padding, and its config.pad_token_id is None"],
+            hint="set model.config.pad_token_id to the tokenizer's pad_token_id, or eos_token_id where it has none",
+        )
+    row = kwargs["input_ids"]
+    last = _last_tokens(row[0], kwargs["cu_seq_lens_q"].long(), padding_id(model.config))
+    backbone(model).__dict__["_row"] = (row, last)
+    return args, kwargs | {"input_ids": row[0][last][:, None]}
+
+
+def _last_tokens(row: torch.Tensor, ends: torch.Tensor, padding: int) -> torch.Tensor:
+    """The place of each sequence's rightmost token that is not padding, as heads look for it; else of its first."""
+    places = torch.arange(len(row), device=row.device)
+    counted = torch.where(row != padding, places, -1).float()  # exact up to 16 million tokens
+    last = torch.segment_reduce(counted, "max", offsets=ends, axis=0, unsafe=True).long()
+    return torch.maximum(last, ends[:-1])
+
+
+def _give_row(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The backbone has all tokens, whatever its head was given."""
+    if kwargs.get("cu_seq_lens_q") is None or "_row" not in module.__dict__:
+        return None
+    row = module._row[0]
+    return ((row, *args[1:]), kwargs) if args else (args, kwargs | {"input_ids": row})
+
+
+def _pool_last(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """The vectors of the tokens that the head was given."""
+    if kwargs.get("cu_seq_lens_q") is None or "_row" not in module.__dict__:
+        return output
+    _, last = module.__dict__.pop("_row")
+    output.last_hidden_state = output.last_hidden_state[0][last][:, None]
+    return output
 
 
 def _pool_each(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -1,16 +1,24 @@
 """Attention over sequences that lie end to end in one row, as transformers' attention interface calls it."""
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from vramfit.errors import WorkloadError
 from vramfit.quiet import import_modelling
 from vramfit.workload import Workload
 
-IMPLEMENTATION = "vramfit_packed"
-"""The name in transformers' attention interface."""
+IMPLEMENTATION, IN_ROWS = "vramfit_packed", "vramfit_packed_rows"
+"""Names in transformers' attention interface: for batches that may be padded, and for calls with packed rows, for which
+transformers then makes no masks: it would look at the positions of a row on the device, and wait for the answer."""
+NOT_HERE = {
+    "softcap": "caps attention scores (softcap)",
+    "s_aux": "adds sinks to attention scores (s_aux)",
+    "position_bias": "adds a bias for positions to attention scores",
+}
+"""Arguments that some families give their attention, and that the kernel does not have."""
 FLASH_TYPES = (torch.float16, torch.bfloat16)
 FLASH_CAPABILITY = (8, 0)
 HEAD_MULTIPLE, MAX_HEAD = 8, 256
@@ -25,6 +33,7 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionInterface.register(IN_ROWS, attend)
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 
 
@@ -49,28 +58,50 @@ def attend(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention within each sequence of a packed row; `sdpa` where the batch is padded."""
+    """Attention within each sequence of a packed row; `sdpa` where the batch is padded.
+
+    Keys and values may have fewer heads than queries (grouped-query attention), and values a size of their own.
+
+    Raises:
+        WorkloadError: the family adds to attention scores what the kernel does not.
+    """
+    _check(module, kwargs)
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     window = -1 if sliding_window is None else sliding_window - 1
     if cu_seq_lens_q is None or max_length_q is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        attention_mask = _near(query, window) if attention_mask is None else attention_mask
+        attention_mask = _visible(query, window, causal) if attention_mask is None else attention_mask
         made: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=causal
         )
         return made
     if value.dtype in FLASH_TYPES:  # rotary positions may leave the others in fp32
         query, key = query.to(value.dtype), key.to(value.dtype)
     if has_flash(query):
+        size = value.shape[-1]
+        if size < query.shape[-1]:  # the kernel has one size for all three
+            value = F.pad(value, (0, query.shape[-1] - size))
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # of `x[0]`, backward would be a copy
         out = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, dropout, False, False,
-            scale=scaling, window_size_left=window, window_size_right=window,
+            q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, dropout, causal, False,
+            scale=scaling, window_size_left=window, window_size_right=0 if causal else window,
         )[0]  # fmt: skip
-        return out[None], None
-    return _one_by_one(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+        return out[None, ..., :size], None
+    row = _Row(cu_seq_lens_q, dropout, scaling, window, causal)
+    return _one_by_one(query, key, value, row), None
+
+
+def _check(module: torch.nn.Module, given: dict[str, Any]) -> None:
+    found = [what for name, what in NOT_HERE.items() if given.get(name) is not None]
+    if found:
+        raise WorkloadError(
+            [f"attention packed: {type(module).__name__} {found[0]}, which the packed kernel does not"],
+            hint="take attention sdpa or eager",
+        )
 
 
 def has_flash(query: torch.Tensor) -> bool:
@@ -110,22 +141,31 @@ def _is_new_enough(index: int | None) -> bool:
     return torch.cuda.get_device_capability(index) >= FLASH_CAPABILITY
 
 
-def _one_by_one(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    window: int,
-) -> torch.Tensor:
+class _Row(NamedTuple):
+    """How the sequences of a row are attended to."""
+
+    ends: torch.Tensor
+    dropout: float
+    scaling: float | None
+    window: int
+    causal: bool
+
+
+def _one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: _Row) -> torch.Tensor:
     """Where there is no such kernel: right, and slow; compiled, it would be so anew for each number of sequences."""
-    lengths = ends.diff().tolist()
+    lengths = row.ends.diff().tolist()
     parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
-    made = [
-        F.scaled_dot_product_attention(q, k, v, _near(q, window), dropout_p=dropout, scale=scaling) for q, k, v in parts
-    ]
-    return torch.cat(made, dim=2).transpose(1, 2)
+    groups = query.shape[1] != key.shape[1]
+    made = []
+    for q, k, v in parts:
+        mask = _visible(q, row.window, row.causal)
+        causal = row.causal and mask is None
+        made.append(
+            F.scaled_dot_product_attention(
+                q, k, v, mask, dropout_p=row.dropout, scale=row.scaling, is_causal=causal, enable_gqa=groups
+            )
+        )
+    return torch.cat(made, dim=2).transpose(1, 2).contiguous()  # as sdpa gives it
 
 
 @cache
@@ -139,10 +179,11 @@ def tell_compiler() -> None:
     _one_by_one = torch.compiler.disable(_one_by_one)  # type: ignore[no-untyped-call]
 
 
-def _near(query: torch.Tensor, window: int) -> torch.Tensor | None:
-    """Which tokens a token of a sequence may see; None for all."""
+def _visible(query: torch.Tensor, window: int, causal: bool) -> torch.Tensor | None:
+    """Which tokens of its sequence a token sees, where there is a window; None for all, or for all before it."""
     length = query.shape[2]
     if window < 0 or length <= window + 1:
         return None
     places = torch.arange(length, device=query.device)
-    return (places[:, None] - places).abs() <= window
+    before = places[:, None] - places
+    return (before >= 0) & (before <= window) if causal else before.abs() <= window

@@ -4,15 +4,14 @@ import csv
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import warm
 from tests.unit.runtime.training.small_runs import BAD, GOOD, PLAIN, request_of, run, same_weights
-from tests.waiting import LIMIT_S
 
 from vramfit.errors import DataError, WorkloadError
 from vramfit.runtime.training.events import Event, Interrupted, Note, Stepped
@@ -120,7 +119,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights(tmp_path: Path) -> No
         "import sys; from tests.unit.runtime.training.test_embedding_runs import *; "
         f"train(request_of(Path(sys.argv[1]), **{settings!r}), on_event=killed_at(8))"
     )
-    child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LIMIT_S, check=False)
+    child = warm.run([sys.executable, "-c", code, str(tmp_path)])
     assert child.returncode == -signal.SIGKILL
     assert sorted(p.name for p in (tmp_path / "out" / "checkpoints").iterdir())[-1] == "step-00000006"
     record = run(tmp_path, resume=True, **settings)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from vramfit.cli.main import make_app
 from vramfit.errors import DataError, VramfitError, WorkloadError
-from vramfit.models.tasks import SavedHead, saved_head
+from vramfit.models.resolve import SavedHead, saved_head
 from vramfit.runtime.trained import open_model
 from vramfit.runtime.training.events import Event, Note, Started, Stepped
 from vramfit.runtime.training.train import train

@@ -2,16 +2,16 @@
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests import warm
 from tests.unit.runtime.training.small_runs import request_of, run, same_weights, write_model
-from tests.waiting import LIMIT_S
 from transformers import AutoModelForSequenceClassification
 
 from vramfit.errors import NoPlanFits, VramfitError
@@ -45,7 +45,7 @@ def test_a_second_run_into_the_same_folder_is_refused_and_changes_nothing(tmp_pa
     assert not (tmp_path / "out" / LOCK).exists()
 
 
-def _killed_at_step_3(folder: Path) -> None:
+def killed_at_step_3(folder: Path) -> None:
     def kill(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,11 +56,10 @@ def _killed_at_step_3(folder: Path) -> None:
 
 def test_the_lock_of_a_killed_run_goes_with_it_and_its_file_is_no_obstacle(tmp_path: Path) -> None:
     request = request_of(tmp_path)  # the model is written here, once
-    process = multiprocessing.get_context("spawn").Process(target=_killed_at_step_3, args=(tmp_path,))
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    assert process.exitcode == -signal.SIGKILL
+    code = (
+        f"from pathlib import Path; from {__name__} import killed_at_step_3; killed_at_step_3(Path({str(tmp_path)!r}))"
+    )
+    assert warm.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     assert (tmp_path / "out" / LOCK).exists()
     run(tmp_path, save_every=2, resume=True)
     run(tmp_path, save_every=2, output=str(tmp_path / "whole"))

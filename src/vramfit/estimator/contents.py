@@ -1,4 +1,4 @@
-"""A walk through the replay: which blocks are live at the peak, what each of them is, and how the step goes."""
+"""What memory contains at the peak: the blocks that are live, what each is for, and the timeline of the step."""
 
 import re
 from bisect import bisect_right
@@ -141,8 +141,8 @@ class LiveBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """What was seen on the way."""
+class Contents:
+    """The blocks that are live at the peak, and memory over the steady step."""
 
     live: list[LiveBlock]
     timeline: tuple[TimelinePoint, ...]
@@ -180,15 +180,15 @@ class Walk:
         return tuple(sorted(groups, key=lambda g: -g.allocated_bytes))
 
 
-def walk(
+def contents_at_peak(
     stream: Stream,
     peak_index: int,
     steady: tuple[int, int],
     options: AllocatorOptions,
     capacity_bytes: int | None = None,
     placement: Placement | None = None,
-) -> Walk:
-    """Replay once more, looking.
+) -> Contents:
+    """Replay a stream once more and note what is live at its peak.
 
     Args:
         peak_index: the event at which the allocated peak occurs.
@@ -230,7 +230,7 @@ def walk(
         LiveBlock(stream.origins[stream.request_origins[request]], categories.of(request), size)
         for request, size in sizes_at_peak.items()
     ]
-    return Walk(blocks, tuple(_timeline(stream, begin, at_begin, changes, categories)))
+    return Contents(blocks, tuple(_timeline(stream, begin, at_begin, changes, categories)))
 
 
 class _Categories:

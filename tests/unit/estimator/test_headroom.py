@@ -1,7 +1,7 @@
 """The room of a step: what its window had beside what is in use when the step begins."""
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.estimator.traced import rooms_of, steps_by_room
+from vramfit.estimator.traced import depends_on_headroom, headrooms_of
 from vramfit.records.stream import Origin, Stream
 from vramfit.units import MIB
 from vramfit.workload import Workload
@@ -20,10 +20,10 @@ def test_a_room_is_what_was_given_back_since_the_highest_point() -> None:
         marks=[],
         parts=[*parts, (6, "optimizer")],
     )
-    assert rooms_of(stream, AllocatorOptions()) == (40 * MIB, 80 * MIB)
+    assert headrooms_of(stream, AllocatorOptions()) == (40 * MIB, 80 * MIB)
 
 
 def test_fused_steps_and_single_gpus_have_no_portions_to_size() -> None:
-    assert steps_by_room(Workload(**JOB, num_gpus=2, parallel="ddp", optimizer="adamw"))
-    assert not steps_by_room(Workload(**JOB, num_gpus=2, parallel="ddp", optimizer="adamw-fused"))
-    assert not steps_by_room(Workload(**JOB, optimizer="adamw"))
+    assert depends_on_headroom(Workload(**JOB, num_gpus=2, parallel="ddp", optimizer="adamw"))
+    assert not depends_on_headroom(Workload(**JOB, num_gpus=2, parallel="ddp", optimizer="adamw-fused"))
+    assert not depends_on_headroom(Workload(**JOB, optimizer="adamw"))

@@ -1,4 +1,4 @@
-"""`weigh`: a stream against a capacity, over the states a process may be in and the placements seen."""
+"""`predict_peaks`: the peaks of a stream inside a capacity, for every process state and placement that was seen."""
 
 from dataclasses import dataclass, replace
 
@@ -108,7 +108,7 @@ class Outcome:
     num_retries: int = 0
 
 
-def weigh(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> Outcome:
+def predict_peaks(cold: Stream, options: AllocatorOptions, capacity_bytes: int | None) -> Outcome:
     """Replay freely, cold and warm, and inside the capacity where that would be passed."""
     tell("replaying the allocator")
     warm = warm_stream(cold)

@@ -3,7 +3,7 @@
 import pytest
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.estimator.weighing import fails, restart_bytes, weigh
+from vramfit.estimator.peaks import fails, predict_peaks, restart_bytes
 from vramfit.records.stream import Origin, Stream, StreamMark
 from vramfit.units import MIB
 
@@ -25,7 +25,7 @@ GREEDY = stream([30 * MIB, 0, 40 * MIB])  # the first segment is cached, and mus
 
 
 def test_without_a_capacity_only_figures_are_given() -> None:
-    outcome = weigh(GREEDY, OPTIONS, None)
+    outcome = predict_peaks(GREEDY, OPTIONS, None)
     assert (outcome.fits, outcome.fits_cold, outcome.num_retries) == (None, None, 0)
     assert outcome.safe_reserved_bytes == outcome.likely.peak_reserved_bytes == 70 * MIB
 
@@ -37,7 +37,7 @@ def test_without_a_capacity_only_figures_are_given() -> None:
 def test_a_cached_segment_is_given_up_only_where_the_capacity_asks_for_it(
     capacity: int, fits: bool, reserved: int, retries: int
 ) -> None:
-    outcome = weigh(GREEDY, OPTIONS, capacity * MIB)
+    outcome = predict_peaks(GREEDY, OPTIONS, capacity * MIB)
     assert (outcome.fits, outcome.fits_cold) == (fits, fits)
     assert outcome.likely.peak_reserved_bytes == reserved * MIB
     assert outcome.num_retries == retries
@@ -45,7 +45,7 @@ def test_a_cached_segment_is_given_up_only_where_the_capacity_asks_for_it(
 
 def test_what_fits_is_never_said_to_take_more_than_the_capacity() -> None:
     for capacity in range(40, 80):
-        outcome = weigh(GREEDY, OPTIONS, capacity * MIB)
+        outcome = predict_peaks(GREEDY, OPTIONS, capacity * MIB)
         assert outcome.fits
         assert outcome.likely.peak_reserved_bytes <= outcome.safe_reserved_bytes <= capacity * MIB
 
@@ -58,7 +58,7 @@ def test_the_request_that_fails_is_named() -> None:
 
 
 def test_expandable_segments_are_weighed_too() -> None:
-    outcome = weigh(GREEDY, AllocatorOptions(expandable_segments=True), 45 * MIB)
+    outcome = predict_peaks(GREEDY, AllocatorOptions(expandable_segments=True), 45 * MIB)
     assert outcome.fits
     assert outcome.likely.peak_reserved_bytes <= 45 * MIB
 
@@ -68,7 +68,7 @@ def test_to_do_a_step_again_takes_what_stays_and_its_largest_request_at_once() -
     steps = stream([30 * MIB, 45 * MIB, -1, 45 * MIB, -2])
     steps.marks.append(StreamMark(3, "phase", "steady_step"))
     grows = AllocatorOptions(expandable_segments=True)
-    assert weigh(steps, grows, None).safe_reserved_bytes == 80 * MIB
+    assert predict_peaks(steps, grows, None).safe_reserved_bytes == 80 * MIB
     assert restart_bytes(steps, grows) == (40 + 46) * MIB
 
 

