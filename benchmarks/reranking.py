@@ -48,7 +48,7 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
 
     source = str(get_model_path())
     began = time.perf_counter()
-    made: dict[str, Any] = {"seq": options.seq}
+    made: dict[str, Any] = {"seq": options.seq, "precision": options.precision}
     with tempfile.TemporaryDirectory() as folder:
         beside: list[str] = []
         if side != "retrieval":
@@ -62,12 +62,12 @@ def run(side: str, files: dict[str, Path], options: argparse.Namespace) -> dict[
             )  # fmt: skip
             beside = ["--rerank", reranker, "--top", str(options.top)]
             made |= {name: getattr(options, name) for name in ("negatives", "loss", "batch", "epochs", "lr", "top")}
-            made |= {"precision": options.precision, "train_s": round(time.perf_counter() - began, 1)}
+            made |= {"train_s": round(time.perf_counter() - began, 1)}
         found = json.loads(
             call(
                 "evaluate", source, "--queries", str(files["queries"]), "--documents", str(files["documents"]),
                 "--relevant", str(files["relevant"]), "--seq", str(options.seq), "--device", options.device, "--json",
-                *beside,
+                "--precision", options.precision, *beside,
             )
         )  # fmt: skip
     return made | found | embedding_learning.versions(options.device)
@@ -127,13 +127,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="amp-bf16")
-    parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seq", type=int, default=96)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--loss", default="listwise")
-    parser.add_argument("--negatives", type=int, default=3)
-    parser.add_argument("--top", type=int, default=10)
+    parser.add_argument("--negatives", type=int, default=2)
+    parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("reranking.jsonl"))
     return parser.parse_args(arguments)
 

@@ -1,6 +1,7 @@
 """From the command to the first step, and to the end: `vramfit train` beside a Trainer script on the same job.
 
     python benchmarks/start.py --data ../shared/data                       # on a GPU
+    python benchmarks/start.py --data ../shared/data --limit-s 570         # again and again until nothing is left
     python benchmarks/start.py --small --device cpu --turns 1              # small models: does it run at all
 
 Both are whole programs, timed from outside, in turns; random weights of the published sizes are written to a folder
@@ -8,12 +9,16 @@ first. vramfit plans by itself what fits the budget, and begins every turn witho
 cap of the same size on its allocator, and as many samples a pass as run under it: where memory runs out, its samples a
 pass are halved and the program begins again; only the run that came through counts. Neither evaluates; both write a
 checkpoint after each epoch, and the model. One line of JSON a turn of a case is added to the results, and turns that
-are there are not run again; at the end medians are shown, and ratios of vramfit to the Trainer.
+are there are not run again, nor are the halvings that led to the Trainer's samples a pass; at the end medians are
+shown, and ratios of vramfit to the Trainer. Every case has its first turn before any has its second, and with
+`--limit-s` no turn begins that would not end in time, by how long the case's turns took so far.
 """
 
 import argparse
 import csv
+import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -98,22 +103,25 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     cases = [case for case in CASES if case.name in options.cases]
     kind = {"small": options.small, "device": options.device}
-    has_failed = False
+    began, has_failed = time.monotonic(), False
+    made: dict[str, Case] = {}
     with tempfile.TemporaryDirectory() as work:
-        for case in cases:
-            done = {line["turn"] for line in _lines(options.out, case, **kind) if "error" not in line}
-            waiting = [turn for turn in range(options.turns) if turn not in done]
-            if not waiting:
+        for turn, case in itertools.product(range(options.turns), cases):
+            whole = [line for line in _lines(options.out, case, **kind) if "error" not in line]
+            if any(line["turn"] == turn for line in whole):
                 continue
-            made = prepare(case, options, Path(work))
-            micro_batch = made.batch
-            for turn in waiting:
-                line = run_turn(made, turn, micro_batch, options, Path(work))
-                micro_batch = line.get("trainer", {}).get("micro_batch", micro_batch)
-                has_failed |= "error" in line
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
+            left_s = options.limit_s - (time.monotonic() - began)
+            if left_s < 1.1 * longest_s(whole):
+                print(f"{case.name}, turn {turn}: left for another call, {left_s:.0f} s are not enough", flush=True)
+                continue
+            if case.name not in made:
+                made[case.name] = prepare(case, options, Path(work))
+            micro_batch = whole[-1]["trainer"]["micro_batch"] if whole else made[case.name].batch
+            line = run_turn(made[case.name], turn, micro_batch, options, Path(work))
+            has_failed |= "error" in line
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
     for case in cases:
         print(summary(case.name, _lines(options.out, case, **kind)))
     return int(has_failed)
@@ -128,8 +136,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, made-up rows and a few steps")
     parser.add_argument("--timeout-s", type=float, default=280.0, help="of one program")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="of all that is run")
     parser.add_argument("--out", type=Path, default=Path("start.jsonl"))
     return parser.parse_args(arguments)
+
+
+def longest_s(lines: list[dict[str, Any]]) -> float:
+    """Of the turns so far, both programs together."""
+    return max((sum(line[side]["whole_s"] for side in SIDES) for line in lines), default=0.0)
 
 
 def _lines(path: Path, case: Case, *, small: bool, device: str) -> list[dict[str, Any]]:

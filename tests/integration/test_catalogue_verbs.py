@@ -20,6 +20,10 @@ def test_gpus_json_is_an_array_of_at_least_forty_objects() -> None:
 
 def test_models_json_is_an_array_of_at_least_twenty_five_objects() -> None:
     models = json.loads(vramfit("models", "--json").out)
+    listed = vramfit("models").out.splitlines()
+    for title, name in (("Embedding models", "bge-m3"), ("Rerankers", "ms-marco-minilm-l6-v2")):
+        group = listed[listed.index(title) :]
+        assert any(line.startswith(f"{name} ") for line in group[: group.index("")])
     assert len(models) >= 25
     assert all(model["num_parameters"] > 0 for model in models)
 

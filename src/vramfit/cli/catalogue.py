@@ -11,7 +11,7 @@ from vramfit.cli.options import Json, Trust, checked_choice, option, verb
 from vramfit.cli.terminal import console, print_aligned, print_json, table, working
 from vramfit.devices.catalogue import GPU, all_gpus, all_instances, find_gpu
 from vramfit.errors import MissingExtra
-from vramfit.models.catalogue import CatalogueEntry, all_entries
+from vramfit.models.catalogue import USES, CatalogueEntry, all_entries
 from vramfit.tasks import encoder_alone
 from vramfit.units import format_bytes
 
@@ -117,16 +117,22 @@ def _scaled(figure: float | None, unit: float) -> str:
 
 def _print_models(entries: tuple[CatalogueEntry, ...]) -> None:
     numbers = ("layers", "hidden", "heads", "positions", "vocabulary", "parameters")
-    rows = [
-        (
-            e.name,
-            e.family,
-            *(f"{n:,}" for n in (e.num_layers, e.hidden_size, e.num_heads, e.max_positions, e.vocab_size)),
-            f"{e.num_parameters / 1e6:,.1f} M",
-        )
-        for e in entries
-    ]
-    print_aligned(("model", "family", *numbers), rows, right=numbers, spare=("vocabulary", "heads", "positions"))
+    rows: list[tuple[str, ...]] = []
+    above: dict[int, str] = {}
+    for use, title in USES.items():
+        above[len(rows)] = title
+        rows += [
+            (
+                e.name,
+                e.family,
+                *(f"{n:,}" for n in (e.num_layers, e.hidden_size, e.num_heads, e.max_positions, e.vocab_size)),
+                f"{e.num_parameters / 1e6:,.1f} M",
+            )
+            for e in entries
+            if e.use == use
+        ]
+    spare = ("vocabulary", "heads", "positions", "hidden")
+    print_aligned(("model", "family", *numbers), rows, right=numbers, spare=spare, above=above)
     out = console()
     out.print(f"\n{len(entries)} models, known without a network. Any folder or hub id works too.", style="dim")
 

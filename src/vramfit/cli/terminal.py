@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -104,11 +104,17 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 
 def print_aligned(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), spare: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    above: Mapping[int, str] | None = None,
 ) -> None:
     """A long plain list in columns: Rich's tables measure every cell, which these do not need.
 
-    Columns in `spare` are left out, one after another, where the terminal is too narrow for all.
+    Columns in `spare` are left out, one after another, where the terminal is too narrow for all. `above` has headings:
+    the number of a row → what stands above it.
     """
     out = console()
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
@@ -125,7 +131,8 @@ def print_aligned(
         for row in [columns, *rows]
     ]
     out.print(lines[0], style="bold", markup=False, soft_wrap=True)
-    write_out("\n".join(lines[1:]) + "\n")
+    headings = above or {}
+    write_out("".join(f"\n{headings[n]}\n{row}\n" if n in headings else f"{row}\n" for n, row in enumerate(lines[1:])))
 
 
 def prints() -> bool:

@@ -10,6 +10,13 @@ from typing import Any
 from vramfit.errors import NEAR, UnknownModel, nearest_names
 
 _HERE = Path(__file__).parent
+USES = {
+    "encoder": "Encoders, to fine-tune",
+    "embedding": "Embedding models",
+    "reranker": "Rerankers",
+    "classifier": "Classifiers",
+}
+"""What models are for → the heading of their group, in the order that groups are listed in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +31,8 @@ class CatalogueEntry:
     """The model's own repository on the hub."""
     aliases: tuple[str, ...]
     """Further names and hub ids that mean the same configuration."""
+    use: str
+    """What it was trained for, one of `USES`."""
     num_layers: int
     """Transformer layers a token passes, shared or not."""
     hidden_size: int

@@ -165,11 +165,12 @@ def _smallest_gpu(job: Job, needed_bytes: int, like: Recipe) -> str | None:
 
 
 def _largest_model(job: Job, limit_bytes: int, like: Recipe) -> str | None:
-    """The largest model of the same family in the catalogue for which the same request has a plan."""
+    """The largest model of the same family and use in the catalogue for which the same request has a plan."""
     entry = find_entry(job.base.model)
     if entry is None:
         return None
-    smaller = [e for e in all_entries() if e.family == entry.family and e.num_parameters < entry.num_parameters]
+    alike = [e for e in all_entries() if (e.family, e.use) == (entry.family, entry.use)]
+    smaller = [e for e in alike if e.num_parameters < entry.num_parameters]
     possible = [e for e in smaller if e.num_parameters * LEAST_BYTES_A_WEIGHT <= limit_bytes]
     possible.sort(key=lambda e: -e.num_parameters)
     for candidate in possible[:MAX_MODELS_TRIED]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramfit.settings.setting import Module, Setting, Workload
-from vramfit.settings.values import Choice, Count, Number
+from vramfit.settings.values import Choice, Count, Number, is_text
 from vramfit.tasks import all_tasks, find_task
 
 LOGITS, HIDDEN = "logits", "hidden"
@@ -39,7 +39,7 @@ class Answers(Choice):
     """What of a teacher's answers is learned from; what people may expect besides is refused by name."""
 
     def problems(self, name: str, value: Any) -> list[str]:
-        if value in ("relations", "attention"):
+        if is_text(value, "relations", "attention"):
             return [
                 f"{name} {value}: attention relations are not learned from, since attention kernels give no weights of "
                 f"attention, and families name their queries, keys and values differently; take {name} {HIDDEN}"

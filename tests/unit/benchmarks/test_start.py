@@ -29,6 +29,9 @@ def test_both_programs_run_and_a_turn_that_is_there_is_not_run_again(
     assert "rte, medians of 1, vramfit against the Trainer: first_step_s" in capsys.readouterr().out
     monkeypatch.setattr(start, "run_turn", lambda *_: pytest.fail("it is there already"))
     assert start.main(arguments) == 0
+    capsys.readouterr()
+    assert start.main([*arguments, "--turns", "2", "--limit-s", "0.001"]) == 0
+    assert "rte, turn 1: left for another call" in capsys.readouterr().out
 
 
 def test_medians_are_of_the_turns_that_came_through() -> None:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from vramfit.stages import heard, tell, within
 
 TORCH = "TORCH IS IMPORTED"
-LIMIT_S = 60
 ERASED = "\x1b[1A\x1b[2K"
 """How a line is taken back: the cursor goes up, and the line is cleared."""
 LOG = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -11,6 +11,7 @@ from tests.counting import num_calls
 from vramfit.models import all_entries, find_entry, max_positions, model_names
 from vramfit.models import catalogue as module
 from vramfit.models.build import build_meta
+from vramfit.models.catalogue import USES
 from vramfit.models.resolve import resolve
 
 CONFIGS = Path(module.__file__).parent / "configs"
@@ -49,6 +50,11 @@ def test_the_newer_families_are_there(family: str) -> None:
         ("google/bert_uncased_L-2_H-128_A-2", "bert-tiny"),
         ("electra-base", "electra-base-discriminator"),
         ("nomic-ai/nomic-embed-text-v1.5", "nomic-embed-text-v1.5"),
+        ("BAAI/bge-m3", "bge-m3"),
+        ("cross-encoder/ms-marco-MiniLM-L-6-v2", "ms-marco-minilm-l6-v2"),
+        ("cross-encoder/ms-marco-MiniLM-L6-v2", "ms-marco-minilm-l6-v2"),
+        ("sentence-transformers/all-MiniLM-L12-v2", "all-minilm-l12-v2"),
+        ("microsoft/BiomedNLP-PubMedBERT-base-uncased-abstract-fulltext", "pubmedbert-base-uncased"),
     ],
 )
 def test_names_aliases_and_hub_ids_find_the_entry_whatever_their_case(asked: str, name: str) -> None:
@@ -65,6 +71,15 @@ def test_a_name_that_is_not_there_finds_nothing() -> None:
 def test_no_two_entries_share_a_name() -> None:
     names = [n.lower() for e in all_entries() for n in {e.name, e.hub_id, *e.aliases}]
     assert len(names) == len(set(names))
+
+
+def test_every_entry_is_for_something_and_rerankers_have_one_score() -> None:
+    assert {entry.use for entry in all_entries()} == set(USES)
+    for entry in all_entries():
+        config = entry.config_data()
+        (saved_as,) = config.get("architectures") or ["none"]
+        is_scored = saved_as.endswith("ForSequenceClassification") and len(config.get("id2label", "ab")) == 1
+        assert is_scored == (entry.use == "reranker" and not saved_as.endswith("ForCausalLM")), entry.name
 
 
 def test_every_entry_says_where_its_values_come_from() -> None:

@@ -611,6 +611,7 @@ def test_a_model_runs_where_there_is_no_autocast() -> None:
 
 def test_a_workload_without_it_takes_it_off() -> None:
     model = make_model("bert", TASK)
-    casting.apply(model)
+    application.apply(model, Workload(model="m", precision="amp-bf16", casts="together", loop="stepper"))
+    assert casting.is_applied(model)
     application.apply(model, Workload(model="m", precision="amp-bf16"))
     assert not casting.is_applied(model)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.trace.recording import H200
-from vramfit.trace.affine import PROBE_BATCH
 
 from vramfit.errors import TraceError
 from vramfit.trace.run import Session, tracing
+from vramfit.trace.work import PROBE_BATCH
 from vramfit.workload import Workload
 
 B, SEQ = PROBE_BATCH, 8

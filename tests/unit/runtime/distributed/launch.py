@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -46,21 +47,21 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, **keywor
     assert LIMIT_S < COLLECTIVE_TIMEOUT_S
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    port = free_port()
     pipes, processes = [], []
-    for rank in range(size):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_be, args=(theirs, rank, size, port, function, arguments, keywords))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        return _collect(pipes, processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with reserved_port() as port:
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_be, args=(theirs, rank, size, port, function, arguments, keywords))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return _collect(pipes, processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
 
 
 def _collect(pipes: list[Connection], processes: list[Any]) -> list[Ended]:
@@ -107,8 +108,10 @@ def _be(
     os._exit(0)  # without waiting for anybody
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody else gets meanwhile: this socket has it, does not listen, and shares it with one that does."""
     with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        yield int(found.getsockname()[1])
