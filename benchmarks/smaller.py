@@ -156,7 +156,8 @@ def trim(case: str, options: argparse.Namespace) -> dict[str, Any]:
         model = str(write_xlm_roberta(options.work / "xlm-roberta", files))
     output = options.work / f"trimmed-{case.replace(' ', '-').replace(',', '')}"
     data = [argument for file in files for argument in ("--data", str(file))]
-    return json.loads(_call("trim", model, *data, "--output", str(output), "--json"))
+    found: dict[str, Any] = json.loads(_call("trim", model, *data, "--output", str(output), "--json"))
+    return {name: value for name, value in found.items() if name not in ("model", "output")}
 
 
 def write_xlm_roberta(folder: Path, files: list[Path]) -> Path:
