@@ -10,6 +10,7 @@ has them. A relative difference is that of all gradients together.
 """
 
 import json
+import math
 import sys
 import time
 import warnings
@@ -141,18 +142,26 @@ def main(asked: list[str]) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """With three digits."""
+    """With three digits; None for what is no number."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
-    return float(f"{value:.2e}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.2e}") if math.isfinite(value) else None
+    return value
+
+
+def is_same(row: dict[str, Any], name: str) -> bool:
+    """Whether gradients were compared, and equal."""
+    found = row.get(name)
+    return found is not None and found <= MOST
 
 
 def summary(found: dict[str, dict[str, Any]]) -> dict[str, int]:
     """How many types did what."""
     rows = list(found.values())
-    same = {name: sum(row.get(name, 1.0) <= MOST for row in rows) for name in ("split", "packed", "checkpointed")}
+    same = {name: sum(is_same(row, name) for row in rows) for name in ("split", "packed", "checkpointed")}
     planned = sum(row.get("plan", {}).get("fits", False) for row in rows)
-    whole = sum(row.get("plan", {}).get("fits", False) and row.get("split", 1.0) <= MOST for row in rows)
+    whole = sum(row.get("plan", {}).get("fits", False) and is_same(row, "split") for row in rows)
     return {"types": len(rows), "planned_and_trained": planned, **same, "planned_trained_and_split": whole}
 
 

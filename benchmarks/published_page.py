@@ -91,7 +91,7 @@ def make_page(measurements: dict[str, Any], predictions: dict[str, Any]) -> str:
             f"{len(promised)} figures on {len({c.row['card'] for c in promised})} cards with PyTorch 2.0 to 2.11:",
             f"{len(promised) - num_below} predictions are at or above the measurement, {num_below} below, the worst by",
             f"{_percent(-min(c.error for c in promised))}.",
-            "Every prediction that is below is listed with its reason.",
+            "Every prediction that is below is listed, with its reason where it is known.",
         ),
         "## By card",
         by_card(promised),

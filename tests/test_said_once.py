@@ -37,6 +37,7 @@ MOST_OUTSIDE = {
     "freeze": 4,
     "optimizer": 5,
     "lora": 4,
+    "lora_targets": 0,
     "quantize": 2,
     "offload": 5,
     "compile": 3,

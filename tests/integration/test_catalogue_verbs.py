@@ -50,6 +50,7 @@ def test_one_model_as_json_has_its_parameters_by_part() -> None:
 def test_one_gpu_is_shown_with_its_sources_and_instances() -> None:
     out = vramfit("gpus", "K80").out
     assert "11.17 GiB" in out
+    assert "≤ 550 MiB  (bounded)" in out
     assert "ml.p2.xlarge" in out
     assert "data sheet" in out
 

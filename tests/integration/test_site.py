@@ -14,6 +14,7 @@ import pytest
 from tests.unit.doctor.real_messages import MESSAGES
 from vramfit.cli.main import main
 from vramfit.devices.catalogue import all_instances
+from vramfit.estimator import traced
 from vramfit.quiet import CHATTY
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,14 @@ BARS = re.compile("[▆▁]+")
 GAP = "…"
 WIDTHS = (120, 100)
 """Of terminals; the README has both."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traces_are_kept() -> Iterator[None]:
+    """Pages ask for the same models again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traced, "MAX_KEPT", 512)
+        yield
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:

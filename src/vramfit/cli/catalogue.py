@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from vramfit.cli.options import Json, Trust, checked_choice, option, verb
 from vramfit.cli.terminal import console, print_aligned, print_json, table, working
-from vramfit.devices.catalogue import GPU, all_gpus, all_instances, find_gpu
+from vramfit.devices.catalogue import GPU, all_gpus, all_instances, context_of, find_gpu
 from vramfit.errors import MissingExtra
 from vramfit.models.catalogue import USES, CatalogueEntry, all_entries
 from vramfit.tasks import encoder_alone
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 LABEL_WIDTH = 16
+BOUND = "an upper bound: what it takes after a whole step is not known for this GPU"
 
 
 @verb("vramfit gpus a100-80gb")
@@ -83,6 +84,7 @@ def _print_one(gpu: GPU) -> None:
     rows = table("figure", "value", "source")
     facts = [
         ("memory", "total_memory_bytes", f"{_memory(gpu)}  ({gpu.total_memory_bytes:,} bytes)"),
+        ("CUDA context", "context_bytes", _context(gpu)),
         ("architecture", "compute_capability", gpu.sm),
         ("multiprocessors", "num_multiprocessors", str(gpu.num_multiprocessors)),
         (
@@ -98,13 +100,18 @@ def _print_one(gpu: GPU) -> None:
     ]
     rows.columns[2].no_wrap = False
     for label, field, value in facts:
-        rows.add_row(label, value, gpu.source_of(field))
+        rows.add_row(label, value, gpu.source_of(field) or BOUND)
     out.print(f"[bold]{gpu.title}[/bold]  ({gpu.name}, {gpu.kind})")
     out.print(rows)
     instances = [i for i in all_instances() if i.gpu == gpu.name]
     if instances:
         names = ", ".join(f"{i.name} ×{i.num_gpus}" for i in instances)
         out.print(f"\nIn the cloud: {names}")
+
+
+def _context(gpu: GPU) -> str:
+    context_bytes, basis = context_of(gpu)
+    return f"{'≤ ' if basis == 'bounded' else ''}{format_bytes(context_bytes, digits=0)}  ({basis})"
 
 
 def _memory(gpu: GPU) -> str:

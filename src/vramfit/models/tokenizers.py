@@ -5,6 +5,7 @@ from typing import Any
 
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
+from vramfit.models.decoders import pad_as_configured
 from vramfit.models.hub import NotOnHubError, fetch_config, plain_file
 from vramfit.models.sentence_folder import lowers_case, transformer_folder
 
@@ -16,10 +17,13 @@ FILES = (
 HINT = "name a folder that holds tokenizer.json or vocab.txt beside config.json"
 
 
-def load_tokenizer(path_or_name: str | Path) -> Any:
+def load_tokenizer(path_or_name: str | Path, config: Any = None) -> Any:
     """The fast tokenizer of a folder, a catalogue name or a hub id.
 
     Some `tokenizer.json` carry a fixed length to pad and cut to, which a saved copy would go on with; it is taken off.
+
+    Args:
+        config: of the model; the tokenizer fills up with the token that it takes for padding (`pad_as_configured`).
 
     Raises:
         CheckpointError: there is no tokenizer, none that gives the places of its tokens (a fast one does), or a file
@@ -46,6 +50,8 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     tokenizer.backend_tokenizer.no_padding()
     if lowers:
         _lower(tokenizer.backend_tokenizer)
+    if config is not None:
+        pad_as_configured(tokenizer, config)
     return tokenizer
 
 

@@ -14,7 +14,6 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
 from vramfit.models.tasks import supported_attention, supported_tasks
@@ -285,8 +284,7 @@ def open_model(
             file=model,
             hint=f"{NO_VECTORS}; --task {encoder_alone().name} gives the mean of its tokens all the same",
         )
-    tokenizer = load_tokenizer(model)
-    pad_as_configured(tokenizer, config)
+    tokenizer = load_tokenizer(model, config)
     if kind.pools_itself and resolved.task != kind.name:
         resolved = _resolve(model, kind.name, trust_remote_code)
     limits = [max_positions(config) or LONGEST, seq or resolved.max_length]

@@ -31,7 +31,7 @@ from vramfit.techniques.packing.attention import IMPLEMENTATION
 
 TEXTS = [f"text {i} " + "of some words " * (i * 7 % 23) for i in range(40)] + ["", "same", "same"]
 PAIRS = [(text, TEXTS[-i]) for i, text in enumerate(TEXTS)]
-WAYS: list[dict[str, Any]] = [{}, {"packs": True}, {"max_tokens": 64}, {"memory": "400MiB", "device": "emulated"}]
+WAYS: list[dict[str, Any]] = [{}, {"packs": True}, {"max_tokens": 64}, {"memory": "128MiB", "device": "emulated"}]
 CALLS: list[dict[str, Any]] = [
     {},
     {"convert_to_tensor": True},
@@ -283,7 +283,7 @@ def test_a_single_text_is_tried_again(encoder: Any) -> None:
 
 def test_an_encoder_goes_on_in_smaller_batches_and_grows_again(encoder: Any) -> None:
     wanted = encoder.encode(TEXTS)
-    fitted = vramfit.fit_encoder(encoder, memory="512MiB", device="emulated")
+    fitted = vramfit.fit_encoder(encoder, memory="128MiB", device="emulated")
     planned, gpu = fitted.max_tokens, fitted.run_device.emulated
     encoder.encode(TEXTS)
     gpu.fail_at = {gpu.num_allocations + 30}

@@ -12,7 +12,6 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.decoders import pad_as_configured
 from vramfit.models.resolve import ResolvedModel, find_model, resolve
 from vramfit.models.tasks import default_attention
 from vramfit.models.tokenizers import load_tokenizer
@@ -166,8 +165,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = found.checked_first(lambda: load_tokenizer(request.model))
-    pad_as_configured(tokenizer, found.config)
+    tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
     limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
     limits += [teacher.max_length if teacher is not None else None]

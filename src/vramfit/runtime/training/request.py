@@ -294,6 +294,6 @@ def _contradictions(r: TrainRequest) -> list[str]:
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, f"quantize {r.quantize} is trained beside fp32 or amp weights"),
+        (r.is_quantized and r.has_bf16_weights, "quantized weights are trained beside fp32 or amp weights, not bf16"),
     ]
     return [text for broken, text in rules if broken]

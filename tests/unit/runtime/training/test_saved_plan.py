@@ -129,4 +129,4 @@ def test_a_plan_that_names_no_texts_or_loss_is_for_the_usual_ones(of_row: dict[s
 
 
 def _data(row: dict[str, Any]) -> Any:
-    return SimpleNamespace(train=SimpleNamespace(references=[row]))
+    return SimpleNamespace(teacher_width=None, train=SimpleNamespace(references=[row]))
