@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import max_positions
-from vramfit.models.resolve import ResolvedModel, find_model, resolve
+from vramfit.models.resolve import ResolvedModel, find_model
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.plan import Plan
 from vramfit.runtime.data.examples import check_learnable
@@ -62,18 +62,7 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
         resolved = found.resolve()
         train, *others = samples()
     evaluation = others[0] if others else None
-    width = None
-    if teacher is not None and request.reads_hidden:
-        of_teacher = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code)
-        width = int(of_teacher.config.hidden_size)
-    return Data(
-        resolved=resolved,
-        tokenizer=tokenizer,
-        train=train,
-        evaluation=evaluation,
-        max_length=max_length,
-        teacher_width=None if width in (None, getattr(resolved.config, "hidden_size", None)) else width,
-    )
+    return Data(resolved=resolved, tokenizer=tokenizer, train=train, evaluation=evaluation, max_length=max_length)
 
 
 def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
