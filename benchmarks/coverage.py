@@ -64,6 +64,15 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 """Type → settings, and why the default does not do."""
 
 
+BECAUSE = {
+    "ibert": "its quantizers follow the range of activations while it trains; inference is predicted",
+    "jetmoe": "it splits tokens by how many the router gave each expert, as numbers on the host",
+    "layoutlmv2": "it needs the package detectron2",
+    "yoso": "its own backward pass multiplies fp32 by bf16 under autocast, which torch refuses",
+}
+"""Type → what lies behind a refusal, in words."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("run", "page"))
@@ -188,13 +197,17 @@ def make_page(lines: list[dict[str, Any]]) -> str:
         ),
         "## Not predicted",
         table(["type", "reason"], [(f"`{line['type']}`", reason(line)) for line in others]),
+        paragraph(
+            "What a model asks about its mask, its positions and its tokens is answered from the inputs of the step. A",
+            "model that branches on what it has computed is refused, with the module that asks.",
+        ),
         "## Predicted",
-        ", ".join(f"`{line['type']}`" for line in known),
+        paragraph(", ".join(f"`{line['type']}`" for line in known)),
         "## Precisions that a type does not have",
         table(
             ["type", "mode", "predicted in", "why not in bf16"],
             [
-                (f"`{line['type']}`", mode, line[mode]["precision"], line[mode]["refused"])
+                (f"`{line['type']}`", mode, line[mode]["precision"], in_words(line["type"], line[mode]["refused"]))
                 for line in known
                 for mode in PRECISIONS
                 if "refused" in line[mode]
@@ -211,7 +224,13 @@ def make_page(lines: list[dict[str, Any]]) -> str:
 
 def reason(line: dict[str, Any]) -> str:
     """Why a type is not predicted."""
-    return line.get("error") or next(line[mode]["error"] for mode in PRECISIONS if "error" in line[mode])
+    said = line.get("error") or next(line[mode]["error"] for mode in PRECISIONS if "error" in line[mode])
+    return in_words(line["type"], said)
+
+
+def in_words(name: str, refusal: str) -> str:
+    """What lies behind a refusal; where nobody looked, what was said, without the class of the error."""
+    return BECAUSE.get(name) or refusal.partition(": ")[2] or refusal
 
 
 if __name__ == "__main__":

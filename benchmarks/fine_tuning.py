@@ -146,7 +146,7 @@ def plain(
     import vramfit
     from vramfit.runtime.data.order import BatchOrder
     from vramfit.runtime.device import RunDevice
-    from vramfit.runtime.training.preparation import read_data
+    from vramfit.runtime.training.reading import read_data
     from vramfit.runtime.training.request import TrainRequest
 
     run_device, batch, lr = RunDevice(device, memory="64GiB"), settings["batch"], settings["lr"]

@@ -151,7 +151,8 @@ def predict_all(options: Options) -> int:
 def predict(remedy: Remedy, dataset: str, options: Options, kept: Data) -> Data:
     """What a remedy takes by prediction: of a step with the longest batch, and on the lengths of the data."""
     import vramfit
-    from vramfit.runtime.training.preparation import num_steps, read_data
+    from vramfit.runtime.training.preparation import num_steps
+    from vramfit.runtime.training.reading import read_data
     from vramfit.runtime.training.request import TrainRequest
 
     third = kept["fp32"]["reserved_bytes"] // SHARE if remedy.planned else None

@@ -20,7 +20,6 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,6 @@ def prune(case: str, options: argparse.Namespace) -> dict[str, Any]:
     train, dev = str(drawn(options)), str(options.data / "sst2" / "dev.tsv")
     whole, pruned, recovered = (options.work / name for name in ("whole-0", "pruned-0", f"recovered-{case}"))
     report = options.work / "pruned-0.json"
-    begin = time.perf_counter()
     if not (whole / "config.json").exists():
         _train(train, _minilm(), whole, EPOCHS["whole"], "0")
     if not pruned.exists():
@@ -89,7 +87,6 @@ def prune(case: str, options: argparse.Namespace) -> dict[str, Any]:
         "accuracy": scores,
         "shape": pruning["shape"],
         "share": pruning["after"]["encoder_parameters"] / pruning["before"]["encoder_parameters"],
-        "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
@@ -156,7 +153,8 @@ def trim(case: str, options: argparse.Namespace) -> dict[str, Any]:
         model = str(write_xlm_roberta(options.work / "xlm-roberta", files))
     output = options.work / f"trimmed-{case.replace(' ', '-').replace(',', '')}"
     data = [argument for file in files for argument in ("--data", str(file))]
-    return json.loads(_call("trim", model, *data, "--output", str(output), "--json"))
+    found: dict[str, Any] = json.loads(_call("trim", model, *data, "--output", str(output), "--json"))
+    return {name: value for name, value in found.items() if name not in ("model", "output")}
 
 
 def write_xlm_roberta(folder: Path, files: list[Path]) -> Path:

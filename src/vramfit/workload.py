@@ -40,7 +40,10 @@ class Workload(Fields):
     def __post_init__(self) -> None:
         problems: list[str] = []
         for setting in SETTINGS.values():
-            value = setting.value.normal(getattr(self, setting.keyword))
+            given = getattr(self, setting.keyword)
+            if given is setting.default and setting.keyword != "model":  # defaults are right
+                continue
+            value = setting.value.normal(given)
             object.__setattr__(self, setting.keyword, value)
             problems += setting.value.problems(setting.keyword, value)
         if not problems:

@@ -279,7 +279,10 @@ class Filling:
         self._tensors, self._workload = tensors, workload
         self.transfer = ToCuda(device) if device.type == "cuda" else ToHost(device)
         self._host = ToHost(torch.device("cpu"))
-        self.quantized = {id(linear) for linear in quantization.quantizable(model, workload)}
+        chosen = quantization.quantizable(model, workload)
+        for linear in chosen:
+            quantization.give_product(linear, workload)
+        self.quantized = {id(linear) for linear in chosen}
         """Modules whose weight is quantized, by identity."""
         waiting = encoder_layers(model)[num_resident:]
         self._offloaded = {id(module) for layer in waiting for module in layer.modules()}

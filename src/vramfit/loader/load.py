@@ -122,7 +122,7 @@ def load(
         progress: called with bytes read and bytes to read.
         **keywords:
             precision: of the weights: bf16 and fp16 halve them; tf32 and amp-* keep fp32.
-            quantize: int8, int8-dynamic or int4 for linear layers, through torchao; embeddings and norms stay.
+            quantize: int8, int8-dynamic, int4 or nf4 for linear layers, through torchao; embeddings and norms stay.
             device: cuda (the default), cuda:1, cpu.
             random_weights: True for no checkpoint: every weight drawn, the same way for the same seed.
             num_labels: size of a classification head; None takes the configuration's.

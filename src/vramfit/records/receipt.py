@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -178,7 +179,7 @@ def problems_of(receipt: Receipt) -> Iterator[str]:
     if receipt.num_retries < 0:
         yield "num_retries is below 0"
     try:
-        Workload.from_keywords(model="receipt", **receipt.settings)
+        Workload.from_keywords(model=receipt.model, **receipt.settings)
     except (WorkloadError, TypeError) as error:
         yield f"settings: {error}"
 
@@ -214,7 +215,7 @@ def _out_of_order(figures: ReceiptFigures) -> Iterator[str]:
             yield f"{name} {value:,} B is more than {next_name} {next_value:,} B"
     if known[0][1] <= 0:
         yield f"{known[0][0]} {known[0][1]:,} B is not above 0"
-    if figures.step_time_s is not None and not figures.step_time_s > 0:
+    if figures.step_time_s is not None and not 0 < figures.step_time_s < inf:
         yield f"a step of {figures.step_time_s} s"
 
 

@@ -137,7 +137,8 @@ def quantized_model_bytes(model: torch.nn.Module, quantize: str) -> int:
     Raises:
         MissingExtra: torchao is not installed.
     """
-    apply(model, quantize)
+    for linear in quantizable(model, quantize):
+        quantize_linear(linear, quantize)
     parts = (part for parameter in model.parameters() for _, part in inner_tensors(parameter))
     return sum(part.numel() * part.element_size() for part in parts)
 
@@ -145,8 +146,13 @@ def quantized_model_bytes(model: torch.nn.Module, quantize: str) -> int:
 def quantize_linear(linear: torch.nn.Linear, quantize: str) -> None:
     """Quantize one layer's weight in place, where it lies."""
     linear.weight = quantize_weight(linear.weight, quantize)
-    if quantize == "nf4":
-        linear.__class__ = FrozenLinear  # torchao's product takes several times the weight for a moment
+    give_product(linear, quantize)
+
+
+def give_product(linear: torch.nn.Linear, asked: Workload | str) -> None:
+    """The product for weights of a form: torchao's own, but for nf4, where that takes several times the weight."""
+    if _form(asked) == "nf4":
+        linear.__class__ = FrozenLinear
 
 
 def quantize_weight(weight: torch.Tensor, asked: Workload | str) -> torch.nn.Parameter:

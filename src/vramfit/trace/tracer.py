@@ -243,11 +243,14 @@ class Tracer(TorchDispatchMode):
         try:
             return OWN_RESULTS[name](*args, **kwargs) if name in OWN_RESULTS else func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            where = self._module()
+            where = self._module() or "the model"
+            said = f"{name} in {where} cannot be followed without data: {str(error).splitlines()[0]}"
+            if name == "_to_copy" and _leaves_device(args[0], kwargs):
+                said = f"{where} reads the values of a tensor on the host, which a prediction does not have"
             raise TraceError(
-                f"{name} in {where or 'the model'} cannot be followed without data: {str(error).splitlines()[0]}",
+                said,
                 operator=name,
-                module_path=where,
+                module_path=self._module(),
                 hint="its shapes depend on values; describe the workload with a model that does not branch on data",
             ) from error
 

@@ -380,7 +380,7 @@ def test_a_truncated_file_is_refused_by_name(folder: Path) -> None:
 def test_a_file_that_shrinks_after_its_inspection_is_a_checkpoint_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vramfit.loader import making
+    from vramfit.loader import model as making
 
     write(folder)
     initialise = making.initialise
@@ -446,7 +446,8 @@ def test_what_is_predicted_to_be_quantized_is_quantized(folder: Path) -> None:
 
 
 def test_a_host_without_memory_refuses_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramfit.loader import budget, making
+    from vramfit.loader import budget
+    from vramfit.loader import model as making
 
     def read(inspection: object) -> None:
         raise AssertionError("a file was opened")

@@ -225,6 +225,13 @@ def test_what_cannot_be_is_said_before_any_work(
     assert not (tmp_path / "out" / "student").exists()
 
 
+def test_a_plan_without_a_teacher_is_not_for_a_student(taught: Path, tmp_path: Path) -> None:
+    student, plan = str(taught / "source"), tmp_path / "plan.json"
+    vramfit.plan(student, batch=8, seq=9, memory="64MiB", num_labels=2, rehearses=True).save(plan)
+    with pytest.raises(WorkloadError, match="the plan is for no teacher, not distill logits"):
+        distilled(taught, tmp_path / "out", student=student, plan=str(plan), device="emulated", memory="64MiB")
+
+
 def test_a_teacher_without_a_head_is_refused(taught: Path, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, WorkloadError)):
         distilled(taught, tmp_path / "out", teacher=str(taught / "source"))

@@ -132,5 +132,17 @@ def test_allowing_it_alone_is_refused_with_what_is_missing() -> None:
 
 def test_a_model_without_linear_layers_is_refused() -> None:
     model, _ = load(tiny_config("gpt2"), random_weights=True, device="cpu")
+    num_bytes = sum(p.numel() * 4 for p in model.parameters())
+    assert quantization.quantized_model_bytes(model, "nf4") == num_bytes  # shown as it is
     with pytest.raises(WorkloadError, match="GPT2ForSequenceClassification has no linear layer"):
         quantization.apply(model, "nf4")
+
+
+def test_a_loaded_model_computes_as_a_prepared_one() -> None:
+    """By the same product, which is the one that is predicted."""
+    loaded, _ = load(tiny_config("llama"), random_weights=True, device="cpu", quantize="nf4")
+    prepared, _ = load(tiny_config("llama"), random_weights=True, device="cpu")
+    quantization.apply(prepared, "nf4")
+    ids = torch.arange(10, 26).view(2, 8)
+    assert sum(isinstance(module, FrozenLinear) for module in loaded.modules()) == 14
+    assert torch.equal(loaded(input_ids=ids).logits, prepared(input_ids=ids).logits)

@@ -1,4 +1,4 @@
-"""From a request to what a run needs, in the order of cost: data first, then the plan, then the model."""
+"""From a request and its data to what a run needs: the plan first, then the model."""
 
 import math
 from collections.abc import Callable
@@ -10,34 +10,28 @@ import torch
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.models.anatomy import max_positions
 from vramfit.models.configuration import SIZE_LIMITS
-from vramfit.models.resolve import ResolvedModel, find_model, resolve
+from vramfit.models.resolve import resolve
 from vramfit.models.tasks import default_attention
-from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.data.examples import check_learnable
-from vramfit.runtime.data.samples import LONGEST, STRIDE, CheckedRows, Samples, read_rows
 from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
 from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
+from vramfit.runtime.training.reading import Data
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.runtime.training.saving import describe_head
 from vramfit.settings import CHOSEN, PLANNED, SETTINGS
 from vramfit.settings.embedding import loss_of
-from vramfit.stages import beside, tell
 from vramfit.tasks import find_task
-from vramfit.tasks.parts.heads import SINGLE
-from vramfit.tasks.parts.reading import Tokenizing
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
 
 if TYPE_CHECKING:
-    from vramfit.runtime.trained import TrainedModel
+    pass
 
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
@@ -64,6 +58,9 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
         problems.append(f"the plan is for task {w.task}, not {request.task}")
     if request.batch is not None and w.batch != request.batch:
         problems.append(f"the plan is for batch {w.batch}, not {request.batch}")
+    if w.distill != request.distill:
+        says, asked = (f"distill {how}" if how else "no teacher" for how in (w.distill, request.distill))
+        problems.append(f"the plan is for {says}, not {asked}")
     problems += _other_settings(request, w)
     other = _other_model(request, plan, on_event)
     if problems or other:
@@ -134,78 +131,6 @@ COMPARED_WITHOUT_PLAN = 64
 """The same where passes would run twice: a batch that one pass holds runs once."""
 KEPT = tuple(name for name in CHOSEN if SETTINGS[name].is_kept_on_resume)
 """Settings that a resumed run keeps whatever it is planned for: they make it the training that it is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
-    """What there is to learn from and to evaluate on."""
-
-    resolved: ResolvedModel
-    tokenizer: Any
-    train: Samples
-    evaluation: Samples | None
-    max_length: int | None = None
-    """Tokens at which texts are cut."""
-    teacher_width: int | None = None
-    """Numbers of a teacher's hidden states, where they are compared with a student's that has others."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sample."""
-        return max(self.train.lengths)
-
-
-def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel | None" = None) -> Data:
-    """The model's configuration and tokenizer, and both data sets, tokenized while the model's class is imported.
-
-    Args:
-        teacher: whose labels the data has, in its order, and whose length is not exceeded.
-
-    Raises:
-        UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
-    """
-    found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
-    tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
-    limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]
-    limits += [plan.workload.seq if plan is not None else None, getattr(tokenizer, "model_max_length", None)]
-    limits += [teacher.max_length if teacher is not None else None]
-    max_length = int(min(n for n in limits if n))
-    how = Tokenizing(tokenizer=tokenizer, max_length=max_length, stride=min(STRIDE, max_length // 4))
-    if teacher is not None:
-        how = replace(how, label_names=teacher.label_names)
-    problem = request.problem or (teacher.problem if teacher is not None else None)
-    rows = found.checked_first(lambda: _read(request, how, problem))
-    with beside(lambda: [each.tokenized() for each in rows]) as samples:
-        resolved = found.resolve()
-        train, *others = samples()
-    evaluation = others[0] if others else None
-    width = None
-    if teacher is not None and request.reads_hidden:
-        of_teacher = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code)
-        width = int(of_teacher.config.hidden_size)
-    return Data(
-        resolved=resolved,
-        tokenizer=tokenizer,
-        train=train,
-        evaluation=evaluation,
-        max_length=max_length,
-        teacher_width=None if width in (None, getattr(resolved.config, "hidden_size", None)) else width,
-    )
-
-
-def _read(request: TrainRequest, how: Tokenizing, problem: str | None) -> list[CheckedRows]:
-    """The rows of the training data, and of the evaluation data where that is given."""
-    tell(f"reading {request.data}")
-    source = replace(request.source(request.data), problem=problem)
-    train = read_rows(source, how, seed=request.seed)
-    problem = train.how.problem
-    check_learnable(source, train.examples)
-    if request.label_smoothing and problem not in (None, SINGLE):
-        raise WorkloadError([f"label_smoothing is for one class a row, and the data has problem {problem}"])
-    if request.eval_data is None:
-        return [train]
-    how = replace(how, label_names=train.how.label_names)
-    return [train, read_rows(replace(request.source(request.eval_data), problem=problem), how, seed=request.seed)]
 
 
 def make_plan(
@@ -315,7 +240,8 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
             hint=f"plan anew with --num-gpus {num_gpus}, or start as many with torchrun --nproc-per-node",
         )
     if plan is not None:
-        planned = replace(plan.workload, **_of_data(request, data, plan.workload))
+        taught = {name: getattr(request, name) for name in ("distill_temperature", "distill_alpha")}
+        planned = replace(plan.workload, **_of_data(request, data, plan.workload), **taught)
         return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
     batches, of_data = _batches(request, data, num_gpus), _of_data(request, data)
     is_joint = of_data.get("loss") in find_task(request.task).joint_losses
@@ -404,12 +330,3 @@ def _load(run: Run, progress: Callable[[int, int], None] | None, **keywords: Any
     model, report = load_request(asked, progress=progress)
     describe_head(model.config, run.data.train)
     return model, report
-
-
-def source_fingerprint(resolved: ResolvedModel) -> str:
-    """What the frozen weights of a resumed run are recognised by: the sizes of the source's files."""
-    folder = resolved.folder
-    if folder is None:
-        return resolved.name
-    sizes = sorted((p.name, p.stat().st_size) for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
-    return ", ".join(f"{name} of {size} bytes" for name, size in sizes) or resolved.name

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import VramfitError
+from vramfit.models.resolve import ResolvedModel
 from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
@@ -293,3 +294,12 @@ def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float]
             vars(config).pop(name, None)
     if thresholds:
         config.thresholds = [thresholds[name] for name in names]
+
+
+def source_fingerprint(resolved: ResolvedModel) -> str:
+    """What the frozen weights of a resumed run are recognised by: the sizes of the source's files."""
+    folder = resolved.folder
+    if folder is None:
+        return resolved.name
+    sizes = sorted((p.name, p.stat().st_size) for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
+    return ", ".join(f"{name} of {size} bytes" for name, size in sizes) or resolved.name

@@ -21,10 +21,10 @@ from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import Checkpoint
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import settings_in_words
-from vramfit.runtime.training.preparation import Run, load_model, load_source, source_fingerprint
+from vramfit.runtime.training.preparation import Run, load_model, load_source
 from vramfit.runtime.training.progress import Journal
 from vramfit.runtime.training.request import TrainRequest
-from vramfit.runtime.training.saving import describe_head, put_together, save_model
+from vramfit.runtime.training.saving import describe_head, put_together, save_model, source_fingerprint
 from vramfit.runtime.training.state import learned_tensors, restore_learned
 from vramfit.step.own_loss import full
 from vramfit.step.splitting import Ranks

@@ -2,14 +2,14 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils import ModelOutput
 
-from vramfit.errors import WorkloadError
+from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.device import RunDevice
@@ -17,7 +17,8 @@ from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import TrainedModel, open_model, tasks_of
 from vramfit.runtime.training import events
 from vramfit.runtime.training.answers import FOLDER, AnswerKind, AnswerManifest, Answers
-from vramfit.runtime.training.preparation import Data, Run
+from vramfit.runtime.training.preparation import Run
+from vramfit.runtime.training.reading import Data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import digest
 from vramfit.stages import tell
@@ -48,8 +49,8 @@ def open_teacher(request: TrainRequest) -> TrainedModel:
     return teacher
 
 
-def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> None:
-    """Refuse a student that the teacher's answers mean nothing to.
+def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> Data:
+    """Refuse a student that the teacher's answers mean nothing to; gives the data, which knows the teacher's width.
 
     Raises:
         WorkloadError: another tokenizer, other labels, or vectors or layers of another size; every problem at once.
@@ -71,6 +72,8 @@ def check_student(request: TrainRequest, teacher: TrainedModel, data: Data) -> N
             [f"{request.model} cannot learn from {teacher.model}: {problem}" for problem in problems],
             hint="make a student of the teacher itself: vramfit distill TEACHER DATA --keep-layers N",
         )
+    is_projected = request.reads_hidden and config.hidden_size != of_teacher.hidden_size
+    return replace(data, teacher_width=int(of_teacher.hidden_size)) if is_projected else data
 
 
 def config_of(teacher: TrainedModel) -> Any:
@@ -116,6 +119,11 @@ def attach_answers(run: Run, teacher: TrainedModel, check: Callable[[], None]) -
     manifest = AnswerManifest(source=source, kinds=_kinds(run.request, teacher, run.data))
     run.processes.first(lambda: _ask(run, teacher, Answers(folder, manifest, samples.lengths), check))
     answers = Answers(folder, manifest, samples.lengths)
+    if not answers.is_whole:
+        raise VramfitError(
+            f"{folder} does not hold the teacher's answers that the first process wrote there",
+            hint="give an --output on a disk that all machines of the run share",
+        )
     samples.targets = answers
     return answers
 

@@ -19,16 +19,15 @@ from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
 from vramfit.runtime.training.preparation import (
-    Data,
     Run,
     adapted_plan,
     chosen_workload,
     make_plan,
-    read_data,
     saved_plan,
-    source_fingerprint,
 )
+from vramfit.runtime.training.reading import Data, read_data
 from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.saving import source_fingerprint
 from vramfit.runtime.training.session import Session
 from vramfit.runtime.training.state import seed_everything
 from vramfit.runtime.training.teacher import attach_answers, check_student, open_teacher
@@ -74,7 +73,7 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         teacher = None if request.teacher is None else open_teacher(request)
         data = read_data(request, plan, teacher)
         if teacher is not None:
-            check_student(request, teacher, data)
+            data = check_student(request, teacher, data)
         _say_what_was_read(data, on_event)
         if request.batch is not None and request.batch > data.train.num_samples:
             num_samples = f"all {data.train.num_samples:,} samples"

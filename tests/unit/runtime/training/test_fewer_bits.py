@@ -13,7 +13,8 @@ from vramfit.planner.heuristics import PRICES
 from vramfit.runtime.distributed.processes import Processes
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
-from vramfit.runtime.training.preparation import Run, read_data
+from vramfit.runtime.training.preparation import Run
+from vramfit.runtime.training.reading import read_data
 from vramfit.runtime.training.train import _plan
 
 

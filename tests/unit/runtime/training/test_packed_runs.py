@@ -9,7 +9,8 @@ import torch
 from tests.unit.runtime.training.small_runs import request_of, run
 
 from vramfit.records.plan import Plan
-from vramfit.runtime.training.preparation import make_plan, read_data
+from vramfit.runtime.training.preparation import make_plan
+from vramfit.runtime.training.reading import read_data
 
 
 def test_an_emulated_gpu_has_no_kernel_for_it(tmp_path: Path) -> None:

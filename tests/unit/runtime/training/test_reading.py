@@ -10,7 +10,7 @@ from tests.unit.runtime.training.small_runs import write_classes, write_model
 
 from vramfit.errors import CheckpointError, DataError, WorkloadError
 from vramfit.runtime.data.samples import TOLD_ROWS
-from vramfit.runtime.training.preparation import Data, read_data
+from vramfit.runtime.training.reading import Data, read_data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.stages import heard
 
