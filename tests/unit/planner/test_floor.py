@@ -69,3 +69,26 @@ def test_what_cannot_fit_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.of("bert-base-uncased", Request.of({**JOB, "memory": "500MiB"}))
     monkeypatch.setattr(search, "peek", lambda *_: pytest.fail("a trace was made"))
     assert search.Search(job, recipes(job, Proposal()), job.budget_bytes).run() is None
+
+
+def sizes_weighed(job: Job, limit_bytes: int) -> tuple[set[int], int]:
+    """The micro-batches that a search weighed, and how many there are to try."""
+    made = search.Search(job, recipes(job, Proposal())[:1], limit_bytes)
+    made.run()
+    return {size for name, _, size in (key for key in job.answers if key[0] == "_asked_bytes")}, len(made.sizes)
+
+
+def test_what_fits_in_no_split_is_weighed_in_its_smallest_passes_only() -> None:
+    job = Job.of("bert-tiny", Request.of({"batch": 65_536, "seq": 16, "gpu": "h200", "task": "embedding"}))
+    smallest = peek(job, recipes(job, Proposal())[0], 1)
+    limit_bytes = 2 * smallest.requested_bytes // 3
+    assert smallest.floor_bytes < limit_bytes  # its vectors are too much, not its optimizer
+    weighed, num_sizes = sizes_weighed(job, limit_bytes)
+    assert weighed == {1}
+    assert num_sizes > 100
+
+
+def test_what_is_slower_than_what_fits_is_not_weighed() -> None:
+    job = Job.of("bert-tiny", Request.of({"batch": 512, "seq": 16, "gpu": "h200", "task": "embedding"}))
+    weighed, num_sizes = sizes_weighed(job, job.budget_bytes)
+    assert len(weighed) <= 3 < num_sizes
