@@ -79,7 +79,13 @@ def compared() -> str:
     served = newest("serving_h200")["plain"]
     rate = served["requests_per_s"]
     rows.append(
-        _row("Serve MiniLM to 64 clients", "requests/s", rate, "one request at a time", rate / served["times_as_fast"])
+        _row(
+            "Serve MiniLM to 64 clients",
+            "requests/s",
+            rate,
+            "`transformers`, one request at a time",
+            rate / served["times_as_fast"],
+        )
     )
     return table(["Job", "vramfit", "The usual way", "Gain"], rows)
 
@@ -115,8 +121,8 @@ def _other_cards() -> str:
     num_cards = len({c.row["card"] for c in found})
     return (
         f"**Other GPUs** use the same rules with that card's own data. Of {len(found)} published measurements on "
-        f"{WORDS[num_cards]} other cards, {len(found) - len(below)} are at or below the prediction; the largest is "
-        f"{_percent(-min(c.error for c in below))} above it ([Other cards](docs/cards.md) has each, with the reason "
+        f"{WORDS[num_cards]} other cards, the prediction was too low for {len(below)}, by at most "
+        f"{_percent(-min(c.error for c in below))} ([Other cards](docs/cards.md) has each, with the reason "
         f"where it is known, and {len(promised) - len(found)} rows more whose source leaves settings out). An estimate "
         "for such a card says `derived`, and plans keep more headroom. `vramfit measure` compares a prediction with "
         "your card."
@@ -138,7 +144,8 @@ def _predicted_row() -> list[object]:
         s = summarise([line for line in lines if line["peer"] == peer])
         told[peer] = f"median error {_percent(s['median_error'])}, too low in {100 * s['unsafe_share']:.0f} %"
         num_cases = s["num_cases"]
-    job = f"Predict peak memory, {num_cases} runs"
+    num_new = newest("random_cases_h200")["summary"]["num_compared"]
+    job = f"Predict peak memory: {num_cases} runs, {num_new} of them held out"
     return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 B/parameter + activations)", None]
 
 
