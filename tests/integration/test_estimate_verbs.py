@@ -139,7 +139,7 @@ def test_a_table_has_at_most_sixty_four_cells() -> None:
 def test_both_verbs_show_every_setting_that_is_not_hidden_with_an_example() -> None:
     hidden = set(having(hidden=True))
     for verb, missing in (("estimate", set()), ("max-batch", {"batch", "micro_batch", "lengths"})):
-        done = vramfit(verb, "--help")
+        done = vramfit(verb, "--help-all")
         assert f"Example: vramfit {verb}" in done.out
         for keyword in set(SETTINGS) - {"model", "dropout"} - missing | {"no_dropout", "trust_remote_code"}:
             assert (f"--{keyword.replace('_', '-')} " in done.out) == (keyword not in hidden), keyword

@@ -20,7 +20,7 @@ def test_a_folder_is_shown_and_a_forged_receipt_refused(tmp_path: Path) -> None:
     write_receipt(receipt(), tmp_path / "good.json")
     text = (tmp_path / "good.json").read_text(encoding="utf-8")
     (tmp_path / "forged.json").write_text(text.replace('"num_retries": 0', '"num_retries": 9'), encoding="utf-8")
-    done = CliRunner().invoke(make_app(["receipts", "gpus"]), ["receipts", str(tmp_path)])
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(make_app(["receipts", "gpus"]), ["receipts", str(tmp_path)])
     assert done.exit_code == 1
     assert "Tesla T4" in done.output
     assert "Refused forged.json: the digest is not that of the content" in done.output

@@ -83,7 +83,9 @@ class Targets(Value):
 class LoraTargets(Setting):
     keyword, order = "lora_targets", 181
     value = Targets()
-    label, modes, on_page = "Layers with adapters", ("train",), False
+    label, modes = "Layers with adapters", ("train",)
+    labels = (("", "attention projections"), (ALL_LINEAR, "all linear layers"))
+    pattern = rf"^{ALL_LINEAR}$"  # names of layers are not for strangers
     help = (
         "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: attention projections."
     )

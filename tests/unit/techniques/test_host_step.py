@@ -268,7 +268,7 @@ def test_host_memory_that_is_not_enough_is_refused_with_numbers() -> None:
         (lambda model: offloading.apply(model, 0, "cpu"), "weights", "offloaded for inference"),
         (lambda model: offloading.apply(model, 0, "cpu", trains=True), "weights", "checkpointing must be full"),
         (lambda model: offloading.apply(model, 0, "cpu", trains=True), None, "take offload='weights'"),
-        (lambda model: None, "gradients", "not one of optimizer, weights, activations"),
+        (lambda model: None, "gradients", "not one of optimizer, activations, weights"),
         (lambda model: None, "activations", "no layer's input waits in host memory"),
     ],
 )
