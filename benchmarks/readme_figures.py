@@ -99,8 +99,9 @@ def trusted() -> str:
         f"**Measured** on an {cases['gpu']} with torch {cases['torch_version'].split('+')[0]}. Of {s['num_compared']} "
         f"random workloads it had never seen, {_percent(s['exact_share_allocated_both_steps'])} of allocated peaks "
         f"were exact to the byte, the worst was {_percent(s['worst_error_allocated'])} off, and none was too low by "
-        f"more than 0.1 % and 2 MiB. At the edge of a memory cap, where one sample decides, {edges['num_agree']} of "
-        f"{edges['num_cases']} answers were right ([Accuracy](docs/accuracy.md)).",
+        f"more than 0.1 % and 2 MiB; of reserved peaks, {s['num_under_reserved']} was. At the edge of a memory cap, "
+        f"where one sample decides, {edges['num_agree']} of {edges['num_cases']} answers were right "
+        "([Accuracy](docs/accuracy.md)).",
         _other_cards(),
     )
 
@@ -192,14 +193,24 @@ def plans() -> str:
         "(`benchmarks/speed_of_planning.py`).",
         "**Plans run for real** on an H200 capped at 2, 4, 8, 11.17 and 16 GiB: four models, 128 and 512 tokens, "
         f"effective batch 32 (`benchmarks/planned_runs.py`). {len(made)} of {len(lines)} cases have a plan. "
-        f"{len(held)} of these ran 20 steps and an evaluation without out-of-memory and without an allocator retry; "
+        f"{_all(held, made)} ran 20 steps and an evaluation without out-of-memory and without an allocator retry; "
         f"reserved memory was as predicted, to the byte, in {len(exact)}. The other {len(refused)} cases were "
-        f"refused, and {len(right)} of them ran out of memory when tried.",
+        f"refused; {_all(right, refused).lower()} ran out of memory when tried.",
         "**Plans against an exhaustive search** over a grid of settings (`benchmarks/brute_force.py`): plans reach "
         f"{', '.join(f'{share:.0%}' for share in reached)} of the best throughput in {_of_all(len(reached))} cases.",
         f"**Step times** of these plans are off by {_time_error(made)} at the median, those of the grid by "
         f"{_time_error(tried)}.",
     )
+
+
+def _all(some: list[Any], of: list[Any]) -> str:
+    """How many of some there are, in words."""
+    return f"All {len(of)}" if len(some) == len(of) else f"{len(some)} of these"
+
+
+def _all(some: list[Any], of: list[Any]) -> str:
+    """How many of some there are, in words."""
+    return f"All {len(of)}" if len(some) == len(of) else f"{len(some)} of these"
 
 
 def step_times() -> str:

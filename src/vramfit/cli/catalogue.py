@@ -44,7 +44,7 @@ def models(
     name: Annotated[
         str | None, typer.Argument(help="A catalogue name, a folder with config.json, or a hub id.")
     ] = None,
-    task: Annotated[str, option("The head to count with it.")] = encoder_alone().name,
+    task: Annotated[str, option("Count the parameters with this head.")] = encoder_alone().name,
     trust_remote_code: Trust = False,
     json: Json = False,
 ) -> None:

@@ -24,7 +24,8 @@ class StudentOptions:
     student: str | None = opt(None, "A model with the teacher's tokenizer, to be the student.", "MODEL")
     keep_layers: str | None = opt(
         None,
-        "Make the student of so many of the teacher's layers, evenly spaced, or of these (0,2,5). Default: half.",
+        "Layers of the teacher that the student keeps: a number, evenly spaced, or a list such as 0,2,5. Default: "
+        "half.",
         "N",
     )
 

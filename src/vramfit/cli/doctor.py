@@ -45,7 +45,7 @@ class DoctorOptions:
             "itself is checked.",
         ),
     ] = None
-    task: str = opt(DEFAULT, f"The head that is wanted. One of {', '.join(CHOICES['task'])}.", "NAME")
+    task: str = opt(DEFAULT, f"Head to check the model for. One of {', '.join(CHOICES['task'])}.", "NAME")
     num_labels: int | None = opt(None, "Size of the head that is wanted.", "N")
     scan: bool = opt(False, "Read the weights too: NaN, infinite and all-zero tensors.")
 
@@ -97,7 +97,8 @@ def explain(
         typer.Argument(metavar="LOG", help="A log, the message itself in quotes, or - for standard input."),
     ] = "-",
     model: Annotated[
-        str | None, option("The model that ran: a plan that fits is found.", "MODEL", panel="The job")
+        str | None,
+        option("The model that ran; with it, explain also finds a plan that fits.", "MODEL", panel="The job"),
     ] = None,
     save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None,
     json: Json = False,

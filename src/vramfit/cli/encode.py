@@ -42,12 +42,12 @@ class VectorOutput:
         None, "Texts whose vectors give int8 and uint8 their ranges; else the first part of DATA.", "FILE"
     )
     skip_bad_rows: bool = opt(False, "Leave out rows that cannot be used; an index says which are there.")
-    resume: bool = opt(False, "Go on after the last whole part of a run that has ended.")
+    resume: bool = opt(False, "Continue an interrupted run after its last complete part.")
 
 
 @verb("vramfit encode my-embedder reviews.csv --output vectors.npy --memory 2GiB")
 def encode(options: EncodeOptions, own: VectorOutput, data: Annotated[str, DATA], json: Json = False) -> None:
-    """Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.
+    """Write the vectors of all texts of a file, in order, in constant memory; --resume continues an interrupted run.
 
     Rows are kept part by part beside the output, with a manifest; the output is there once it is whole.
 

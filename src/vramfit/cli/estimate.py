@@ -48,10 +48,10 @@ def estimate(
     no_advice: Annotated[bool, option("Leave out what single changes would save.", None, "--no-advice")] = False,
     json: Json = False,
 ) -> None:
-    """Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.
+    """Predict the GPU memory of a job, usually to the byte: how much, when and why; needs no GPU and no weights.
 
     Several batches or lengths give a table.
-    Exit codes: 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (a table: nothing).
+    Exit codes: 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (in a table: nothing).
     """
     options.check()
     cells = options.cells()
@@ -197,7 +197,7 @@ def calibrate(
 ) -> None:
     """Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.
 
-    Estimates for a GPU of this name use the profile for their step times from then on; memory is not touched by it.
+    Estimates for a GPU of this name then take their step times from the profile; memory predictions do not change.
     """
     look_at_driver("run it on a machine with an NVIDIA GPU; without it, estimates use the catalogue's rates")
     calibration = _calibrate()
@@ -317,7 +317,7 @@ def receipts(
 ) -> None:
     """Show receipts of `measure` and `train` as a table: predicted beside measured, by card.
 
-    A receipt that is damaged, was changed or says what cannot be is refused with the reason.
+    A receipt that is damaged, was edited or holds impossible figures is refused with the reason.
     A digest shows damage; it is no signature.
     Exit codes: 0 when all are good, 1 when one is refused or there is none, 2 for a wrong name or value.
     """

@@ -23,8 +23,8 @@ class ExportOptions:
     int8: str | None = opt(
         None, "Write an int8 file too: dynamic, or static with ranges calibrated on the rows of --data.", "NAME"
     )
-    max_changed: float = opt(0.05, "Share of rows that int8 may answer otherwise.", "SHARE", min=0.0, max=1.0)
-    accept: bool = opt(False, "Keep files that answer otherwise.")
+    max_changed: float = opt(0.05, "Largest share of rows whose answer may differ in int8.", "SHARE", min=0.0, max=1.0)
+    accept: bool = opt(False, "Write the files even if their answers differ by more than allowed.")
 
 
 @verb("vramfit export my-model --data dev.csv --int8 dynamic --output my-model-onnx")

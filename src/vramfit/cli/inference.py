@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from vramfit.runtime.retrieval import Collection, Search
 
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
-TaskName = Annotated[str | None, option("The head; else the model's own.", "NAME")]
+TaskName = Annotated[str | None, option("Task (head) to use. Default: the model's own.", "NAME")]
 PRECISIONS = ", ".join(Precision.value.names)
 PrecisionName = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
 Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
 DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
-Seq = Annotated[int | None, option("Cut sequences at so many tokens.", "N", min=1)]
+Seq = Annotated[int | None, option("Truncate sequences to N tokens.", "N", min=1)]
 
 NUM_OF_SEARCH = 3
 """Files of a search."""
@@ -47,7 +47,7 @@ class InferenceOptions:
     model: Model
     task: TaskName = None
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
-    max_rows: int | None = opt(None, "Read no more rows.", "N", min=1)
+    max_rows: int | None = opt(None, "Read at most N rows.", "N", min=1)
     batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
     seq: Seq = None
     precision: PrecisionName = "fp32"
@@ -101,7 +101,7 @@ class VectorOptions:
     queries: str | None = opt(None, "Search: queries with id and text.", "FILE")
     documents: str | None = opt(None, "Search: documents with id and text.", "FILE")
     relevant: str | None = opt(None, "Search: query id, document id and grade, as BEIR's qrels have them.", "FILE")
-    dims: str | None = opt(None, "Cut vectors to these lengths too, side by side.", "N,…")
+    dims: str | None = opt(None, "Also report figures for vectors truncated to these lengths.", "N,…")
     rerank: str | None = opt(None, "Search: a model that puts the best documents of each query in order.", "MODEL")
     top: int = opt(100, "Search: documents of a query that --rerank looks at.", "N", min=1)
 

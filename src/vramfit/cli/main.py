@@ -21,19 +21,21 @@ from vramfit.quiet import CHATTY, hush
 from vramfit.records.codec import FULL_DISK, cannot_write
 
 VERBS = {
-    "estimate": "Predict to the byte what a job takes: when, where and why; no GPU and no weights are needed.",
+    "estimate": "Predict the GPU memory of a job, usually to the byte: how much, when and why; needs no GPU and no "
+    "weights.",
     "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
     "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
     "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
     "receipts": "Show receipts of `measure` and `train` as a table: predicted beside measured, by card.",
     "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
     "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
-    "train": "Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.",
+    "train": "Fine-tune a model with settings that are planned to fit, and save a folder that transformers loads.",
     "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
     "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
     "compare": "Compare models on one data set: size, memory in training and serving, latency, throughput, quality.",
     "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
-    "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume goes on after a stop.",
+    "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume continues an "
+    "interrupted run.",
     "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
     "trim": "Keep the tokens that a corpus uses, and give the same answers on its rows with a smaller embedding.",
     "prune": "Take out the layers and neurons that a model's answers need least; a smaller folder, without masks.",

@@ -63,7 +63,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-HELP_ALL = "Show all options and exit; --help shows those that people set most."
+HELP_ALL = "Show all options and exit; --help shows the most used ones."
 HelpAll = Annotated[bool, option(HELP_ALL, None, "--help-all", is_eager=True, callback=_show_all)]
 ReceiptFile = Annotated[
     Path | None, option("Write what was predicted and measured, with nothing private: see `vramfit receipts`.", "FILE")

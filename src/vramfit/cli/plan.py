@@ -32,7 +32,9 @@ class PlanOptions:
     exact: bool = opt(False, "Same maths only: fp32, no 8-bit optimizer.", panel=_CHOICE)
     no_offload: bool = opt(False, "Nothing may wait in host memory.", panel=_CHOICE)
     steps: int | None = opt(None, "Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)
-    margin: str | None = opt(None, "What stays free of the budget, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE)
+    margin: str | None = opt(
+        None, "Headroom: the part of the budget that stays free, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE
+    )
     lengths: str | None = opt(
         None, "Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS
     )
@@ -90,7 +92,7 @@ class PlanOptions:
 def plan(options: WorkloadOptions, own: PlanOptions, json: Json = False) -> None:
     """Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.
 
-    What is given is kept, the rest is chosen.
+    Settings that you give are kept; the plan chooses the others.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
     keywords = own.keywords(options)

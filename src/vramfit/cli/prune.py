@@ -21,7 +21,7 @@ class TargetOptions:
     keep: float | None = opt(None, "Share of the parameters of the layers, such as 0.5.", "SHARE")
     size: str | None = opt(None, "Size of all weights, such as 50MiB.", "SIZE")
     memory: str | None = opt(None, "Predicted memory of serving 32 × 128 tokens in fp32, such as 150MiB.", "SIZE")
-    layers: int | None = opt(None, "Keep so many layers.", "N", min=1)
+    layers: int | None = opt(None, "Keep N layers.", "N", min=1)
     neurons: int | None = opt(None, "Keep so many intermediate neurons in each layer.", "N", min=1)
 
     def look(self) -> None:
@@ -54,7 +54,7 @@ def prune(options: SourceOptions, own: TargetOptions, json: Json = False) -> Non
     """Take out the layers and neurons that a model's answers need least; a smaller folder, without masks.
 
     What matters is measured on the rows of --data; labels are not needed. Attention heads stay as they are.
-    A pruned model needs recovery: the command for it is printed.
+    A pruned model must be trained again: the command for it is printed.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 130 when interrupted.
     """

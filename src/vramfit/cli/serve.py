@@ -44,7 +44,7 @@ class ServeOptions:
     max_tokens: int | None = opt(None, "Largest batch in tokens; else what is predicted to fit.", "N")
     workers: int | None = opt(None, "Processes that share the memory, each with a model. Default: one a device.", "N")
     queue: int = opt(1024, "Requests that may wait; more get status 429.", "N")
-    timeout: float = opt(55.0, "Time limit of an answer; later ones are status 503.", "SECONDS")
+    timeout: float = opt(55.0, "Time limit for an answer; after it the request gets status 503.", "SECONDS")
     fail_every: int | None = opt(None, "Rehearsal: memory runs out every N batches.", "N", hidden=True)
     trust_remote_code: Trust = False
 

@@ -46,7 +46,7 @@ DEFAULTS = {"batch": "the plan's, or 32", "seq": "what the model takes", "max_gr
     defaults=DEFAULTS,
 )
 def train(options: WorkloadOptions, receipt: ReceiptFile = None, json: Json = False) -> None:
-    """Fine-tune a model and save it as a folder that transformers loads; plans by itself what fits.
+    """Fine-tune a model with settings that are planned to fit, and save a folder that transformers loads.
 
     Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
     With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only rank 0 prints.

@@ -24,7 +24,7 @@ class SourceOptions:
     data: Annotated[list[str] | None, option("Texts: CSV, TSV, JSON lines or plain text. May be repeated.", "FILE")] = (
         None
     )
-    task: Annotated[str | None, option("The head; else the model's own.", "NAME")] = None
+    task: Annotated[str | None, option("Task (head) to use. Default: the model's own.", "NAME")] = None
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
     max_rows: int | None = opt(None, "Read no more rows of a file.", "N", min=1)
     trust_remote_code: Trust = False

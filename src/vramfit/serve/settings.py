@@ -94,7 +94,7 @@ class ServeSettings:
     devices: tuple[str, ...] = ()
     """cuda, cuda:N, cpu or emulated; workers are dealt round several. Empty takes the GPU where there is one."""
     seq: int | None = None
-    """Cut sequences at so many tokens."""
+    """Truncate sequences to N tokens."""
     pooling: str | None = None
     """What is given of a text: the mean of its tokens' vectors, or the first one; None takes what the folder says,
     else the mean."""

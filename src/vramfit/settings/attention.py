@@ -125,7 +125,7 @@ class Dropout(Setting):
     keyword, order, applied = "dropout", 130, 60
     value = Switch()
     default = True
-    help = "Dropout in training; without it, modules run as under model.eval(). Inference never uses it."
+    help = "Train with dropout, or without: modules then run as under model.eval(). Inference never uses it."
     on_page = False
 
     def is_applied_for(self, w: Workload) -> bool:

@@ -123,7 +123,7 @@ class DistillTemperature(OfTeaching):
 class DistillWidth(OfTeaching):
     keyword, order = "distill_width", 104
     value = Count(optional=True)
-    help = "Numbers of the teacher's hidden states, where the student's have others; a run finds it out."
+    help = "Hidden size of the teacher, if it differs from the student's; a run reads it from the teacher."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.reads_hidden:

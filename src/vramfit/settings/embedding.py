@@ -76,7 +76,9 @@ class Texts(OfComparison):
     keyword, order, group = "texts", 85, "job"
     value = Count(optional=True)
     label = "Texts a sample"
-    help = "Texts of a sample, each with a vector: 2 for pairs, 3 with a negative. Default: as few as the loss takes."
+    help = (
+        "Texts per sample, each with its own vector: 2 for pairs, 3 with a negative. Default: the fewest for the loss."
+    )
     asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts, compared_by)
     is_said = False
 
@@ -146,20 +148,20 @@ class Margin(OfComparison):
     keyword, order = "loss_margin", 96
     losses = ("triplet", "contrastive")
     value = Number(optional=True)
-    help = "How far apart texts are to be that do not belong together, for triplet (default 5) and contrastive (0.5)."
+    help = "Distance to keep between texts that do not belong together, for triplet (default 5) and contrastive (0.5)."
 
 
 class MaskAbove(OfComparison):
     keyword, order = "mask_above", 97
     losses = IN_BATCH
     value = Number(optional=True)
-    help = "Leave out in-batch negatives whose cosine similarity is above this: positives that nobody marked."
+    help = "Leave out in-batch negatives whose cosine similarity is above this: probably unmarked positives."
 
 
 class Matryoshka(OfComparison):
     keyword, order = "matryoshka", 98
     value = Counts()
-    help = "Shorter vectors that are to be as good: losses of vectors cut to these lengths are added up."
+    help = "Train vectors truncated to these lengths as well: their losses are added."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if w.matryoshka is not None and not find_task(w.task).pools_itself:

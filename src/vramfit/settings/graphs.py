@@ -16,7 +16,7 @@ class Graphs(Setting):
     default = False
     label, modes = "CUDA graphs", ("train",)
     about = "Passes are captured once and replayed, which spares the CPU work; for packed attention."
-    help = "Capture packed passes as CUDA graphs; a plan uses it in long runs whose host is about as slow as the GPU."
+    help = "Capture packed passes as CUDA graphs; a plan uses it in long runs in which the GPU would wait for the host."
     is_planned = True
     in_trace = "step"
     if_possible = (

@@ -21,7 +21,9 @@ class Lora(Setting):
     value = Count(optional=True, metavar="RANK")
     label, modes, is_basic = "LoRA rank", ("train",), True
     labels = (("", "none"), *((str(rank), str(rank)) for rank in (4, 8, 16, 32, 64)))
-    help = "Rank of LoRA adapters, on the attention projections unless lora_targets says otherwise. Default: none."
+    help = (
+        "Rank of LoRA adapters, on the query and value projections unless --lora-targets names others. Default: none."
+    )
     is_planned = True
     not_fitted = "which a Trainer cannot save"
     asked = (
@@ -87,7 +89,8 @@ class LoraTargets(Setting):
     labels = (("", "attention projections"), (ALL_LINEAR, "all linear layers"))
     pattern = rf"^{ALL_LINEAR}$"  # names of layers are not for strangers
     help = (
-        "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: attention projections."
+        "Which layers have LoRA adapters: all-linear, or names such as q_proj,v_proj. Default: query and value "
+        "projections."
     )
     is_planned = True
     not_fitted = "which a Trainer cannot save"

@@ -21,7 +21,7 @@ class Gpu(_Machine):
     keyword, order, is_basic = "gpu", 300, True
     value = Text(such="t4")
     in_run = True
-    help = "GPU from the catalogue (vramfit gpus): sets the architecture and, without memory, the capacity."
+    help = "GPU from the catalogue (vramfit gpus): sets the architecture and, without --memory, the capacity."
     in_answers = True
 
 

@@ -11,7 +11,7 @@ from vramfit.settings.values import Choice, Count, Counts, Number, Text
 class Model(Setting):
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
-    help = "Catalogue name, folder with config.json, or hub id; for Python objects, a name to show."
+    help = "Catalogue name, folder with config.json, or hub id; in Python also a model or configuration."
     in_answers = True
     at_load = in_inference = True
 
@@ -74,7 +74,7 @@ class Accumulate(Setting):
     value = Count(optional=True)
     in_run = False
     label, modes, is_basic = "Passes a step", ("train",), True
-    help = "Micro-batches per optimizer step; give this or micro_batch, and the other follows."
+    help = "Micro-batches per optimizer step; give this or --micro-batch, and the other follows."
     in_answers = True
     is_planned = is_worked_out = True
     in_trace = ""
@@ -111,7 +111,7 @@ class MicroBatch(Setting):
     value = Count(optional=True)
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
-    help = "Samples per forward pass; of the largest pass, where the batch does not divide evenly."
+    help = "Samples per pass; of the largest pass, if the batch does not divide evenly."
     in_answers = True
     is_planned = is_worked_out = True
     in_trace = ""

@@ -52,7 +52,7 @@ class EncodeRequest:
     calibration: str | None = None
     """A file of texts whose vectors say which range int8 and uint8 cover; without, the first part of the data."""
     resume: bool = False
-    """Go on after the last whole part of a run that has ended."""
+    """Continue an interrupted run after its last complete part."""
     exact: bool = False
     """fp32, where otherwise a GPU that has bf16 uses it."""
     precision: str | None = None

@@ -105,26 +105,26 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "teacher",
         Text(metavar="MODEL"),
         None,
-        "A trained model whose answers are learned from too (vramfit distill).",
+        "A trained model to distil from: the loss includes its answers (see vramfit distill).",
         "learning",
     ),
     RunOption("label_column", Text(), None, "Column of the labels.", "data", **_ANEW),
-    RunOption("max_rows", Count(optional=True), None, "Read no more rows.", "data", **_ANEW),
+    RunOption("max_rows", Count(optional=True), None, "Read at most N rows.", "data", **_ANEW),
     RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
     RunOption(
         "epochs",
         Number(high=1e6, words="a number above 0 and below 1,000,000"),
         3,
-        "Passes over the data.",
+        "Epochs of training.",
         "learning",
     ),
-    RunOption("max_steps", Count(optional=True), None, "Batches to learn from, whatever the epochs say.", "learning"),
+    RunOption("max_steps", Count(optional=True), None, "Optimizer steps to take; overrides --epochs.", "learning"),
     RunOption("lr", Number(high=1e3, words="a number above 0 and below 1,000"), 5e-5, "Learning rate.", "learning"),
     RunOption(
         "weight_decay",
         Number(high=1e3, includes_low=True, words=f"a number {_SHARE} 1,000"),
         0.01,
-        "Weight decay of matrices; biases and norms are left alone.",
+        "Weight decay of matrices; biases and norm weights get none.",
         "learning",
     ),
     RunOption(
@@ -138,7 +138,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "schedule",
         Choice(names=("linear", "cosine", "constant")),
         "linear",
-        "How the learning rate falls after the warm-up.",
+        "Learning-rate schedule after the warm-up.",
         "learning",
     ),
     RunOption(
@@ -148,14 +148,21 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "Share of a label that is spread over all classes.",
         "learning",
     ),
-    RunOption("seed", Seed(), 0, "Seed of everything that is drawn.", "learning"),
+    RunOption("seed", Seed(), 0, "Seed of all random numbers: new weights, dropout, order of samples.", "learning"),
     RunOption(
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
         "allow", Texts(), (), "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.", "learning", **_ANEW
     ),
-    RunOption("plan", Text(metavar="FILE"), None, "A saved plan; it is not made anew.", "machine", **_ANEW),
+    RunOption(
+        "plan",
+        Text(metavar="FILE"),
+        None,
+        "Use this saved plan instead of making one (vramfit plan --save).",
+        "machine",
+        **_ANEW,
+    ),
     RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
     RunOption(
         "fail_at",
@@ -166,15 +173,27 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         hidden=True,
         **_ANEW,
     ),
-    RunOption("eval_every", Count(optional=True), None, "Batches between evaluations; else an epoch.", "keeping"),
     RunOption(
-        "save_every", Count(optional=True), None, "Batches between checkpoints; else an epoch.", "keeping", **_ANEW
+        "eval_every", Count(optional=True), None, "Optimizer steps between evaluations. Default: one epoch.", "keeping"
     ),
-    RunOption("keep", Count(), 2, "Newest checkpoints that are kept, besides the best.", "keeping", **_ANEW),
     RunOption(
-        "patience", Count(optional=True), None, "Stop after so many evaluations without a better one.", "keeping"
+        "save_every",
+        Count(optional=True),
+        None,
+        "Optimizer steps between checkpoints. Default: one epoch.",
+        "keeping",
+        **_ANEW,
     ),
-    RunOption("resume", Switch(), False, "Go on from the newest whole checkpoint in DIR.", "keeping", **_ANEW),
+    RunOption("keep", Count(), 2, "Number of newest checkpoints to keep, besides the best one.", "keeping", **_ANEW),
+    RunOption("patience", Count(optional=True), None, "Stop after N evaluations without an improvement.", "keeping"),
+    RunOption(
+        "resume",
+        Switch(),
+        False,
+        "Continue from the newest complete checkpoint in the --output folder.",
+        "keeping",
+        **_ANEW,
+    ),
     RunOption("trust_remote_code", Switch(), False, "Run the model's own Python code.", "machine", **_ANEW),
 )
 """What a run has besides the settings of its workload."""
