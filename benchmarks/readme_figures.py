@@ -208,11 +208,6 @@ def _all(some: list[Any], of: list[Any]) -> str:
     return f"All {len(of)}" if len(some) == len(of) else f"{len(some)} of these"
 
 
-def _all(some: list[Any], of: list[Any]) -> str:
-    """How many of some there are, in words."""
-    return f"All {len(of)}" if len(some) == len(of) else f"{len(some)} of these"
-
-
 def step_times() -> str:
     """How near step times are to the runs they were fitted to, and to others."""
     r = newest("step_time_fit")
