@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "benchmarks"))
-WIDTH, LEFT, LONGEST, ROW = 860, 230, 330, 30
+WIDTH, LEFT, LONGEST, ROW = 860, 230, 290, 30
 GIB = 2**30
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2933}.quiet{fill:#52606d;font-size:12px}"
