@@ -69,6 +69,25 @@ def test_the_examples_of_the_trainer_page_run(capsys: pytest.CaptureFixture[str]
     assert 0 < names["watched"].state.log_history[-1]["vram_peak_reserved_gib"] <= 0.25
 
 
+def test_the_line_that_the_readme_adds_to_a_trainer_script_works() -> None:
+    import tempfile
+
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    import vramfit
+
+    model, _ = vramfit.load("bert-tiny", random_weights=True, device="cpu")
+    samples = [{"input_ids": torch.randint(1000, 30000, (16,)), "labels": i % 2} for i in range(4)]
+    args = TrainingArguments(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, report_to="none")
+    names: dict[str, Any] = {"trainer": Trainer(model=model, args=args, train_dataset=samples)}
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert blocks
+    assert names["trainer"].vramfit.plan.micro_batch >= 1
+
+
 def test_the_loops_of_the_sagemaker_page_run(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_page("sagemaker.md")
     assert names["plain"].num_steps == 12  # three epochs of four batches
