@@ -99,9 +99,9 @@ def trusted() -> str:
         f"**Measured** on an {cases['gpu']} with torch {cases['torch_version'].split('+')[0]}. Of {s['num_compared']} "
         f"random workloads it had never seen, {_percent(s['exact_share_allocated_both_steps'])} of allocated peaks "
         f"were exact to the byte, the worst was {_percent(s['worst_error_allocated'])} off, and none was too low by "
-        f"more than 0.1 % and 2 MiB; of reserved peaks, {s['num_under_reserved']} was. At the edge of a memory cap, "
-        f"where one sample decides, {edges['num_agree']} of {edges['num_cases']} answers were right "
-        "([Accuracy](docs/accuracy.md)).",
+        f"more than 0.1 % and 2 MiB; of reserved peaks, which decide whether a job fits, {s['num_under_reserved']} "
+        f"was. At the edge of a memory cap, where one sample decides, {edges['num_agree']} of {edges['num_cases']} "
+        "answers were right ([Accuracy](docs/accuracy.md)).",
         _other_cards(),
     )
 
@@ -146,7 +146,7 @@ def _predicted_row() -> list[object]:
         told[peer] = f"median error {_percent(s['median_error'])}, too low in {100 * s['unsafe_share']:.0f} %"
         num_cases = s["num_cases"]
     num_new = newest("random_cases_h200")["summary"]["num_compared"]
-    job = f"Predict peak memory: {num_cases} runs, {num_new} of them held out"
+    job = f"Predict the allocated peak: {num_cases} runs, {num_new} of them held out"
     return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 B/parameter + activations)", None]
 
 
