@@ -24,7 +24,8 @@ INTRO = (
 )
 HOW = (
     "“Below” counts rows whose prediction is below the measurement by more than the published figure's own rounding.",
-    "Errors are shares of what was measured. A figure of NVML includes the driver's share and the CUDA context, which",
+    "Errors are shares of what was measured; for a largest batch, of what was predicted. A figure of NVML includes the "
+    "driver's share and the CUDA context, which",
     "vary by driver: there, the growth over the smallest run is compared, and its error is a share of the whole.",
     "For a largest batch, a prediction is “below” when it names a batch that failed.",
 )
