@@ -79,7 +79,7 @@ def sizes_weighed(job: Job, limit_bytes: int) -> tuple[set[int], int]:
 
 
 def test_what_fits_in_no_split_is_weighed_in_its_smallest_passes_only() -> None:
-    job = Job.of("bert-tiny", Request.of({"batch": 65_536, "seq": 16, "gpu": "h200", "task": "embedding"}))
+    job = Job.of("bert-tiny", Request.of({"batch": 8_192, "seq": 16, "gpu": "h200", "task": "embedding"}))
     smallest = peek(job, recipes(job, Proposal())[0], 1)
     limit_bytes = 2 * smallest.requested_bytes // 3
     assert smallest.floor_bytes < limit_bytes  # its vectors are too much, not its optimizer
