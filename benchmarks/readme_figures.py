@@ -17,6 +17,8 @@ import remedy_tables
 from pages import bullets, paragraph, table
 from readme_runs import newest
 
+from vramfit.devices.catalogue import find_gpu
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 SPEED = ROOT / "docs" / "speed.md"
@@ -91,17 +93,18 @@ def compared() -> str:
 
 
 def trusted() -> str:
-    """How near predictions are on a GPU, in three lines."""
+    """How near predictions are on the GPU that was measured, and on others."""
     cases, edges = newest("random_cases_h200"), newest("batch_edges_h200")["summary"]
     s = cases["summary"]
     assert not s["num_under_allocated"]
     return bullets(
         f"**Measured** on an {cases['gpu']} with torch {cases['torch_version'].split('+')[0]}. Of {s['num_compared']} "
         f"random workloads it had never seen, {_percent(s['exact_share_allocated_both_steps'])} of allocated peaks "
-        f"were exact to the byte, the worst was {_percent(s['worst_error_allocated'])} off, and none was too low by "
-        f"more than 0.1 % and 2 MiB; of reserved peaks, which decide whether a job fits, {s['num_under_reserved']} "
-        f"was. At the edge of a memory cap, where one sample decides, {edges['num_agree']} of {edges['num_cases']} "
-        "answers were right ([Accuracy](docs/accuracy.md)).",
+        f"were exact to the byte; the worst was {_percent(s['worst_error_allocated'])} off. Reserved peaks decide "
+        f"whether a job fits: {s['num_under_reserved']} of {s['num_compared']} was predicted too low (by more than "
+        "0.1 % and more than 2 MiB), and no allocated peak was. At the edge of a memory cap, where one sample "
+        f"decides, {edges['num_agree']} of {edges['num_cases']} answers were right "
+        "([Accuracy](docs/accuracy.md)). The speeds above are of this GPU too; gains on others are not measured.",
         _other_cards(),
     )
 
@@ -119,14 +122,13 @@ def _other_cards() -> str:
     promised = [c for c in cards.compare(measured, predicted) if c.is_promised]
     found = [c for c in promised if c.is_repeatable]
     below = [c for c in found if c.is_below]
-    num_cards = len({c.row["card"] for c in found})
+    names = sorted({find_gpu(c.row["card"]).title.removeprefix("NVIDIA ") for c in found})
     return (
-        f"**Other GPUs** use the same rules with that card's own data. Of {len(found)} published measurements on "
-        f"{WORDS[num_cards]} other cards, the prediction was too low for {len(below)}, by at most "
-        f"{_percent(-min(c.error for c in below))} ([Other cards](docs/cards.md) has each, with the reason "
-        f"where it is known, and {len(promised) - len(found)} rows more whose source leaves settings out). An estimate "
-        "for such a card says `derived`, and plans keep more headroom. `vramfit measure` compares a prediction with "
-        "your card."
+        f"**Other GPUs** use the same rules with their own data. On {WORDS[len(names)]} of them ({', '.join(names)}), {len(below)} "
+        f"of {len(found)} published measurements were above the prediction, by at most "
+        f"{_percent(-min(c.error for c in below))}. [Other cards](docs/cards.md) lists each with its reason, if known, "
+        f"and {len(promised) - len(found)} whose source leaves settings out. Estimates for such a GPU say `derived`. "
+        "Compare with yours: `vramfit measure bert-base-uncased --batch 8 --seq 128`."
     )
 
 
