@@ -101,8 +101,8 @@ def trusted() -> str:
         f"**Measured** on an {cases['gpu']} with torch {cases['torch_version'].split('+')[0]}. Of {s['num_compared']} "
         f"random workloads it had never seen, {_percent(s['exact_share_allocated_both_steps'])} of allocated peaks "
         f"were exact to the byte; the worst was {_percent(s['worst_error_allocated'])} off. Reserved peaks decide "
-        f"whether a job fits: {s['num_under_reserved']} of {s['num_compared']} was predicted too low (by more than "
-        "0.1 % and more than 2 MiB), and no allocated peak was. At the edge of a memory cap, where one sample "
+        f"whether a job fits, and {s['num_under_reserved']} of {s['num_compared']} was predicted too low by more than "
+        "0.1 % and 2 MiB. At the edge of a memory cap, where one sample "
         f"decides, {edges['num_agree']} of {edges['num_cases']} answers were right "
         "([Accuracy](docs/accuracy.md)). The speeds above are of this GPU too; gains on others are not measured.",
         _other_cards(),
@@ -124,8 +124,8 @@ def _other_cards() -> str:
     below = [c for c in found if c.is_below]
     names = sorted({find_gpu(c.row["card"]).title.removeprefix("NVIDIA ") for c in found})
     return (
-        f"**Other GPUs** use the same rules with their own data. On {WORDS[len(names)]} of them ({', '.join(names)}), {len(below)} "
-        f"of {len(found)} published measurements were above the prediction, by at most "
+        f"**Other GPUs** use the same rules with their own data. On {WORDS[len(names)]} of them "
+        f"({', '.join(names)}), {len(below)} of {len(found)} published runs took more memory than predicted, by at most "
         f"{_percent(-min(c.error for c in below))}. [Other cards](docs/cards.md) lists each with its reason, if known, "
         f"and {len(promised) - len(found)} whose source leaves settings out. Estimates for such a GPU say `derived`. "
         "Compare with yours: `vramfit measure bert-base-uncased --batch 8 --seq 128`."
