@@ -124,11 +124,11 @@ def _other_cards() -> str:
     below = [c for c in found if c.is_below]
     names = sorted({find_gpu(c.row["card"]).title.removeprefix("NVIDIA ") for c in found})
     return (
-        f"**Other GPUs** use the same rules with their own data. On {WORDS[len(names)]} of them "
-        f"({', '.join(names)}), {len(below)} of {len(found)} published runs took more memory than predicted, by at most "
-        f"{_percent(-min(c.error for c in below))}. [Other cards](docs/cards.md) lists each with its reason, if known, "
-        f"and {len(promised) - len(found)} whose source leaves settings out. Estimates for such a GPU say `derived`. "
-        "Compare with yours: `vramfit measure bert-base-uncased --batch 8 --seq 128`."
+        f"**Other GPUs** use the same rules with their own data. On {WORDS[len(names)]} of them ({', '.join(names)}), "
+        f"{len(below)} of {len(found)} published runs took more memory than predicted, by at most "
+        f"{_percent(-min(c.error for c in below))}. [Other cards](docs/cards.md) lists each with its reason, if "
+        f"known, and {len(promised) - len(found)} whose source leaves settings out. Estimates for such a GPU say "
+        "`derived`. Compare with yours: `vramfit measure bert-base-uncased --batch 8 --seq 128`."
     )
 
 
