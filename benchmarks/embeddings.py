@@ -8,12 +8,14 @@ in-batch negatives, bf16 autocast and fused AdamW for every side; the cap holds 
 `vramfit plan` makes of these lengths and this cap. `in-batch` is MultipleNegativesRankingLoss of sentence-transformers,
 and `cached-32` CachedMultipleNegativesRankingLoss with a mini-batch of 32: sides whose batch does not fit say so. Every
 side runs in a process of its own; one line of JSON a side is added to the results, and sides that are there are not run
-again.
+again; nothing begins after `--limit-s`, which ends what still runs.
 """
 
 import argparse
 import csv
+import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -31,29 +33,33 @@ SIDES = ("vramfit", "in-batch", *(f"cached-{n}" for n in MINI_BATCHES))
 PEERS_UP_TO = 1024
 """Pairs a step up to which peers run: beyond, a step of theirs takes minutes."""
 SEQ, NUM_STEPS, NUM_WARM = 256, 8, 3
+ENOUGH_S = 15.0
+"""Steps end after so many seconds, once one was timed after a first one."""
 KEYS = ("model", "side", "batch", "cap")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed for another reason than memory."""
     options = _parse(arguments)
+    began = time.monotonic()
+    forked.import_all()
     done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
     pairs = forked.in_child(tokenize, options.data, options.tokenizer, timeout_s=300)
     if "error" in pairs:
         print(pairs["error"])
         return 1
-    for model in options.models:
-        for case in options.cases:
-            batch, cap = case.split(":")
-            for side in options.sides if int(batch) <= PEERS_UP_TO else ("vramfit",):
-                key = (model, side, int(batch), cap)
-                if key in done:
-                    continue
-                made = forked.in_child(run_side, *key, pairs["ids"], options.device, timeout_s=options.timeout_s)
-                line = {**dict(zip(KEYS, key, strict=True)), **made}
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
+    for case, model in itertools.product(options.cases, options.models):
+        batch, cap = case.split(":")
+        for side in options.sides if int(batch) <= PEERS_UP_TO else ("vramfit",):
+            key = (model, side, int(batch), cap)
+            left_s = min(options.timeout_s, options.limit_s - (time.monotonic() - began))
+            if key in done or left_s <= 0:
+                continue
+            made = forked.in_child(run_side, *key, pairs["ids"], options.device, timeout_s=left_s)
+            line = {**dict(zip(KEYS, key, strict=True)), **made}
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
     return int(any("error" in line for line in forked.read_lines(options.out, *KEYS)))
 
 
@@ -197,17 +203,24 @@ def timed(step: Any, batches: list[Any], device: str) -> dict[str, Any]:
     on_gpu = device == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    times = []
+    times: list[float] = []
     for index in range(NUM_STEPS):
+        if len(times) > 1 and sum(times) > ENOUGH_S:
+            break
         began = time.perf_counter()
         step(batches[index % len(batches)])
         if on_gpu:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     num_pairs = len(batches[0]["input_ids"]) // 2
-    step_s = median(times[NUM_WARM:])
+    step_s = median(times[min(NUM_WARM, len(times) - 1) :])
     tokens = sum(int(batch["attention_mask"].sum()) for batch in batches) / len(batches)
-    made = {"step_s": step_s, "pairs_per_s": num_pairs / step_s, "tokens_per_s": tokens / step_s}
+    made = {
+        "num_steps": len(times),
+        "step_s": step_s,
+        "pairs_per_s": num_pairs / step_s,
+        "tokens_per_s": tokens / step_s,
+    }
     if on_gpu:
         made["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
         made["max_reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -222,7 +235,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--timeout-s", type=float, default=300)
+    parser.add_argument("--timeout-s", type=float, default=300, help="of one side")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="of all that is run")
     parser.add_argument("--out", type=Path, default=Path("embeddings.jsonl"))
     return parser.parse_args(arguments)
 

@@ -93,7 +93,7 @@ def planned_step(model_type: str, batch: dict[str, torch.Tensor]) -> dict[str, A
 
 def run(model_type: str) -> Iterator[tuple[str, Any]]:
     """What is found of a type, one thing after the other."""
-    from vramfit.models.tasks import supported_attention
+    from vramfit.models.configuration import supported_attention
     from vramfit.settings import checkpointing
     from vramfit.techniques import packing
 

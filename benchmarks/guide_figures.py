@@ -49,29 +49,28 @@ def waited() -> str:
     soon = sum(round(times[SOON] * web_latency.NUM_MOVES) for times in prepared)
     medians = [round(times["median"], -1) for times in pressed]
     return paragraph(
-        f"Measured in Chromium on {WORDS[r['cores']]} cores that were busy with other work (load average",
-        f"{r['load_average']:.0f}; `benchmarks/web_latency.py`, {', '.join(TITLES[model] for model in models)}): the",
-        f"first figure of a model came after {min(first):.1f} to {max(first):.1f} s. At the pace of a hand, a move",
-        f"every half second, all {num_moves} moves of the batch were answered within",
-        f"{max(times['longest'] for times in paused)} ms and {soon} of {num_moves} moves of the length {SOON}, once",
-        f"the server had had {web_latency.PAUSE_S:.0f} s to prepare the lengths. Moves that follow each other without",
-        f"any pause are computed one by one: {min(medians)} to {max(medians)} ms at the median there. A length whose",
-        "trace is not ready yet takes as long as the first figure.",
+        f"Measured in Chromium on {WORDS[r['cores']]} busy cores (load average {r['load_average']:.0f};",
+        f"`benchmarks/web_latency.py`, {', '.join(TITLES[model] for model in models)}): the first figure of a model",
+        f"appeared after {min(first):.1f} to {max(first):.1f} s. With a move of a slider every half second, all",
+        f"{num_moves} moves of the batch were answered within {max(times['longest'] for times in paused)} ms, and",
+        f"{soon} of {num_moves} moves of the length {SOON}, after the server had had {web_latency.PAUSE_S:.0f} s to",
+        f"prepare the lengths. Moves without a pause are computed one after another, at a median of {min(medians)} to",
+        f"{max(medians)} ms. A length whose trace is not ready yet takes as long as the first figure.",
     )
 
 
 def asked() -> str:
-    """The page's API under load and beside its schema."""
+    """The page's API under load, and asked what its schema does not allow."""
     fuzz, load = newest("web_fuzz"), newest("web_load")
     assert not any(name.split()[-1].startswith("5") for name in fuzz["statuses"])
     assert load["statuses"] == {"200": load["requests"]}
     more = (load["resident_most_bytes"] - load["resident_before_bytes"]) / MIB
     return paragraph(
-        f"`scripts/fuzz_api.py` asks what the schema allows and much that it does not: {fuzz['requests']:,} requests",
-        "gave no server's error and no answer beside the schema. `benchmarks/web_load.py` asks with",
-        f"{load['clients']} clients at once: {load['requests']} answers in {load['seconds']:.0f} s, the last of them",
-        f"to those who waited when the time was over, all of them 200, with {more:.0f} MiB more held at the most; on",
-        f"{WORDS[load['cores']]} busy cores the median client waited {load['median_s']:.0f} s for its turn.",
+        f"`scripts/fuzz_api.py` sent {fuzz['requests']:,} requests, valid and invalid: none got a server error (5xx),",
+        f"and every answer matched the schema. `benchmarks/web_load.py` ran {load['clients']} clients for",
+        f"{load['seconds']:.0f} s: they got {load['requests']} answers, all with status 200, and memory grew by",
+        f"{more:.0f} MiB at most. On {WORDS[load['cores']]} busy cores the median client waited",
+        f"{load['median_s']:.0f} s.",
     )
 
 
@@ -82,12 +81,12 @@ def ranks() -> str:
     assert (found["num_below"], found["num_reserved_beyond_safe"]) == (0, 0)
     assert ddp["num_exact"] == ddp["num_cases"]
     return paragraph(
-        "`benchmarks/ranks_memory.py` measures one rank on a real GPU, with PyTorch's `fake` process group in place of",
-        f"the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted",
-        f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), {found['worst_error']:.2%}",
-        "too high at most and never too low; none reserved more than the bound that `fits` is decided on. The driver",
-        "lays weights out differently in every run, so that two runs of the same FSDP2 case differ by up to",
-        f"{_spread():.2%}: the prediction is the highest of twelve layouts.",
+        "`benchmarks/ranks_memory.py` measures one rank on a real GPU, with PyTorch's `fake` process group in place",
+        f"of the others. On an H200, {found['num_cases']} cases with 2, 4 and 8 ranks: allocated peaks are predicted",
+        f"exactly in {found['num_exact']} of them (all {ddp['num_cases']} with DDP), at most",
+        f"{found['worst_error']:.2%} too high in the others, and never too low. No case reserved more than the bound",
+        "on which `fits` is decided. The driver places weights differently in every run, so two runs of the same",
+        f"FSDP2 case differ by up to {_spread():.2%}; the prediction is the highest of twelve placements.",
     ).replace("%", " %")
 
 

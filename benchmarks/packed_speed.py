@@ -4,13 +4,16 @@
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --lengths full       # no text is short
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --cap 0              # all of the GPU
     python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --plans DIR --plans-only     # anywhere
+    python benchmarks/packed_speed.py --data texts.csv --tokenizer DIR --cap 25769803776 --models modernbert-base \
+        modernbert-large --sides planned-plain planned-fused --seq 512          # and --seq 8192, and --lengths full
 
 The reviews of a file, tokenized and cut at 512 tokens, an effective batch of 64, bf16 autocast and fused AdamW for
 every side; the cap holds for the allocator. `trainer`, `accelerate` and `lightning` look for their batch themselves
 (`auto_find_batch_size`, `find_executable_batch_size`, `scale_batch_size`), with padding to the longest sample of a
 batch; their search is reported apart. `padded` and `packed` are `Stepper`; `compiled` is `packed` with every layer
 compiled for any number of tokens; its time to compile is counted into `tokens_per_s_with_start`. `planned` is what
-`vramfit plan` makes of these lengths and this cap, layers fused where they can be, `planned-compiled` the same with
+`vramfit plan` makes of these lengths and this cap, layers fused where that was measured, `planned-fused` the same
+with layers that are asked to be fused, `planned-plain` with layers as they are, `planned-compiled` the first with
 layers that `torch.compile` makes, `recorded` and `recorded-compiled` these with passes that are recorded as CUDA
 graphs, `planned-compiled-again` a compiled one in a later process, which finds on the disk what was compiled,
 `planned-float8` one with torchao's float8 products, which no plan has; `--plans` keeps the plans, which `--plans-only`
@@ -27,6 +30,7 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ GIB = 2**30
 MODELS = ("bert-base-uncased", "bert-large-uncased")
 PLANNED = {
     "planned": {"compile": False, "graphs": False},
+    "planned-plain": {"compile": False, "graphs": False, "fused": False},
+    "planned-fused": {"compile": False, "graphs": False, "fused": True},
     "planned-compiled": {"compile": True, "graphs": False},
     "recorded": {"compile": False, "graphs": True},
     "recorded-compiled": {"compile": True, "graphs": True},
@@ -64,19 +70,22 @@ KERNELS = {
 H200_OPERATIONS_PER_S = 989.5e12
 """In bf16, without sparsity, as its data sheet says."""
 SETTINGS = ("precision", "optimizer", "attention", "checkpointing", "compile", "fused", "graphs")
-KEYS = ("model", "side", "cap", "lengths")
+KEYS = ("model", "side", "cap", "lengths", "seq")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed."""
     options = _parse(arguments)
     forked.import_all()
-    done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
-    samples = forked.in_child(tokenize, options.data, options.tokenizer, options.lengths, timeout_s=120)
+    lines = forked.read_lines(options.out, *KEYS[:-1])
+    done = {tuple(line.get(k, SEQ) for k in KEYS) for line in lines if "error" not in line}
+    samples = forked.in_child(tokenize, options.data, options.tokenizer, options.lengths, options.seq, timeout_s=120)
     if "error" in samples:
         print(samples["error"])
         return 1
-    cases = [(model, side, options.cap, options.lengths) for model in options.models for side in options.sides]
+    cases = [
+        (model, side, options.cap, options.lengths, options.seq) for model in options.models for side in options.sides
+    ]
     if options.plans_only:
         for case in cases:
             if case[1] in PLANNED or case[1] in ALIKE:
@@ -89,21 +98,30 @@ def main(arguments: list[str] | None = None) -> int:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    return int(any("error" in line for line in forked.read_lines(options.out, *KEYS)))
+    return int(any("error" in line for line in forked.read_lines(options.out, *KEYS[:-1])))
 
 
-def tokenize(data: str, tokenizer: str, lengths: str) -> dict[str, Any]:
-    """Ids of the texts of a CSV file, which has them in a column `text`; or of as many whole lengths of them all."""
+def tokenize(data: str, tokenizer: str, lengths: str, seq: int) -> dict[str, Any]:
+    """Ids of the texts of a CSV file, which has them in a column `text`; or of as many whole lengths of them all.
+
+    Reviews are shorter than 8,192 tokens: beyond `SEQ`, as many of them as make up a length in turn are put together.
+    """
     from transformers import AutoTokenizer
 
     with open(data, encoding="utf-8", newline="") as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     made = AutoTokenizer.from_pretrained(tokenizer)
     made.backend_tokenizer.no_padding()
-    if lengths == "real":
+    if lengths == "real" and seq == SEQ:
         return {"ids": made(texts, truncation=True, max_length=SEQ)["input_ids"]}
-    row = [token for ids in made(texts)["input_ids"] for token in ids]
-    return {"ids": [row[begin : begin + SEQ] for begin in range(0, len(row) - SEQ + 1, SEQ)]}
+    each = made(texts)["input_ids"]
+    row = [token for ids in each for token in ids]
+    if lengths == "full":
+        return {"ids": [row[begin : begin + seq] for begin in range(0, len(row) - seq + 1, seq)]}
+    ends = [0]
+    for ids in each:  # as varied as the reviews are, and as much longer as the limit is
+        ends.append(ends[-1] + min(len(ids) * seq // SEQ, seq))
+    return {"ids": [row[begin:end] for begin, end in pairwise(ends) if end <= len(row)]}
 
 
 def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace) -> Any:
@@ -112,7 +130,8 @@ def make_plan(name: str, side: str, ids: list[Any], options: argparse.Namespace)
 
     path, side = None, ALIKE.get(side, side)
     if options.plans is not None:
-        path = options.plans / f"{name}_{side}_{options.lengths}_{options.cap}.json"
+        longest = "" if options.seq == SEQ else f"_{options.seq}"
+        path = options.plans / f"{name}_{side}_{options.lengths}_{options.cap}{longest}.json"
         if path.exists():
             return vramfit.Plan.load(path)
     made = vramfit.plan(
@@ -473,6 +492,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="of planned sides: what the GPU's time goes to")
     parser.add_argument("--torch-version", help="plan for this torch, such as 2.11; else the one here")
     parser.add_argument("--lengths", choices=("real", "full"), default="real")
+    parser.add_argument(
+        "--seq", type=int, default=SEQ, help="tokens at which texts end, of planned sides; one --out for each"
+    )
     parser.add_argument("--out", type=Path, default=Path("packed_speed.jsonl"))
     parser.add_argument("--timeout-s", type=float, default=240.0, help="of one side")
     return parser.parse_args(arguments)

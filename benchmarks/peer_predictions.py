@@ -144,8 +144,8 @@ def track(workload: Workload, model: Any) -> tuple[int, list[float]]:
     import torch
     from torch._subclasses import FakeTensorMode
 
+    from vramfit.models.configuration import default_attention
     from vramfit.models.resolve import resolve
-    from vramfit.models.tasks import default_attention
     from vramfit.step.plain import forward_step, make_batch, train_step
     from vramfit.techniques import optimizers
     from vramfit.techniques.application import apply

@@ -7,13 +7,13 @@ from the table that `scripts/trainer_gradients.py` has written.
 from pathlib import Path
 from typing import Any
 
-from pages import paragraph, table
+from pages import bullets, paragraph, table
 from readme_runs import CAP, GIB, SHOWN, lines, newest, num_steps, packed_lines
 
 GRADIENTS = Path(__file__).parent.parent / "docs" / "trainer.md"
 SIDES = {
-    "recorded": "vramfit, recorded",
-    "planned": "vramfit, not recorded",
+    "recorded": "vramfit, CUDA graphs",
+    "planned": "vramfit, no graphs",
     "trainer": "Trainer, `auto_find_batch_size`",
     "accelerate": "Accelerate, `find_executable_batch_size`",
     "lightning": "Lightning, `scale_batch_size`",
@@ -26,7 +26,7 @@ def sections() -> list[str]:
     return [
         "## Finding a batch, and training with it",
         *_training(),
-        "## One line in a script that is there",
+        "## One line in a Trainer script",
         *_scripts(),
         "## Loading",
         *_loading(),
@@ -49,15 +49,29 @@ def _training() -> list[str]:
                     rows.append([f"{shown}, {about}", told, *_how(line), f"{line['tokens_per_s']:,.0f}{ahead}"])
     return [
         paragraph(
-            "11.17 GiB of an H200, bf16 autocast, fused AdamW, 64 samples a step (`benchmarks/packed_speed.py`). A",
-            "peer tries a batch, runs out of memory, and tries a smaller one; vramfit predicts, and needs the time to",
-            "compile a few kernels. *Found* is what goes through the model at once: of vramfit, so many samples of",
-            "512 tokens, or as many tokens of shorter ones; its layers are fused, and where it says so, its passes are",
-            "recorded as CUDA graphs. In runs of 24 steps libraries still load kernels: compare runs that are about as",
-            "long. Of peers that ran more than once, the fastest run stands here.",
+            "11.17 GiB of an H200, bf16 autocast, fused AdamW, 64 samples a step (`benchmarks/packed_speed.py`). The",
+            "other tools try a batch, run out of memory, and try a smaller one; vramfit predicts, and then needs some",
+            "seconds to compile kernels.",
+        ),
+        bullets(
+            "*Micro-batch* is the samples of a pass. For vramfit, which packs, it stands for that many times 512 "
+            "tokens; its layers are fused.",
+            "*Seconds before the first step* is the search for a batch, or vramfit's compilation and rehearsal.",
+            "*Ran out* counts how often memory ran out.",
+            "Where a tool ran more than once, the table has its fastest run. A run of 24 steps includes the loading of "
+            "kernels: compare runs of similar length.",
         ),
         table(
-            ["", "who", "steps", "found", "seconds to find or begin", "ran out", "peak GiB", "real tokens a second"],
+            [
+                "",
+                "tool",
+                "steps",
+                "micro-batch",
+                "seconds before the first step",
+                "ran out",
+                "peak GiB",
+                "real tokens/s",
+            ],
             rows,
         ),
     ]
@@ -94,13 +108,14 @@ def _scripts() -> list[str]:
             ]
         )
     head = ["", "cap"]
-    head += [f"{side}, {what}" for side in ("fitted", "auto") for what in ("step", "tokens/s", "out of memory")]
+    head += [f"{side}, {what}" for side in ("fitted", "auto") for what in ("step", "tokens/s", "ran out")]
     return [
         paragraph(
-            "A script that trains BERT-base with the Trainer, 64 samples a step: with `fit_trainer` beside the same",
-            "with `auto_find_batch_size`, which makes the step as small as its batch (`benchmarks/trainer_runs.py`).",
+            "A Trainer script fine-tunes BERT-base with 64 samples a step, once with `fit_trainer` (*fitted*) and",
+            "once with `auto_find_batch_size` (*auto*), which also shrinks the step (`benchmarks/trainer_runs.py`).",
+            "*Step* is the samples of an optimizer step, *ran out* how often memory ran out.",
         ),
-        table([*head, ""], rows),
+        table([*head, "gain"], rows),
         *([f"{_listed(behind)}: the fitted script is not ahead there."] if behind else []),
     ]
 
@@ -123,11 +138,11 @@ def _loading() -> list[str]:
     behind = [kind for kind, seconds in quickest.items() if seconds < times[kind, "vramfit"]]
     return [
         paragraph(
-            "BERT-large from a warm cache to an H200, each loader in a process of its own (`benchmarks/loading.py`,",
+            "BERT-large from a warm page cache to an H200, each tool in its own process (`benchmarks/loading.py`,",
             f"{result['date']}).",
         ),
-        table(["weights in", "who", "seconds", "peak GiB", "GiB in the end"], rows),
-        *([f"vramfit is not the quickest with {_listed(behind)}."] if behind else []),
+        table(["weights in", "tool", "seconds", "peak GiB", "final GiB"], rows),
+        *([f"vramfit is not the fastest with {_listed(behind)}."] if behind else []),
     ]
 
 
@@ -138,10 +153,10 @@ def _gradients() -> list[str]:
     worst = max((row[6].strip() for row in rows), key=lambda text: float(text.removeprefix("< ")))
     return [
         paragraph(
-            f"Of {len(rows)} pairs of a head and a family, the step that the Trainer makes in 8 passes differs from",
-            f"the whole batch's in {wrong}: it is {min(eight):.2f} to {max(eight):.2f} times as long. A fitted step",
-            f"differs by less than {worst.removeprefix('< ')}",
-            "([all of them](trainer.md#what-is-wrong-without-it), by `scripts/trainer_gradients.py`).",
+            f"For {len(rows)} pairs of a head and a model family, the plain Trainer's gradient over 8 passes was",
+            f"compared with that of the whole batch. It is wrong in {wrong} of them: {min(eight):.2f} to",
+            f"{max(eight):.2f} times as long. With `fit_trainer` the difference is below {worst.removeprefix('< ')}",
+            "in all of them ([the table](trainer.md#what-is-wrong-without-it), by `scripts/trainer_gradients.py`).",
         )
     ]
 

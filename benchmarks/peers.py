@@ -21,7 +21,7 @@ from typing import Any
 import forked
 import pages
 import peer_runs
-from pages import paragraph, table
+from pages import bullets, paragraph, table
 from peer_predictions import PEERS, Case, Peer, ask
 
 ROOT = Path(__file__).parent.parent
@@ -120,38 +120,34 @@ def page(lines: list[dict[str, Any]], num_cases: int) -> str:
     failed = sum("error" in line for line in lines)
     days = " and ".join(sorted({line["date"] for line in lines}))
     return pages.page(
-        "# Beside others",
-        "## Who knows beforehand?",
+        "# Compared with other tools",
+        "## Predicting what a run takes",
         paragraph(
-            f"{num_cases} workloads were run on an H200: the recorded truth and the random cases of the page on",
-            "[accuracy](accuracy.md). Each way of knowing beforehand was asked of the same ones, without a GPU,",
-            "and is held",
-            "against what it comes nearest to saying: blocks handed out (*allocated*) or segments held (*reserved*).",
-            "*Too low* is the share of answers below the truth by more than 0.1 % and 2 MiB: on such an answer a",
-            "run dies.",
+            f"{num_cases} workloads were run on an H200: the recorded and the random ones of [Accuracy](accuracy.md).",
+            "Each tool was asked about the same workloads, without a GPU. Its answer is compared with the figure",
+            "that it comes nearest to: *allocated* (blocks handed out) or *reserved* (segments held). *Too low* is",
+            "the share of answers that are below the measurement by more than 0.1 % and 2 MiB: a job planned with",
+            "such an answer runs out of memory.",
         ),
         _table(lines),
         paragraph(
-            "The rules of vramfit were made looking at the recorded truth. Of the cases below it had seen none:",
+            "vramfit's rules were fitted to the recorded workloads. It had seen none of the random ones:",
         ),
         _table([line for line in lines if line["case"].startswith("random_cases")]),
         paragraph(
-            "vramfit is not the quickest: formulas answer in hundredths of a second. Seconds are medians on two",
-            "CPU cores",
-            "with other work beside, after imports. `MemTracker` counts live tensors under FakeTensorMode and",
-            "takes CPU",
-            "kernels for those of a GPU; it takes so long that it was asked of a sample. `torch-preflight` has no",
-            "forward pass",
-            "with grad,",
-            "and neither has `accelerate estimate-memory`, which knows no batch and no length; *by name* are",
-            "models that",
-            "`torch-preflight` ships, the others go by their configuration. The rule of thumb is 16 bytes a",
-            "parameter and",
-            "the activations of Korthikanti et al. The safe bound of vramfit lies above the truth by design; its",
-            "other row",
-            "is what it expects.",
+            "vramfit is not the fastest: formulas answer in hundredths of a second. *Seconds* is the median on two",
+            "busy CPU cores, after imports.",
         ),
-        f"{failed} questions ended in an error of the peer's; they are left out above. Asked on {days}."
+        bullets(
+            "**vramfit**: *allocated* is its prediction; *safe bound* is the upper bound that `fits` is decided on.",
+            "**`torch-preflight`** and **`accelerate estimate-memory`** cannot describe a forward pass with gradients, "
+            "so they have fewer cases. *By name* are the models that `torch-preflight` ships; for the others it reads "
+            "the configuration. `accelerate estimate-memory` takes neither batch nor length.",
+            "**`MemTracker`** counts live tensors under FakeTensorMode, with the kernels of a CPU. It is so slow "
+            "that it was asked about a sample only.",
+            "**The rule of thumb** is 16 bytes per parameter plus the activations by the formula of Korthikanti et al.",
+        ),
+        f"{failed} questions ended in an error of the tool and are left out. Asked on {days}."
         if failed
         else f"Asked on {days}.",
         *peer_runs.sections(),
@@ -168,7 +164,7 @@ def _table(lines: list[dict[str, Any]]) -> str:
             shown = [f"{100 * s[name]:.1f} %" for name in ("median_error", "worst_error", "unsafe_share")]
             told = peer.name if peer.package == "vramfit" else f"{peer.name} ({own[-1]['version']})"
             rows.append([told, peer.figure, s["num_cases"], *shown, f"{s['median_s']:.2f} s"])
-    return table(["", "held against", "cases", "median error", "worst error", "too low", "seconds"], rows)
+    return table(["", "compared with", "cases", "median error", "worst error", "too low", "seconds"], rows)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pages import page, paragraph, table
+from pages import bullets, page, paragraph, table
 
 from vramfit.devices.catalogue import find_gpu
 
@@ -16,18 +16,18 @@ EXPLANATIONS = Path(__file__).parent / "published" / "explanations.json"
 OLDEST_PROMISED = 2
 """The major release of PyTorch from which predictions are promised, as `vramfit.estimator.resolve` has it."""
 INTRO = (
-    "vramfit's rules were made on one NVIDIA H200. This page holds predictions against figures that other people",
-    "published for other cards. A row was taken only if its source says model, batch, length, precision, card and",
-    "versions. Its settings were written down and predicted, the predictions were committed, and only then were the",
-    "two compared. No row was dropped afterwards; where a source turned out to leave out what decides the figure, its",
-    "rows are shown apart.",
+    "vramfit's rules were made on one NVIDIA H200. This page compares its predictions with figures that others",
+    "published for other cards. A figure was taken only if its source names model, batch, length, precision, card",
+    "and versions. Settings and predictions were committed before they were compared with the figures, and no row",
+    "was dropped afterwards. Where a source turned out to omit a setting that decides the figure, its rows are shown",
+    "apart.",
 )
 HOW = (
-    "“Below” counts rows whose prediction is below the measurement by more than the published figure's own rounding.",
-    "Errors are shares of what was measured; for a largest batch, of what was predicted. A figure of NVML includes the "
-    "driver's share and the CUDA context, which",
-    "vary by driver: there, the growth over the smallest run is compared, and its error is a share of the whole.",
-    "For a largest batch, a prediction is “below” when it names a batch that failed.",
+    "*Below*: the prediction is lower than the measurement by more than the rounding of the published figure; for a "
+    "largest batch, it names a batch that failed.",
+    "Errors are relative to the measurement; for a largest batch, to the prediction.",
+    "*Growth*: some sources publish what NVML reports, which includes the CUDA context and memory of the driver. These "
+    "rows compare the growth over the smallest run, and give the error as a share of the whole figure.",
 )
 
 
@@ -91,33 +91,33 @@ def make_page(measurements: dict[str, Any], predictions: dict[str, Any]) -> str:
         paragraph(
             f"{len(promised)} figures on {len({c.row['card'] for c in promised})} cards with PyTorch 2.0 to 2.11:",
             f"{len(promised) - num_below} predictions are at or above the measurement, {num_below} below, the worst by",
-            f"{_percent(-min(c.error for c in promised))}.",
-            "Every prediction that is below is listed, with its reason where it is known.",
+            f"{_percent(-min(c.error for c in promised))}. A job whose prediction is below the measurement may run out",
+            "of memory although it was predicted to fit, so every such row is listed, with the reason if it is known.",
         ),
         "## By card",
         by_card(promised),
-        paragraph(*HOW),
+        bullets(*HOW),
         "## Predictions below the measurement, and why",
         *explained([c for c in promised if c.is_below], predictions),
-        "## Rows whose source leaves something out",
-        rows_table(unclear),
+        "## Rows whose source omits a setting",
         *explained(unclear, predictions),
+        *sources(measurements["sources"], unclear),
         "## PyTorch 1.x: outside what is promised",
         paragraph(
             "vramfit predicts for PyTorch 2.0 and newer. Asked for an older release, or for a card that only older",
-            "releases run on (K80), it says “outside what is promised”, and a plan leaves a quarter of memory free.",
-            "These rows show why.",
+            "releases support (K80), it says “outside what is promised”, and a plan leaves a quarter of the memory",
+            "free. These rows show why.",
         ),
-        rows_table(outside),
         *explained(outside, predictions),
+        *sources(measurements["sources"], outside),
         "## All rows",
         *sources(measurements["sources"], promised),
         "## What a CUDA context takes",
         contexts(),
         paragraph(
-            "Where a card has no figure of its own, an upper bound is used: 550 MiB, which is above every figure that",
-            "CUDA itself gave (T4: 135 MiB after the first products and convolutions, on three machines),",
-            "and not below what was seen on cards of the same architecture. `vramfit estimate` says which it is.",
+            "For every other card an upper bound is used: 550 MiB, or the figure of a card of the same architecture if",
+            "that is larger. CUDA itself reported less on three machines with a T4: 135 MiB after the first matrix",
+            "products and convolutions. `vramfit estimate` says which kind of figure it used.",
         ),
         "## Your card",
         paragraph(
@@ -166,7 +166,8 @@ def explained(below: list[Compared], predictions: dict[str, Any]) -> list[str]:
         sizes = f"{_percent(min(-c.error for c in here))} to {_percent(max(-c.error for c in here))}"
         size = sizes if len(here) > 1 else _percent(-here[0].error)
         mark = "" if entry["is_explained"] else " **Not fully explained.**"
-        parts.append(paragraph(f"**{_names(here)}** ({len(here)}, below by {size}).{mark} {why}"))
+        rows = "1 row" if len(here) == 1 else f"{len(here)} rows"
+        parts.append(paragraph(f"**{_names(here)}** ({rows}, below by {size}).{mark} {why}"))
     assert not left, f"no explanation for {[c.row['id'] for c in left]}"
     return parts
 
@@ -184,7 +185,7 @@ def sources(known: dict[str, Any], found: list[Compared]) -> list[str]:
         if of_source:
             parts += [
                 f"### {source['card'].split(',')[0]}: [{name}]({source['address']})",
-                paragraph(f"{source['versions']}. {source['settings']}. {source['memory']}. Read: {source['read']}."),
+                paragraph(f"{source['versions']}. {source['settings']}. {source['memory']}. Source: {source['read']}."),
                 rows_table(of_source),
             ]
     return parts

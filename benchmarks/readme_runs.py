@@ -111,26 +111,26 @@ def _about_packed(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     profile = {kind: f"{1000 * seconds:.0f}" for kind, seconds in large["profile_s"].items() if kind != "longest"}
     counted = {model: _counted(found, model) for model in SHOWN}
     return [
-        "vramfit packs sequences and fuses layers. Without CUDA graphs, BERT-base makes "
-        f"{_thousands(plain['tokens_per_s'])}.",
+        "vramfit packs sequences and fuses layers. Without CUDA graphs, BERT-base reaches "
+        f"{_thousands(plain['tokens_per_s'])} tokens/s.",
         f"Each peer uses the batch size that it found itself, in {min(searches):.0f} to {max(searches):.0f} s. The "
         f"Trainer and Lightning then take {', '.join(map(str, steps[:-1]))} or {steps[-1]} samples a step, the "
         "nearest to 64 that this batch size allows.",
         f"Hosts differ in speed, so the table shows each peer's fastest run. Right after our run of the first row, the "
-        f"Trainer made {beside['trainer']} and Accelerate {beside['accelerate']}.",
+        f"Trainer reached {beside['trainer']} and Accelerate {beside['accelerate']}.",
         f"\\* Measured over {FEW_STEPS} steps on another day, kernel loading included, with a synchronization after "
         "each step.",
         f"Before its first step vramfit spends {min(starts):.0f} to {max(starts):.0f} s on compiling kernels and "
         f"trying the longest batch. Over {COUNTED / 1e6:.0f} million tokens, this start included, it trains BERT-base "
         f"at {counted['bert-base-uncased']} times the rate of the fastest peer, and BERT-large at "
         f"{counted['bert-large-uncased']} times.",
-        f"With `--compile` instead of fused layers, BERT-base makes {_thousands(compiled['tokens_per_s'])} after "
-        f"{compiled['rehearsal_s']:.0f} s of compilation.",
+        f"With `--compile` instead of fused layers, BERT-base reaches {_thousands(compiled['tokens_per_s'])} tokens/s "
+        f"after {compiled['rehearsal_s']:.0f} s of compilation.",
         f"Predicted allocated peaks are at most {max(apart):.3%} too high, and never too low.",
-        f"Without a memory cap BERT-large makes {_thousands(large['tokens_per_s'])} tokens/s, "
+        f"Without a memory cap BERT-large reaches {_thousands(large['tokens_per_s'])} tokens/s, "
         f"{large['utilisation']:.0%} of "
-        f"the GPU's peak FLOPs. A step takes {profile['step']} ms: matrix products {profile['matmul']}, attention "
-        f"{profile['attention']}, other kernels {profile['other']}, optimizer {profile['optimizer']}, copies "
+        f"the GPU's peak FLOPs. A step takes {profile['step']} ms: matrix multiplications {profile['matmul']}, "
+        f"attention {profile['attention']}, other kernels {profile['other']}, optimizer {profile['optimizer']}, copies "
         f"{profile['copies']}, idle {profile['idle']}.",
     ]
 
@@ -157,10 +157,11 @@ def predicted() -> str:
     return paragraph(
         "`vramfit predict` labels the same reviews with BERT-base in bf16 under the same cap at",
         f"{_thousands(ours['tokens_per_s'])} real tokens/s from file to labels (`benchmarks/inference_speed.py`). A",
-        f"`transformers` pipeline at its best batch size ({pipeline['batch']}) makes",
-        f"{_thousands(pipeline['tokens_per_s'])}, so vramfit is {_ratio(ours, pipeline)} times as fast. Without",
-        f"tokenization it is {ours['forward_tokens_per_s'] / loop['forward_tokens_per_s']:.1f} times as fast as a loop",
-        "over padded batches.",
+        f"`transformers` pipeline at its best batch size ({pipeline['batch']}) labels",
+        f"{_thousands(pipeline['tokens_per_s'])} a second, so vramfit is {_ratio(ours, pipeline)} times as fast.",
+        "Without tokenization, it is",
+        f"{ours['forward_tokens_per_s'] / loop['forward_tokens_per_s']:.1f} times as fast as a loop over padded",
+        "batches.",
     )
 
 
@@ -195,7 +196,7 @@ def offloaded() -> str:
     )
     return "\n".join(
         [
-            table(["", "allocated", "prediction", "host memory", "a step", "tokens/s"], rows),
+            table(["", "allocated", "prediction is", "host memory", "a step", "tokens/s"], rows),
             "",
             paragraph(
                 "One H200 (`benchmarks/offloaded_runs.py`): all parameters trained, 512 tokens, effective batch 32,",
@@ -262,7 +263,7 @@ def fitted() -> str:
         [
             table(
                 [
-                    "real tokens/s",
+                    "real tokens/s in",
                     *(f"{about}: {side}" for about in ("texts", "tokens") for side in ("`fit_trainer`", "auto")),
                 ],
                 rows,
@@ -278,11 +279,12 @@ def fitted() -> str:
             "",
             bullets(
                 "With `fit_trainer`, no run ran out of memory and every step used its 64 samples. With "
-                f"`auto_find_batch_size`, batches shrank to {smaller[0]} to {smaller[-1]} in the small caps.",
-                "Fitted steps are packed and fused. From 8 GiB on their settings are the same; rows differ by the "
-                "load of the host.",
-                f"With {taken:.1f} of 11.17 GiB taken away for five steps, {again} steps were repeated (in 6 and 8 "
-                f"GiB up to {max(line['num_recoveries'] for line in disturbed)}), and none was lost.",
+                f"`auto_find_batch_size`, steps shrank to {smaller[0]} to {smaller[-1]} samples under the smaller "
+                "caps.",
+                "Fitted steps are packed and fused. From 8 GiB on their settings are the same; there, rows differ only "
+                "by the load of the host.",
+                f"When {taken:.1f} of 11.17 GiB were taken away for five steps, {again} steps were repeated (up to "
+                f"{max(line['num_recoveries'] for line in disturbed)} under caps of 6 and 8 GiB), and none was lost.",
                 "Evaluation of 10,000 texts with 200 labels a token in 3 GiB: the plain script runs out of memory "
                 f"after {plain['after_s']:.0f} s; the fitted script finishes and reserves "
                 f"{whole['max_reserved_bytes'] / GIB:.1f} GiB.",

@@ -104,41 +104,46 @@ def _introduction(predicted: dict[str, Any], lines: list[dict[str, Any]], models
     where = [f"Measured on an {gpu}, torch {t}, transformers {h}, {day}." for gpu, t, h, day in sorted(heads)]
     return [
         paragraph(
-            "A small model, MiniLM (6 layers of 384, real weights), fine-tuned on real data with `vramfit train`.",
-            "Each row changes one thing: everything else is as in the row *fp32*, which trains in 32 bits with torch's",
-            "AdamW, the whole batch in one pass. Learning rates stay too, but for LoRA and where only a head learns,",
-            "which need larger ones. The first two rows are a loop written by hand.",
+            "A small model, MiniLM (6 layers, hidden size 384, published weights), fine-tuned on real data with",
+            "`vramfit train`. Each row changes one thing. Everything else is as in the row *fp32*: training in 32",
+            "bits with torch's AdamW and the whole batch in one pass. The learning rate is the same too, except for",
+            "LoRA and where only the head is trained, which need a larger one. The first two rows are a hand-written",
+            "loop.",
         ),
         "\n".join(
             [
                 _bullet(
-                    "**MiB**: what PyTorch reserved at the peak, the highest of all seeds, and its share of *fp32*;",
-                    "predicted for an H200 without one. ⊡ marks runs",
-                    "[inside a budget](#held-to-what-was-predicted).",
+                    "**class**: as in [How it works](concepts.md#plans). Weights in bf16 count as different training,",
+                    "since small updates are rounded away.",
                 ),
                 _bullet(
-                    "**step**, **time**: a step of the first seed, which had the GPU to itself and 64 GiB of it, and",
-                    "its ratio to the step of *fp32* in the same call. A plan is the one that was made when it ran.",
+                    "**MiB**: the highest reserved memory of all seeds, and its share of *fp32*. Predictions were made",
+                    "for an H200, without one. ⊡ marks runs [inside a budget](#inside-a-budget).",
                 ),
-                _bullet("**accuracy** (or F1): the mean, with the lowest, the highest and how many seeds there are."),
                 _bullet(
-                    f"**verdict**, by a rule: *worth it* saves at least {SAVES:.0%} of the memory, costs less than",
-                    f"{COSTS_POINTS:g} point of accuracy or no more than the seeds differ (of one seed, it only says",
-                    f"so), and takes less than {SLOW:g} times as long.",
+                    "**step**, **time**: the time of a step, and its ratio to the step of *fp32* measured in the",
+                    "same call. Only the first seed is timed, alone on the GPU with 64 GiB of memory. The planned",
+                    "row is the plan that was made on the day of the run.",
+                ),
+                _bullet("**accuracy** (or F1), in %: mean (lowest–highest, number of seeds)."),
+                _bullet(
+                    f"**verdict**: a remedy is *worth it* if it saves at least {SAVES:.0%} of the memory, takes less",
+                    f"than {SLOW:g} times as long, and costs less than {COSTS_POINTS:g} point of accuracy or no more",
+                    "than the seeds differ. With one seed, the verdict only names the difference.",
                 ),
             ]
         ),
         paragraph(
-            "Times are those of a small model and of short runs, in which the GPU waits for the host in most rows, so",
-            "that 16 bits have little to speed up. Autocast and plans come with packed rows and fused layers",
-            f"([packing](packing.md)). Steps took up to {_longest(predicted[models[0]], first):.1f} times what is",
-            "predicted: the host's part is estimated too low, and a run's first steps, which are slow, count here. For",
-            "a larger model, `vramfit plan` weighs both. A row that costs points may cost fewer with a learning rate",
-            "and a number of steps of its own, Adafactor and LoRA above all.",
+            "Times are those of a small model in short runs: in most rows the GPU waits for the host, so 16 bits",
+            "bring little speed. The rows with autocast and the planned ones also have packed rows and fused layers",
+            f"([packing](packing.md)). Steps took up to {_longest(predicted[models[0]], first):.1f} times the",
+            "predicted time: the host's part is estimated too low, and the slow first steps of a run count here. For",
+            "a larger model, let `vramfit plan` weigh time against memory. Rows that cost accuracy, Adafactor and",
+            "LoRA above all, may cost less with a learning rate and a number of steps of their own.",
         ),
         paragraph(
-            "Data parallelism splits the batch among GPUs; weights, gradients and optimizer state stay whole on each,",
-            "so it saves what a smaller batch saves. What each of two GPUs takes is predicted; it was not run.",
+            "Data parallelism splits the batch among GPUs; each keeps all weights, gradients and optimizer state, so",
+            "it saves what a smaller batch saves. Its row is a prediction for each of two GPUs; it was not run.",
         ),
         *_errors(predicted[models[0]], first),
         *[_larger(predicted[model], [n for n in lines if n["model"] == model], model) for model in models[1:]],
@@ -155,11 +160,12 @@ def _larger(predicted: dict[str, Any], lines: list[dict[str, Any]], model: str) 
     share = {DATASETS[n["dataset"]]["lr"] / n["run"]["lr"] for n in lines if n.get("remedy") == "fp32"}
     (over,) = {round(number) for number in share}
     return paragraph(
-        f"{SHOWN_AS.get(model, model)} (12 layers of 768, real weights) has some of the rows, at the end, with",
-        f"learning rates divided by {over}. `transformers` has neither checkpointing for it nor packed rows, and",
-        "attention is written out (*eager*). With 64 GiB of room it reserved",
+        f"{SHOWN_AS.get(model, model)} (12 layers, hidden size 768, published weights) has some of the rows, at the",
+        f"end of the page, with learning rates divided by {over}. `transformers` supports neither checkpointing nor",
+        "packed rows for it, and computes its attention eagerly. With 64 GiB of memory it reserved",
         f"{found[lowest]:+.1%} ({lowest[1]}, {lowest[0]}) to",
-        f"{found[highest]:+.1%} ({highest[1]}, {highest[0]}) beside the predictions; these were not run again in less.",
+        f"{found[highest]:+.1%} ({highest[1]}, {highest[0]}) relative to the predictions; these rows were not run",
+        "inside a budget.",
     )
 
 
@@ -184,12 +190,12 @@ def _errors(predicted: dict[str, Any], runs: Runs) -> list[str]:
     highest, lowest = max(own, key=lambda key: own[key]), min(own, key=lambda key: own[key])
     return [
         paragraph(
-            f"Predictions are of a step with the longest batch there is. Of {len(own)} rows trained by vramfit (⊡",
-            "where they took more with room),",
-            f"{sum(abs(error) <= 0.01 for error in own.values())} reserved that within 1%; the most was",
-            f"{own[highest]:+.1%} ({highest[1]}, {highest[0]}), the least {own[lowest]:+.1%} ({lowest[1]},",
-            f"{lowest[0]}). More is what batches of other lengths leave in pieces; plans keep room for it. A loop",
-            f"written by hand, whose segments cannot grow, reserved up to {max(plain):+.0%}.",
+            f"Predictions are for a step with the longest batch. Of {len(own)} rows trained by vramfit,",
+            f"{sum(abs(error) <= 0.01 for error in own.values())} reserved the predicted memory to within 1%; the",
+            f"largest differences are {own[highest]:+.1%} ({highest[1]}, {highest[0]}) and",
+            f"{own[lowest]:+.1%} ({lowest[1]}, {lowest[0]}). More is reserved where batches of other lengths fragment",
+            "the memory; plans keep headroom for this. The hand-written loop, whose segments cannot grow, reserved up",
+            f"to {max(plain):+.0%}.",
         )
     ]
 
@@ -308,7 +314,7 @@ def _scores(runs: list[Any], metric: str | None) -> list[float]:
 
 
 def _held(lines: list[dict[str, Any]]) -> list[str]:
-    """Runs with room that took more than predicted, beside the same inside a budget."""
+    """Runs with 64 GiB that took more than predicted, and the same inside a budget."""
     by_name = {line["name"]: line for line in lines if "name" in line and "run" in line}
     rows = []
     for line in by_name.values():
@@ -324,22 +330,22 @@ def _held(lines: list[dict[str, Any]]) -> list[str]:
         rows.append([line["dataset"], line["remedy"], *shown, *counts, *(f"{score:.1f}" for score in scores)])
     if not rows:
         return []
-    head = ["data", "remedy", "predicted MiB", "reserved with 64 GiB", "budget", "reserved in it", "retries"]
+    head = ["data", "remedy", "predicted MiB", "reserved with 64 GiB", "budget", "reserved in budget", "retries"]
     order = {name: number for number, name in enumerate(DATASETS)}
     return [
-        "## Held to what was predicted",
+        "## Inside a budget",
         paragraph(
-            "Rows are run with 64 GiB of room, and room is used: PyTorch keeps pieces that batches of other lengths",
-            "have left, and evaluations take batches as large as fit, up to four times those of training. The first",
-            "seed's runs that took more than was predicted were run again inside about the least memory that a plan",
-            "would take for them: the prediction, 1% and 48 MiB (or 4%, where that is more). A retry is PyTorch giving",
-            "back what it keeps, which takes time that was not measured; a recovery would be vramfit doing a batch",
-            "again in smaller parts.",
+            "The rows above ran with 64 GiB, and PyTorch uses what it gets: it keeps fragments that batches of other",
+            "lengths leave, and evaluation batches are as large as fits, up to four times those of training. Runs of",
+            "the first seed that took more than predicted were therefore run again inside about the smallest budget",
+            "that a plan would accept for them: the prediction plus the larger of 4% and 1% + 48 MiB. A *retry* is the",
+            "allocator emptying its cache, which takes time that was not measured. A *recovery* would be vramfit",
+            "repeating a step in smaller micro-batches. *Predicted* is what the run itself predicted.",
         ),
-        table([*head, "recoveries", "score with 64 GiB", "score in it"], sorted(rows, key=lambda row: order[row[0]])),
-        paragraph(
-            f"{'Not all' if any(row[7] for row in rows) else 'All'} go through without a recovery.", _passed(rows)
+        table(
+            [*head, "recoveries", "score with 64 GiB", "score in budget"], sorted(rows, key=lambda row: order[row[0]])
         ),
+        paragraph(f"{'Not all' if any(row[7] for row in rows) else 'All'} finish without a recovery.", _passed(rows)),
     ]
 
 
@@ -347,10 +353,10 @@ def _passed(rows: list[list[Any]]) -> str:
     """Of runs inside a budget: whether they took more."""
     over = [_number(row[5]) - _number(row[4]) for row in rows]
     if max(over) <= 0:
-        return "None passed its budget."
+        return "None exceeded its budget."
     return (
-        f"{sum(n > 0 for n in over)} of {len(over)} passed the budget itself, by {max(over)} MiB at most: PyTorch "
-        "compares what is asked for with its limit, and then maps whole pages of 20 MiB."
+        f"{sum(n > 0 for n in over)} of {len(over)} exceeded the budget, by {max(over)} MiB at most: PyTorch compares "
+        "the request with its limit, and then maps whole pages of 20 MiB."
     )
 
 
@@ -362,7 +368,7 @@ def _folklore(lines: list[dict[str, Any]]) -> list[str]:
     found = {line["folklore"]: line["run"] for line in lines}
     rows = [[f"`{name}`", *SHOWN[name](found.get(name))] for name in SHOWN]
     return [
-        "Advice that goes round, as it was run, and what to do instead.",
+        "Advice that is often repeated, what happened when it was followed, and what to do instead.",
         table(["advice", "what happened", "instead"], rows),
     ]
 
@@ -370,15 +376,20 @@ def _folklore(lines: list[dict[str, Any]]) -> list[str]:
 def _quantize_dynamic(run: Any) -> list[str | None]:
     if run is None:
         return [None, None]
-    happened = "ran" if run["ran"] else f"did not run: `{run['refused']}`"
+    happened = "ran" if run["ran"] else f"did not run: `{_first(run['refused'])}`"
     return [happened, f'`vramfit.load(quantize="int8")`: {_mib(run["instead_allocated_bytes"])} at the peak of a batch']
 
 
 def _quantization_config(run: Any) -> list[str | None]:
     if run is None:
         return [None, None]
-    happened = f"loaded, in {', '.join(run['dtypes'])}" if run["ran"] else f"did not load: `{run['refused']}`"
+    happened = f"loaded, in {', '.join(run['dtypes'])}" if run["ran"] else f"did not load: `{_first(run['refused'])}`"
     return [happened, f"`dtype=torch.float16`: {_mib(run['instead_allocated_bytes'])}"]
+
+
+def _first(error: str) -> str:
+    """The first sentence of an error."""
+    return error.partition(". ")[0]
 
 
 def _half(run: Any) -> list[str | None]:
@@ -386,7 +397,7 @@ def _half(run: Any) -> list[str | None]:
         return [None, None]
     bad = run["first_bad_step"]
     happened = f"accuracy {100 * run['accuracy']:.1f}; " + (
-        "losses stayed finite" if bad is None else f"no number from step {bad} on"
+        "losses stayed finite" if bad is None else f"the loss is not finite from step {bad} on"
     )
     refused = f"; with a GradScaler `{run['scaler_error']}`" if run["scaler_error"] else ""
     return [happened + refused, "autocast over fp32 weights"]

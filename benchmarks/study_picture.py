@@ -13,10 +13,13 @@ NAMES = {
     "tokens": "kept for each token: doubles with the length",
     "square": "attention scores, kept for each pair of tokens: fourfold",
 }
-TITLES = {"eager": "attention step by step (eager)", "sdpa": "fused attention (sdpa)"}
+TITLES = {"eager": "eager attention", "sdpa": "fused attention (sdpa)"}
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2933}.quiet{fill:#52606d;font-size:12px}"
-    ".in{fill:#fff;font-size:12px}.head{font-size:15px;font-weight:600}"
+    ".in{fill:#fff;font-size:12px}.head{font-size:15px;font-weight:600}.back{fill:#fff}"
+    ".grid{stroke:#e4e7eb}.mark{stroke:#52606d}.line{stroke:#1f2933}"
+    "@media (prefers-color-scheme:dark){text{fill:#e4e7eb}.quiet{fill:#a0aab4}.in{fill:#fff}.back{fill:#12161c}"
+    ".grid{stroke:#2b333d}.mark{stroke:#a0aab4}.line{stroke:#e4e7eb}}"
 )
 
 
@@ -58,19 +61,18 @@ def draw(bars: list[Bar]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="What a forward pass of BERT-base keeps at 128, 256 and 512 tokens">\n<style>{STYLE}</style>\n'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n{body}\n</svg>\n'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" class="back"/>\n{body}\n</svg>\n'
     )
 
 
 def _frame(top: float, scale: float) -> list[str]:
     pieces = [
-        f'<text class="head" x="{LEFT}" y="26">BERT-base, one sample, forward pass with grad: where does the memory of '
-        "512 tokens go?</text>",
-        f'<text class="quiet" x="{LEFT}" y="46">MiB allocated at the peak, by tokens a sample</text>',
+        f'<text class="head" x="{LEFT}" y="26">What a forward pass with gradients keeps: BERT-base, one sample</text>',
+        f'<text class="quiet" x="{LEFT}" y="46">MiB allocated at the peak, by tokens per sample</text>',
     ]
     for mib in range(0, int(top) + 1, 250):
         y = BOTTOM - mib * scale
-        pieces.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - 20}" stroke="#e4e7eb"/>')
+        pieces.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - 20}" class="grid"/>')
         pieces.append(f'<text class="quiet" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{mib:,}</text>')
     return pieces
 
@@ -88,11 +90,11 @@ def _bar(bar: Bar, x: float, scale: float) -> list[str]:
             )
     if bar.measured_bytes is not None:
         at = BOTTOM - bar.measured_bytes / MIB * scale
-        pieces.append(f'<path d="M{x - 7} {at:.1f}H{x + BAR + 7}" stroke="#1f2933" stroke-width="2"/>')
+        pieces.append(f'<path d="M{x - 7} {at:.1f}H{x + BAR + 7}" class="line" stroke-width="2"/>')
     if bar.original_bytes is not None:
         at = BOTTOM - bar.original_bytes / MIB * scale
         pieces.append(
-            f'<path d="M{x - 7} {at:.1f}H{x + BAR + 7}" stroke="#52606d" stroke-width="2" stroke-dasharray="3 3"/>'
+            f'<path d="M{x - 7} {at:.1f}H{x + BAR + 7}" class="mark" stroke-width="2" stroke-dasharray="3 3"/>'
         )
     pieces.append(f'<text x="{x + BAR / 2}" y="{BOTTOM + 19}" text-anchor="middle">{escape(bar.label)}</text>')
     return pieces
@@ -105,10 +107,10 @@ def _legend(bars: list[Bar]) -> list[str]:
         pieces.append(f'<rect x="{LEFT}" y="{y - 10}" width="12" height="12" fill="{COLOURS[law]}"/>')
         pieces.append(f'<text class="quiet" x="{LEFT + 20}" y="{y}">{name}</text>')
     x, y = LEFT + 470, BOTTOM + 58
-    pieces.append(f'<path d="M{x} {y}h26" stroke="#52606d" stroke-width="2" stroke-dasharray="3 3"/>')
-    pieces.append(f'<text class="quiet" x="{x + 34}" y="{y + 4}">printed by the study of 2019</text>')
+    pieces.append(f'<path d="M{x} {y}h26" class="mark" stroke-width="2" stroke-dasharray="3 3"/>')
+    pieces.append(f'<text class="quiet" x="{x + 34}" y="{y + 4}">the study of 2019</text>')
     if any(bar.measured_bytes is not None for bar in bars):
-        pieces.append(f'<path d="M{x} {y + 18}h26" stroke="#1f2933" stroke-width="2"/>')
+        pieces.append(f'<path d="M{x} {y + 18}h26" class="line" stroke-width="2"/>')
         pieces.append(f'<text class="quiet" x="{x + 34}" y="{y + 22}">measured; the bars are predicted</text>')
     else:
         pieces.append(f'<text class="quiet" x="{x}" y="{y + 22}">the bars are predicted, without a GPU</text>')

@@ -16,6 +16,10 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "study.md"
 PICTURE = ROOT / "docs" / "images" / "study-growth.svg"
 MIB, GIB = 2**20, 2**30
+STUDY = (
+    "https://github.com/krishansubudhi/krishansubudhi.github.io/blob/1dada6e7e4d4f0d3c744960871580471002346da/_posts/"
+    "2019-09-20-BertMemoryAnalysis.md"
+)
 HEAD = ("gpu", "date", "torch", "transformers")
 Known = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 """Case → predicted and measured; the latter empty where it was not run."""
@@ -52,7 +56,7 @@ def page(known: Known, head: dict[str, Any]) -> str:
         *_forward(known),
         "## The largest batch in 11.17 GiB",
         *_largest(known),
-        "## What a plan makes of the same card",
+        "## What a plan achieves in the same memory",
         *_reached(known),
     )
 
@@ -60,23 +64,20 @@ def page(known: Known, head: dict[str, Any]) -> str:
 def _introduction(head: dict[str, Any]) -> list[str]:
     return [
         paragraph(
-            "A study of 2019 measured BERT on a card with 11.17 GiB: what a forward pass takes at 128, 256 and",
-            "512 tokens,",
-            "with and without grad, and which batches run. Here are its tables again, on a GPU whose allocator",
-            "may reserve",
-            "11.17 GiB, beside what vramfit predicted without that GPU. *2019* is the figure of the study, with",
-            "the PyTorch,",
-            "the BERT code and the card of then: its passes kept more than today's do, and its card held the CUDA",
-            "context",
-            "too.",
+            f"[A study of September 2019]({STUDY}) (PyTorch 1.2, `pytorch_transformers`) measured BERT on a card with",
+            "11.17 GiB: the memory of a forward pass at 128, 256 and 512 tokens, with and without gradients, and",
+            "which batches run. This page repeats its tables on a GPU whose allocator may reserve 11.17 GiB, next to",
+            "vramfit's predictions, which were made without that GPU. The column *2019* has the study's figures.",
+            "With gradients they are higher, since its BERT code kept more per pass; its 11.17 GiB also held the",
+            "CUDA context.",
         ),
         f"Measured on an {head['gpu']}, torch {head['torch']}, transformers {head['transformers']}, {head['date']}."
         if head
         else "The measurements have not been made yet; columns that need them show –.",
         paragraph(
-            "Made by `benchmarks/bert_memory_study.py`; the predictions were kept before anything was measured,",
-            "but for the largest batches: those had been predicted for many passes, and were predicted again for one",
-            "after a first search.",
+            "Made by `benchmarks/bert_memory_study.py`. Predictions were committed before anything was measured,",
+            "except for the largest batches: they had been predicted for many passes in a row, and were predicted",
+            "again for a single pass after a first search on the GPU.",
         ),
     ]
 
@@ -87,20 +88,15 @@ def _question(known: Known) -> list[str]:
     share = (square[1] - square[0]) / (_kept(high) - _kept(low))
     return [
         paragraph(
-            "The study left a question open: from 256 to 512 tokens the memory of a pass more than doubles, and",
-            "where does",
-            "the rest go?",
+            "The study left a question open: from 256 to 512 tokens the memory of a pass more than doubles. Why?",
         ),
         "![What a forward pass of one sample keeps, by length, eager and SDPA](images/study-growth.svg)",
         paragraph(
-            "Into the attention scores. From 256 to 512 tokens, what is kept for a token grows from",
-            f"{_mib(low['tokens'])} to {_mib(high['tokens'])} MiB: twofold. What is kept for each *pair* of",
-            "tokens, in each",
-            f"of 12 heads of 12 layers, grows from {_mib(square[0])} to {_mib(square[1])} MiB: fourfold, and",
-            f"{share:.0%} of",
-            "all that is added. With dropout on, the probabilities are kept twice and a mask beside them, and the",
-            "share is",
-            "larger still. Fused attention (`sdpa`) does not keep them: the right half of the picture.",
+            "Because of the attention scores. From 256 to 512 tokens, what is kept for each token doubles, from",
+            f"{_mib(low['tokens'])} to {_mib(high['tokens'])} MiB in all. What is kept for each *pair* of tokens, in",
+            f"12 heads of 12 layers, grows fourfold, from {_mib(square[0])} to {_mib(square[1])} MiB: {share:.0%} of",
+            "the increase. With dropout the share is larger still, since the probabilities are kept twice, with a",
+            "mask. Fused attention (`sdpa`, the right half of the picture) keeps none of these.",
         ),
     ]
 
@@ -115,16 +111,14 @@ def _forward(known: Known) -> list[str]:
             rows.append([_title(case), _plain(case.original), *cells, _off(predicted, measured)])
     return [
         paragraph(
-            "Allocated after a pass whose outputs are still held, in MiB, as the study measured, and the peak on",
-            "the way",
-            "there. `eval` is grad without dropout (the study's models were so from the start), `train` with",
-            "dropout.",
+            "In MiB: allocated memory after a pass whose outputs are still held, as the study measured it, and the",
+            "peak during the pass. `eval` is with gradients and without dropout, as in the study; `train` is with",
+            "both; `no-grad` is with neither. *Difference* is the larger one of the two predictions.",
         ),
-        table(["case", "2019", "predicted", "measured", "peak predicted", "peak measured", "off"], rows),
+        table(["case", "2019", "predicted", "measured", "peak predicted", "peak measured", "difference"], rows),
         paragraph(
-            "Neither `eval()` nor `x.requires_grad = False` lets anything go: token ids never had a gradient, and",
-            "it is",
-            "the weights that make autograd keep activations. `torch.no_grad()` does.",
+            "Neither `eval()` nor `x.requires_grad = False` frees activations: token ids have no gradient anyway, and",
+            "autograd keeps activations because the weights need gradients. `torch.no_grad()` frees them.",
         ),
     ]
 
@@ -145,9 +139,10 @@ def _largest(known: Known) -> list[str]:
         rows.append([_title(case), *map(_plain, (case.original, *figures))])
     return [
         paragraph(
-            "One forward pass, fp32, eager attention. The study tried powers of two; ours is the largest of all.",
-            "Pass after pass is another question, and the one that `vramfit max-batch` answers: what the first",
-            "leaves cached lies in the way of the second.",
+            "Fp32, eager attention. *Predicted* and *measured* are for a single forward pass. The study tried powers",
+            "of two only; here every size was tried. `vramfit max-batch` answers for *pass after pass*, where the",
+            "largest batch can be smaller, because segments that the first pass leaves cached may not fit the second",
+            "one.",
         ),
         table(["case", "2019", "predicted", "measured", "pass after pass"], rows),
         *([] if any(known[case.name][1] for case in chosen) else ["These have not been searched for on a GPU yet."]),
@@ -157,14 +152,14 @@ def _largest(known: Known) -> list[str]:
 def _reached(known: Known) -> list[str]:
     return [
         paragraph(
-            "The study's batches were of forward passes alone. These train: forward, backward, clipping and",
-            "AdamW. *A step*",
-            f"is a plan for {PLANNED_BATCH} samples a step, *one pass* the largest batch that trains without being",
-            "split",
-            "(bf16 autocast, checkpointing, fused AdamW), *inference* the largest in bf16 without grad.",
+            "The study's batches were for forward passes alone; these train, with forward, backward, clipping and",
+            f"AdamW. *Planned step* is a plan for {PLANNED_BATCH} samples a step: passes × number of passes, and",
+            "settings. *One pass* is the largest batch that trains without being split (bf16 autocast,",
+            "checkpointing, fused AdamW), *inference* the largest in bf16 without gradients. Both are predicted;",
+            "*ran* says whether that batch ran. *Retries* are allocator retries in the run.",
         ),
         table(
-            ["case", "a step, planned", "samples/s predicted", "measured", "one pass", "ran", "inference", "ran"],
+            ["case", "planned step", "samples/s predicted", "measured", "one pass", "ran", "inference", "ran"],
             [_reached_row(case, known) for case in cases() if case.kind == "training"],
         ),
     ]

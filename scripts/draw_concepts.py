@@ -26,7 +26,10 @@ COLOURS = {
 }
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2933}.quiet{fill:#52606d;font-size:12px}"
-    ".head{font-size:15px;font-weight:600}.in{fill:#fff;font-size:12px}"
+    ".head{font-size:15px;font-weight:600}.in{fill:#fff;font-size:12px}.back{fill:#fff}"
+    ".grid{stroke:#e4e7eb}.mark{stroke:#52606d}"
+    "@media (prefers-color-scheme:dark){text{fill:#e4e7eb}.quiet{fill:#a0aab4}.in{fill:#fff}.back{fill:#12161c}"
+    ".grid{stroke:#2b333d}.mark{stroke:#a0aab4}}"
 )
 
 
@@ -59,7 +62,7 @@ def step(estimate: Any) -> str:
     for gib in range(1 + points[0].allocated_bytes * 4 // GIB):
         y = bottom - gib * GIB * scale
         if y > top - 12:
-            pieces.append(f'<path d="M{left} {y:.1f}H{width - 20}" stroke="#e4e7eb"/>')
+            pieces.append(f'<path d="M{left} {y:.1f}H{width - 20}" class="grid"/>')
             pieces.append(f'<text class="quiet" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{gib}</text>')
     below = [0] * len(points)
     for category, colour in COLOURS.items():
@@ -69,7 +72,7 @@ def step(estimate: Any) -> str:
         pieces.append(f'<polygon points="{" ".join([*edge, *reversed(back)])}" fill="{colour}"/>')
         below = above
     pieces += _parts(points, left, across, bottom) + _legend(left, bottom + 62)
-    return _svg(pieces, width, bottom + 100, "How memory goes up and down through a training step")
+    return _svg(pieces, width, bottom + 100, "How memory rises and falls during a training step")
 
 
 def _parts(points: Any, left: float, across: float, bottom: float) -> list[str]:
@@ -77,7 +80,7 @@ def _parts(points: Any, left: float, across: float, bottom: float) -> list[str]:
     for name in dict.fromkeys(names):
         first, last = names.index(name), len(names) - 1 - names[::-1].index(name)
         x0, x1 = left + first * across, left + last * across
-        pieces.append(f'<path d="M{x0:.1f} {bottom + 8}H{x1:.1f}" stroke="#52606d"/>')
+        pieces.append(f'<path d="M{x0:.1f} {bottom + 8}H{x1:.1f}" class="mark"/>')
         if x1 - x0 > 40:
             pieces.append(f'<text x="{(x0 + x1) / 2:.1f}" y="{bottom + 26}" text-anchor="middle">{name}</text>')
     return pieces
@@ -116,7 +119,7 @@ def _svg(pieces: list[str], width: int, height: int, label: str) -> str:
     body = "\n".join(pieces)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">\n'
-        f'<style>{STYLE}</style>\n<rect width="{width}" height="{height}" fill="#fff"/>\n{body}\n</svg>\n'
+        f'<style>{STYLE}</style>\n<rect width="{width}" height="{height}" class="back"/>\n{body}\n</svg>\n'
     )
 
 

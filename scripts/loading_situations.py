@@ -193,13 +193,12 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 ),
             ),
             remark="This is for inference; for training see [Offloading](offloading.md). Layers beyond the budget "
-            "wait on the "
-            "host and are copied in for their turn, on every forward pass. An estimate keeps as many layers on the GPU "
-            "as leave room for the activations of its batch, and `load` with `--batch` or `--seq` keeps the "
-            "same. Without these, `--memory` is what the weights may take, so that activations come on top; "
-            "with neither, a quarter of what is free on the GPU is left to them. In Python give `load(..., "
-            'memory=estimate.breakdown["weights"], offload="weights")`. Half precision and int8 cost less time:'
-            " try them first.",
+            "wait on the host and are copied to the GPU in every forward pass. An estimate keeps as many layers on "
+            "the GPU as leave room for the activations of its batch, and `load` with `--batch` or `--seq` keeps the "
+            "same. Without these, `--memory` is what the weights may take, so that activations come on top; with "
+            "neither, a quarter of what is free on the GPU is left to them. In Python give `load(..., "
+            'memory=estimate.breakdown["weights"], offload="weights")`. Half precision and int8 cost less time: try '
+            "them first.",
         ),
     ),
     "Batches": (
@@ -289,17 +288,17 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "print(list(small.classifier.parameters()))",
                 ),
             ),
-            remark="It is a myth that this saves GPU memory. The layers it puts in call `quantized::linear_dynamic`, "
-            "which has CPU kernels only; with a CUDA input the call ends in `NotImplementedError: Could not run "
-            "'quantized::linear_dynamic' with arguments from the 'CUDA' backend` "
-            "([reported](https://github.com/pytorch/pytorch/issues/90986), "
-            "[asked for](https://github.com/pytorch/pytorch/issues/69364)). And the full model was on the GPU before. "
-            "On the CPU it runs, and leaves layers without parameters. Use `--quantize int8`, which goes through "
-            "torchao and computes where the weights lie; `--quantize int8-dynamic` also quantizes activations.",
+            remark="It is a myth that this saves GPU memory. The layers that it inserts call "
+            "`quantized::linear_dynamic`, which has CPU kernels only; with a CUDA input the call ends in "
+            "`NotImplementedError: Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend` "
+            "([reported](https://github.com/pytorch/pytorch/issues/90986), [asked "
+            "for](https://github.com/pytorch/pytorch/issues/69364)). Besides, the full model was on the GPU before. "
+            "On the CPU it runs, and leaves layers without parameters. Use `--quantize int8`, which uses torchao and "
+            "computes on the device of the weights; `--quantize int8-dynamic` also quantizes activations.",
         ),
         Situation(
             title='`quantization_config="fp16"`',
-            what="Half precision is asked for as if it were a quantization.",
+            what="Half precision is requested as if it were a quantization.",
             runs=(
                 Run(
                     text="import vramfit\n"
@@ -318,9 +317,9 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     keep=("on cpu", "read", "Beside", "samples", "largest", "cosine"),
                 ),
             ),
-            remark="It is a myth that this loads fp16: transformers wants an object that names a method there, and "
-            'a text is an error. fp16 is a precision: `--precision fp16` here, `dtype="float16"` in transformers. '
-            "bf16 has the range of fp32 and is the safer half where the GPU has it.",
+            remark="It is a myth that this loads fp16: transformers expects an object that names a method, and a "
+            'string is an error. fp16 is a precision: `--precision fp16` here, `dtype="float16"` in transformers. '
+            "bf16 has the range of fp32 and is the safer 16-bit type if the GPU has it.",
         ),
         Situation(
             title="int4",
@@ -351,9 +350,9 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 ),
             ),
             remark="It saves more than the gradients of the frozen weights: nothing below the head needs a backward "
-            "pass, so no activations are kept. That holds only if the lowest layers are frozen too. `encoder` leaves "
-            "the pooler to learn, `backbone` does not; names, numbers of layers and patterns may be mixed with commas. "
-            "In inference freezing saves nothing: there are no gradients.",
+            "pass, so no activations are kept. That holds only if the lowest layers are frozen too. With `encoder` "
+            "the pooler is still trained, with `backbone` it is not. Names, numbers of layers and patterns can be "
+            "combined with commas. In inference freezing saves nothing: there are no gradients.",
         ),
         Situation(
             title="An int8 base with a trained head",
@@ -394,12 +393,12 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "print([name for name, _ in small.named_parameters() if not name.startswith(frozen)])",
                 ),
             ),
-            remark="What works today: the job is predicted, and int8 weights that are to learn are refused. "
-            "`vramfit.load` gives an int8 base with a head in full precision, and your own loop can train that head, "
-            "as above; from a file, `vramfit train` does it with `--quantize int8 --freeze encoder`. What comes after "
-            "the encoder, the pooler and the head, is never quantized, in a load as in a prediction, since what is new "
-            "must learn. With `quantize_dynamic` (the last lines) the head is quantized, so that no parameter is left "
-            "to train and the optimizer refuses an empty list.",
+            remark="The job is predicted, and int8 weights that would have to be trained are refused. `vramfit.load` "
+            "gives an int8 base with a head in full precision, and your own loop can train that head, as above; from "
+            "a file, `vramfit train` does it with `--quantize int8 --freeze encoder`. The pooler and the head are "
+            "never quantized, neither in a load nor in a prediction, since a new head must be trained. With "
+            "`quantize_dynamic` (the last lines) the head is quantized, so that no parameter is left to train and "
+            "the optimizer refuses an empty list.",
         ),
     ),
     "Memory of the host": (
@@ -415,9 +414,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     "print(report.host_anonymous_bytes < 2**20)",
                 ),
             ),
-            remark="Files are mapped, and tensors go one at a time: what is read is cache that the system can take "
-            "back, and the process's own memory grew by less than 1 MiB here. A change of type costs the new copy on "
-            "the CPU, and one tensor on the way to a GPU. `vramfit load` prints the figure as *on the host*.",
+            remark="Files are mapped, and tensors go one at a time: what is read is page cache, which the system can "
+            "reclaim; the process's own memory grew by less than 1 MiB here. Changing the type needs memory for the "
+            "new copy on the CPU, or for one tensor when loading to a GPU. `vramfit load` prints the figure as *on "
+            "the host*.",
         ),
         Situation(
             title="More RAM than there is",
@@ -429,10 +429,10 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                     code=3,
                 ),
             ),
-            remark="What the load will take as the process's own memory is worked out from shapes and compared with "
-            "what Linux says is available, before anything is read. A checkpoint in the precision it was saved in "
-            "stays in its file and needs none. If memory runs out on the way all the same, that is one line too, not a "
-            "traceback. (The machine is simulated.)",
+            remark="Before anything is read, the memory that the load will take is computed from shapes and compared "
+            "with what Linux reports as available. A checkpoint in the precision it was saved in stays in its file "
+            "and needs none. If memory still runs out while loading, that is one line too, not a traceback. (The "
+            "machine is simulated.)",
             quick=True,
         ),
     ),
@@ -442,16 +442,16 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="The checkpoint was saved by a transformers that is newer than the installed one.",
             broken="newer-version",
             runs=(Run(text=f"vramfit doctor {FOLDER}"),),
-            remark="Older is no problem in itself: old names are mapped and named in the report. A newer major version "
-            "is a warning, since fields that the installed one does not know are dropped without a word. What counts "
-            "in the end is that every tensor has its place, which the line about `model.safetensors` says.",
+            remark="Older is no problem in itself: old names are mapped and named in the report. A newer major "
+            "version is a warning, since fields that the installed one does not know are dropped silently. What "
+            "counts is that every tensor has its place in the model, which the line about `model.safetensors` says.",
         ),
         Situation(
             title="Weights of another architecture",
             what="The configuration is of one model, the weights are of another.",
             broken="config-other-family",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
-            remark="transformers warns and hands out a model that is random nearly everywhere. Here it is an error, "
+            remark="transformers warns, and returns a model that is random nearly everywhere. Here it is an error "
             "before anything is loaded.",
         ),
         Situation(
@@ -466,7 +466,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="The checkpoint has fewer layers than its configuration asks for.",
             broken="layer-missing",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
-            remark="A missing head is expected and starts fresh; a missing layer never does.",
+            remark="A missing head is expected and initialised; a missing layer is always an error.",
         ),
         Situation(
             title="A head that the checkpoint does not have",
@@ -499,8 +499,8 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
                 ),
                 Run(text="vramfit doctor bert-base-uncased"),
             ),
-            remark="Printing a configuration shows what it says, not whether it is true. `doctor` on a folder lays it "
-            "beside the tensors in the files.",
+            remark="Printing a configuration shows what it says, not whether it is true. `doctor` on a folder "
+            "compares it with the tensors in the files.",
         ),
     ),
     "Dependencies": (
@@ -556,7 +556,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="The folder has weights, but only for TensorFlow.",
             broken="tensorflow-only",
             runs=(Run(text=f"vramfit doctor {FOLDER}", code=1),),
-            remark="Most published models have a `model.safetensors` beside them on the hub: take that.",
+            remark="Most published models also have a `model.safetensors` on the hub: take that.",
         ),
         Situation(
             title="The tokenizer of another model",
@@ -572,7 +572,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
             what="The file of weights is shorter than its header says.",
             broken="truncated",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
-            remark="Found from the header; the name of the tensor tells how far the download came.",
+            remark="Found from the header; the name of the tensor shows how far the download got.",
             quick=True,
         ),
         Situation(
@@ -610,7 +610,7 @@ SECTIONS: dict[str, tuple[Situation, ...]] = {
         ),
         Situation(
             title="A whole training checkpoint",
-            what="The file holds optimizer and epoch beside the model.",
+            what="The file holds the optimizer and the epoch as well as the model.",
             broken="training-checkpoint",
             runs=(Run(text=f"vramfit load {FOLDER} --device cpu", code=1),),
             remark="If it were loaded unchanged, no name would match and the model would be random.",

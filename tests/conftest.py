@@ -22,6 +22,11 @@ TOGETHER = ("tests/browser/", "tests/unit/runtime/distributed/", "tests/unit/web
 """Folders whose files share a browser, a server or a process that is forked."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What one process does alone comes first: begun last, it would keep that one busy when the others have ended."""
+    items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Files of such a folder go to one process, so that what they share is made once."""

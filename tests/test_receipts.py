@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from vramfit.cuda import profile
+from vramfit.cuda.kernels import script
 from vramfit.records.receipt import measured_pairs, read_receipt
 from vramfit.runtime.receipts import card_problems, repeat_prediction
 
@@ -24,10 +24,10 @@ def test_every_receipt_is_whole_of_a_known_card_and_its_prediction_is_repeated_o
 
 
 def test_what_counts_as_measured_is_what_receipts_and_results_say() -> None:
-    entries = json.loads(Path(profile.__file__).with_name("verified.json").read_text(encoding="utf-8"))
+    entries = json.loads((Path(script.__file__).parents[1] / "verified.json").read_text(encoding="utf-8"))
     own = [entry for entry in entries if entry["by"].startswith(OWN)]
     others = {(tuple(e["torch"]), tuple(e["compute_capability"])) for e in entries if e not in own}
     assert own
     assert all((ROOT / entry["by"]).is_file() for entry in own)
     assert others == set(measured_pairs(map(read_receipt, PATHS)))
-    assert len(profile.VERIFIED) == len(entries)
+    assert len(script.VERIFIED) == len(entries)

@@ -22,7 +22,12 @@ from typing import IO, Any
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
-READ_WHEN_ASKED = frozenset(["COLUMNS", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST", "VRAMFIT_CACHE"])
+READ_WHEN_ASKED = frozenset(
+    (
+        *("COLUMNS", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST", "VRAMFIT_CACHE"),
+        *("SAGEMAKER_BASE_DIR", "SAGEMAKER_TRAINING_MODULE", "SM_STUDIO_LOCAL_MODE"),
+    )
+)
 """Variables that may be set after libraries were imported; threads are one there anyway, and no hub is asked."""
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 """In which everything is imported."""

@@ -105,4 +105,17 @@ def switched(name: str, value: Any) -> list[str]:
     return Switch().problems(name, value)
 
 
-__all__ = ["CHOICES", "MAX_COUNT", "SIZE_HINT", "Workload", "switched"]
+def settings_of(plan: Any) -> Workload:
+    """The settings of a `Plan`; a `Workload` is its own.
+
+    Raises:
+        WorkloadError: neither of them.
+    """
+    found: Any = getattr(plan, "workload", plan)
+    if not isinstance(found, Workload):
+        hint = "vramfit.plan makes a plan, and vramfit.Plan.load reads one"
+        raise WorkloadError([f"a plan is a Plan or a Workload, not {type(found).__name__}"], hint=hint)
+    return found
+
+
+__all__ = ["CHOICES", "MAX_COUNT", "SIZE_HINT", "Workload", "settings_of", "switched"]

@@ -32,8 +32,9 @@ def assert_takes_what_was_predicted(keywords: dict[str, Any]) -> None:
     with get_context("spawn").Pool(1) as fresh:
         allocated, reserved = fresh.apply(_peaks, (predicted.workload, given))
     _note(given, allocated, reserved)
-    assert allocated <= predicted.peak_allocated_bytes <= (1 + MAX_ERROR) * allocated
-    assert reserved <= predicted.safe_reserved_bytes
+    promised = predicted.peak_allocated_bytes
+    assert allocated <= promised <= (1 + MAX_ERROR) * allocated, (allocated, promised)
+    assert reserved <= predicted.safe_reserved_bytes, (reserved, predicted.safe_reserved_bytes)
 
 
 def _peaks(w: Workload, given: dict[str, Any]) -> tuple[int, int]:

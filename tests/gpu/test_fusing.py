@@ -7,11 +7,15 @@ import torch
 from tests.gpu.peaks import assert_takes_what_was_predicted
 from tests.gpu.test_packing import gradients_beside_another_sample, on_gpu
 from tests.unit.runtime.small_models import HEADS, make_batch
+from tests.unit.techniques import test_fused_families
 from tests.unit.techniques.test_fusing import DROPOUT, FUSED, error, fused, gradients, packed
+from transformers import CONFIG_MAPPING
 
+from vramfit.models.anatomy import encoder_layers
 from vramfit.runtime.stepper import Stepper
-from vramfit.techniques import packing
-from vramfit.techniques.fusing import layer as fused_ops
+from vramfit.techniques import fusing, packing
+from vramfit.techniques.fusing import trial
+from vramfit.techniques.fusing.operators import NUM_PARTS, fused_norm, fused_norm_backward
 
 pytestmark = pytest.mark.gpu
 
@@ -20,61 +24,18 @@ SHAPES = [(1, 32), (7, 768), (3001, 768), (1500, 1024), (300, 1000), (64, 2048)]
 TYPES = [torch.bfloat16, torch.float16]
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-def both(run: Any, *args: Any) -> list[list[Any]]:
-    """The arguments after a run on the CPU, and after one on the GPU."""
-    made = []
-    for device in ("cpu", "cuda"):
-        given = [a.clone().to(device) if isinstance(a, torch.Tensor) else a for a in args]
-        run(*given)
-        made.append([a.cpu() if isinstance(a, torch.Tensor) else a for a in given])
-    return made
-
-
-def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
-    near = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(one.dtype, 2e-5)
-    scale = float(one.abs().max()) + 1e-6
-    torch.testing.assert_close(one, other, rtol=near, atol=near * scale)
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_norm_and_its_backward_are_the_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    rows, width = shape
-    x, residual = drawn(rows, width, dtype=dtype), drawn(rows, width)
-    weight, bias = drawn(width), drawn(width + 1)[1:].clone()
-    empty, stats = torch.zeros(rows, width), torch.zeros(2, rows)
-    args = (x, residual, weight, bias, None, 0, 0.0, 1e-5, empty, empty, empty.to(dtype), stats)
-    (*_, summed, out, out16, seen), (*_, summed2, out2, out16_2, seen2) = both(fused_ops.fused_norm, *args)
-    for one, other in ((summed, summed2), (out, out2), (out16, out16_2), (seen, seen2)):
-        assert_close(one, other)
-    parts = torch.full((fused_ops.NUM_PARTS, 3 * width + 5), 7.0)
-    for grad16 in (None, drawn(rows, width, dtype=dtype)):
-        args = (drawn(rows, width), grad16, summed, seen, weight, None, 0, 0.0, empty, empty.to(dtype), parts, 5)
-        one, other = both(fused_ops.fused_norm_backward, *args)
-        assert_close(one[8], other[8])
-        assert_close(one[9], other[9])
-        assert torch.equal(other[10][:, :5], parts[:, :5])
-        torch.testing.assert_close(one[10][:, 5:].sum(0), other[10][:, 5:].sum(0), rtol=2e-3, atol=2e-2 * rows**0.5)
+def test_kernels_give_what_their_references_give(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.unit.techniques import interpreted_kernels  # which needs Triton
 
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gelu_and_joining_are_the_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    rows, width = shape
-    parts = torch.full((fused_ops.NUM_PARTS, 3 * width + 5), 7.0)
-    x, grad = drawn(rows, width, dtype=dtype), drawn(rows + 1, width, dtype=dtype)[1:]
-    one, other = both(fused_ops.fused_gelu_backward, x, grad, torch.empty_like(x), parts[:, : width + 5], 5)
-    for index in (1, 2):
-        assert_close(one[index], other[index])
-    torch.testing.assert_close(one[3].sum(0)[5:], other[3].sum(0)[5:], rtol=2e-3, atol=2e-2 * rows**0.5)
-    three = [drawn(rows + n, width, dtype=dtype)[n:] for n in range(3)]
-    one, other = both(fused_ops.fused_join, *three, torch.empty(rows, 3 * width, dtype=dtype), parts, 5)
-    assert torch.equal(other[3], torch.cat(three, 1))
-    torch.testing.assert_close(one[4].sum(0)[5:], other[4].sum(0)[5:], rtol=2e-3, atol=1e-3 * rows)
+    for name, value in {"ROWS": shape[0], "WIDTH": shape[1], "DEVICE": "cuda", "NUM_PARTS": NUM_PARTS}.items():
+        monkeypatch.setattr(interpreted_kernels, name, value)
+    near = {torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for name, apart in (*interpreted_kernels.norms(dtype), *interpreted_kernels.parts_of_a_layer(dtype)):
+        assert apart <= near, name
 
 
 def test_what_is_dropped_is_the_share_that_was_asked_for_and_the_same_in_backward() -> None:
@@ -85,7 +46,7 @@ def test_what_is_dropped_is_the_share_that_was_asked_for_and_the_same_in_backwar
     kept = []
     for which in (0, 1, 0):
         summed, out = torch.empty_like(residual), torch.empty_like(residual)
-        fused_ops.fused_norm(x, residual, weight, bias, seeds, which, p, 1e-5, summed, out, None, stats)
+        fused_norm(x, residual, weight, bias, seeds, which, p, 1e-5, False, summed, out, None, stats)
         kept.append(summed != 0)
         assert summed.unique().tolist() == pytest.approx([0.0, 1 / (1 - p)], rel=0.01)
     assert torch.equal(kept[0], kept[2])
@@ -96,8 +57,9 @@ def test_what_is_dropped_is_the_share_that_was_asked_for_and_the_same_in_backwar
         assert float(shares.std()) == pytest.approx((p * (1 - p) / kept[0].shape[along]) ** 0.5, rel=0.15)
     given = torch.randn_like(residual)
     to_residual, to_x = torch.empty_like(residual), torch.empty_like(x)
-    parts = residual.new_empty(fused_ops.NUM_PARTS, 3 * width)
-    fused_ops.fused_norm_backward(given, None, summed, stats, weight, seeds, 0, p, to_residual, to_x, parts, 0)
+    parts = residual.new_empty(NUM_PARTS, 3 * width)
+    args = (given, None, summed, stats, weight, seeds, 0, p, False, False)
+    fused_norm_backward(*args, to_residual, to_x, parts, 0)
     assert torch.equal(to_x != 0, kept[0] & (to_residual != 0))
     torch.testing.assert_close(to_x[kept[0]].float(), to_residual[kept[0]] / (1 - p), rtol=0.01, atol=1e-6)
 
@@ -120,6 +82,17 @@ def test_loss_and_gradients_are_those_of_plain_layers(family: str, task: Any, dt
     assert learn(model, task, dtype) == pytest.approx(learn(plain, task, dtype), rel=2e-3)
     rounding = error(gradients(plain), gradients(exact))
     assert error(gradients(model), gradients(exact)) <= 1.2 * rounding
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("family", test_fused_families.FAMILIES)
+def test_layers_of_every_family_pass_their_trial(family: str, dtype: torch.dtype) -> None:
+    """Forward and backward under autocast, and forward alone with weights in 16 bits, beside their own code."""
+    for layer in encoder_layers(test_fused_families.make(family)):
+        description = fusing.describe(layer)
+        assert isinstance(description, fusing.Description)
+        for types in (fusing.Types(torch.float32, dtype), fusing.Types(dtype, dtype)):
+            assert trial.why_no_kernels(layer, description, torch.device("cuda", 0), types) is None
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -178,6 +151,13 @@ def test_recorded_steps_learn_as_others() -> None:
         {"model": "bert-base-uncased", "batch": 16, "seq": 512, "freeze": 6},
         {"model": "bert-large-uncased", "batch": 16, "micro_batch": 8, "seq": 512, "graphs": True},
         {"model": "bert-base-uncased", "batch": 16, "seq": 512, "optimizer": "adamw-8bit"},
+        {"model": "modernbert-base", "batch": 16, "seq": 512},
+        {"model": "modernbert-large", "batch": 8, "seq": 512, "checkpointing": "full"},
+        {"model": "modernbert-base", "batch": 2, "seq": 8192},
+        pytest.param(
+            {"model": "gte-multilingual-base", "batch": 16, "seq": 512},
+            marks=pytest.mark.skipif("gte" not in CONFIG_MAPPING, reason="this transformers has no GTE"),
+        ),
     ],
     ids=str,
 )

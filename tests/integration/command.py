@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
+import torch
+
 from tests import warm
 from tests.waiting import LIMIT_S
 from tests.warm import unseen
@@ -33,12 +35,13 @@ def vramfit(*arguments: str, stdin: str | None = None, **environment: str) -> Do
 
     The first command of a verb in a test run, or of one that imports the same, starts an interpreter of its own, so
     that what happens while everything is imported is seen; those after it fork a process that has imported torch,
-    transformers and the verbs' modules.
+    transformers and the verbs' modules. Where there is a GPU, no command forks: torchao begins to use CUDA when it is
+    imported, and a fork of a process that has done so cannot.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
     verb = arguments[0] if arguments else ""
     command = [sys.executable, "-m", "vramfit", *arguments]
-    if verb == LOOKS_AT_IMPORTS or unseen(env) or _is_first(IMPORTS_AS.get(verb, verb)):
+    if torch.cuda.is_available() or verb == LOOKS_AT_IMPORTS or unseen(env) or _is_first(IMPORTS_AS.get(verb, verb)):
         done = subprocess.run(command, capture_output=True, text=True, env=env, input=stdin, timeout=LIMIT_S)
     else:
         done = warm.run(command, env=env, stdin=stdin or "")

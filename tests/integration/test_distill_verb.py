@@ -42,7 +42,8 @@ def test_a_student_is_made_trained_and_compared(folder: Path) -> None:
     [
         (("--keep-layers", "9"), 2, "keep_layers 9: the teacher has 4 layers, and a student has fewer"),
         (("--keep-layers", "two"), 2, "--keep-layers 'two' is neither a number nor a list"),
-        (("--distill", "relations"), 2, "distill relations: attention relations are not learned from"),
+        (("--hidden-size", "20"), 2, "hidden_size 20: the teacher has 2 heads of 16, 32 together"),
+        (("--distill", "relations", "--teacher-answers", "disk"), 2, "distill relations needs the teacher in memory"),
         (("--student", "nobody/nothing-of-the-kind"), 2, "unknown model"),
         (("--label-column", "colour"), 1, "colour"),
     ],

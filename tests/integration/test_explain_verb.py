@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.integration.command import vramfit
 from tests.unit.doctor.real_messages import MESSAGES
 from vramfit.records.codec import from_data
-from vramfit.records.explanation import Explanation
+from vramfit.records.watch import Explanation
 
 OLD = next(r.text for r in MESSAGES if "GenerativeGraph" in r.where)
 

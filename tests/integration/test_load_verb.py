@@ -50,7 +50,13 @@ def test_a_check_prints_what_fewer_bits_change() -> None:
 def test_a_check_in_the_terminal_names_cosine_and_difference(folder: Path) -> None:
     done = vramfit("load", str(folder), "--precision", "bf16", "--device", "cpu", "--check")
     assert done.code == 0, done.err
-    for words in ("Beside full precision", "random ids", "largest difference", "lowest cosine", "same top label"):
+    for words in (
+        "Compared with full precision",
+        "random ids",
+        "largest difference",
+        "lowest cosine",
+        "same top label",
+    ):
         assert words in done.out
 
 

@@ -15,7 +15,7 @@ SMALL = ("bert-tiny", "--batch", "32", "--seq", "64")
 def test_a_plan_shows_settings_reasons_memory_alternatives_and_how_to_run_it(tmp_path: Path) -> None:
     done = vramfit("plan", *SMALL, "--gpu", "t4", "--save", str(tmp_path / "plan.json"))
     assert (done.code, done.err) == (0, "")
-    for part in ("✓ Fits", "micro_batch", "same maths", "Memory against time", "Also predicted", "Stepper", "Derived"):
+    for part in ("✓ Fits", "micro_batch", "same maths", "Memory and time", "Also predicted", "Stepper", "Derived"):
         assert part in done.out, part
     assert "vramfit train" in done.out
     assert Plan.load(tmp_path / "plan.json").workload.batch == 32

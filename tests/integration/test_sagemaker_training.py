@@ -1,9 +1,11 @@
 """Training jobs as SageMaker runs them: its toolkit's own `train` command over an /opt/ml tree, and a container's way.
 
+Scripts of the user's run in interpreters that begin with nothing; what calls the entry point as a module is forked.
 The toolkit is in the environment after `pip install sagemaker-training`; `VRAMFIT_SAGEMAKER_TRAIN` names the command
 where it is elsewhere.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -15,9 +17,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
+from tests import warm
 from tests.unit.integrations.sagemaker.job_folders import write_job
 from tests.unit.runtime.training.small_runs import same_weights
 from tests.waiting import LIMIT_S, running
+from tests.warm import ENVIRONMENT, WarmProcess
 from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
 from vramfit.integrations.sagemaker.job import make_request, read_job
 from vramfit.runtime.training.train import train
@@ -36,11 +40,9 @@ def toolkit() -> str:
 
 
 def environment(base: Path, **more: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    source = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"SAGEMAKER_BASE_DIR": str(base), "SM_STUDIO_LOCAL_MODE": "true", "PYTHONPATH": source, "HF_HUB_OFFLINE": "1"}
-    own["OMP_NUM_THREADS"] = "1"  # as in the test's own process, so that sums come out the same
-    return {**clean, **own, **more}
+    """Of a job; threads are one, as in the test's own process, so that sums come out the same."""
+    clean = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("SM_")}
+    return {**clean, "SAGEMAKER_BASE_DIR": str(base), "SM_STUDIO_LOCAL_MODE": "true", **more}
 
 
 def script_mode(base: Path) -> Path:
@@ -54,9 +56,16 @@ def script_mode(base: Path) -> Path:
     return base
 
 
-def run(command: list[str], base: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    env = environment(base, **more)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, cwd=base)
+def run_script(base: Path) -> "subprocess.CompletedProcess[str]":
+    """The toolkit over a job with a script."""
+    source = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = environment(base, PYTHONPATH=source)
+    return subprocess.run([toolkit()], env=env, capture_output=True, text=True, timeout=LIMIT_S, cwd=base)
+
+
+def run_forked(arguments: list[str], base: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    with contextlib.chdir(base):
+        return warm.run([sys.executable, *arguments], env=environment(base, **more))
 
 
 def caught(name: str, log: str) -> list[float]:
@@ -82,14 +91,14 @@ def check_success(base: Path, log: str) -> None:
 def test_a_script_of_two_lines_trains_under_the_toolkit(tmp_path: Path) -> None:
     assert f"```py\n{SCRIPT}```" in (ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
     base = script_mode(write_job(tmp_path / "opt/ml", skip_bad_rows="True"))
-    done = run([toolkit()], base)
+    done = run_script(base)
     assert done.returncode == 0, done.stdout + done.stderr
     check_success(base, done.stdout)
 
 
 def test_the_same_entry_point_trains_as_a_container_and_says_what_memory_it_took(tmp_path: Path) -> None:
     base = write_job(tmp_path / "ml", device="emulated", memory="120MiB")
-    done = run([sys.executable, "-m", "vramfit.integrations.sagemaker", "train"], base)
+    done = run_forked(["-m", "vramfit.integrations.sagemaker", "train"], base)
     assert done.returncode == 0, done.stdout + done.stderr
     check_success(base, done.stdout)
     assert all(0 < taken <= 120 * 2**20 for taken in caught("train:reserved_bytes", done.stdout))
@@ -98,7 +107,7 @@ def test_the_same_entry_point_trains_as_a_container_and_says_what_memory_it_took
 
 def test_memory_that_is_too_small_names_the_instance_that_would_do(tmp_path: Path) -> None:
     base = script_mode(write_job(tmp_path / "ml", device="emulated", memory="8MiB"))
-    done = run([toolkit()], base)
+    done = run_script(base)
     reason = (base / "output/failure").read_text()
     assert done.returncode == 1
     assert "\n" not in reason
@@ -116,7 +125,7 @@ def test_memory_that_is_too_small_names_the_instance_that_would_do(tmp_path: Pat
 )
 def test_what_is_wrong_with_a_job_is_one_sentence(tmp_path: Path, changes: dict[str, str], words: str) -> None:
     base = write_job(tmp_path / "ml", **changes)
-    done = run([toolkit()], base, **MODULE)
+    done = run_forked([toolkit()], base, **MODULE)
     assert done.returncode == 1
     assert words in (base / "output/failure").read_text()
     assert "\n" not in (base / "output/failure").read_text()
@@ -128,7 +137,7 @@ def test_a_configuration_that_cannot_be_read_is_one_sentence_too(tmp_path: Path,
     base = tmp_path / "ml"
     (base / "input/config").mkdir(parents=True)
     (base / "input/config/hyperparameters.json").write_bytes(content)
-    done = run([sys.executable, "-m", "vramfit.integrations.sagemaker", "train"], base)
+    done = run_forked(["-m", "vramfit.integrations.sagemaker", "train"], base)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     reason = (base / "output/failure").read_text()
@@ -141,7 +150,8 @@ def test_after_sigterm_the_next_job_goes_on_to_the_same_weights(tmp_path: Path) 
     train(make_request(read_job(None, {"SAGEMAKER_BASE_DIR": str(whole)})))
     base = write_job(tmp_path / "ml", epochs="10")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with running([toolkit()], env=environment(base, **MODULE), **streams) as process:
+    toolkits = [sys.executable, toolkit()]
+    with running(toolkits, start=WarmProcess, env=environment(base, **MODULE), **streams) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "[metrics] step=" in line and "eval_" not in line:
@@ -152,7 +162,7 @@ def test_after_sigterm_the_next_job_goes_on_to_the_same_weights(tmp_path: Path) 
     assert "its checkpoint is saved" in log
     assert not (base / "output/failure").exists()
     assert not list((base / "model").iterdir())
-    again = run([toolkit()], base, **MODULE)
+    again = run_forked([toolkit()], base, **MODULE)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Going on after step" in again.stdout
     assert same_weights(whole / "checkpoints" / "run", base / "model")

@@ -138,8 +138,8 @@ def test_what_a_forward_pass_takes_is_told_as_predicted() -> None:
         for kind in ("eager", "sdpa")
     )
     sizes = [round(e.breakdown["activations"] / 2**20) for e in (eager, fused, *without)]
-    assert f"takes {sizes[0]} MiB beside its weights with eager attention and {sizes[1]} MiB with fused" in text
-    assert f"without grad it takes {sizes[2]} and {sizes[3]} MiB" in text
+    assert f"takes {sizes[0]} MiB with eager attention and {sizes[1]} MiB with fused" in text
+    assert f"without gradients it takes {sizes[2]} and {sizes[3]} MiB" in text
 
 
 def _close(text: str) -> str:

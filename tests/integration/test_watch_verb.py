@@ -153,6 +153,14 @@ def test_what_cannot_be_watched_is_said_in_two_lines(tmp_path: Path) -> None:
         assert "Traceback" not in done.err
 
 
+def test_a_script_that_cannot_start_is_told_of_without_frames_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import (\n")
+    for arguments, words in (((str(tmp_path / "broken.py"),), "SyntaxError"), (("-m", "nosuchmodule"), "ImportError")):
+        done = vramfit("watch", *arguments)
+        assert (done.code, done.err.splitlines()[-1].partition(":")[0]) == (1, words)
+        assert "watched.py" not in done.err
+
+
 def test_a_process_without_a_driver_is_told_kindly() -> None:
     from vramfit.devices.probe import probe
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.workload import Workload
 

@@ -47,7 +47,7 @@ def test_repeated_micro_batches_are_those_of_a_longer_trace(monkeypatch: pytest.
     resolved = resolve(workload.model, task=workload.task)
     short = trace(resolved, workload, H200).instantiate(4, order_of(workload, 1))
     monkeypatch.setattr("vramfit.trace.run._traced_steps", lambda workload: [("first", 4), ("steady", 4)])
-    monkeypatch.setattr("vramfit.trace.run._repeat_first", lambda template: None)
+    monkeypatch.setattr("vramfit.trace.template.StreamTemplate.repeat_second_pass", lambda self: None)
     template = trace(resolved, workload, H200)
     order = [("load", "load"), ("inputs", None)]
     for step, phase in (("first", "first_step"), ("steady", "steady_step")):

@@ -98,6 +98,8 @@ def test_every_choice_is_accepted() -> None:
             extra: dict[str, Any] = {"mode": "infer"} if name in ("precision", "quantize", "attention") else {}
             if name == "offload":
                 extra = {"loop": "stepper", "checkpointing": "full"}
+            if value == "relations":
+                extra = {"held_teacher": "m", "loop": "stepper"}
             if name in ("pooling", "loss"):
                 extra = {"task": "embedding" if value not in ("listwise", "bce") else "reranking"}
             assert getattr(Workload.from_keywords(model="m", **({name: value} | extra)), name) == value

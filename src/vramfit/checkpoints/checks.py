@@ -133,7 +133,7 @@ def check_names(subject: Subject) -> Iterator[Finding]:
             "weights.wrapper_prefix",
             f"the names begin with {matching.wrapper!r}, which a wrapper left there; it is taken off",
             "transformers would not recognise them and start the whole model at random",
-            "vramfit loads it as it is; for transformers, save model.module instead of the wrapper",
+            "vramfit loads it unchanged; for transformers, save model.module instead of the wrapper",
         )
     old = [name for name in matching.targets if name.endswith((".gamma", ".beta"))]
     if old:
@@ -197,7 +197,7 @@ def _quantized(how: str) -> Finding:
         "weights.quantized",
         f"the weights are {how}",
         "they are no numbers to load into the layers as they are",
-        "take the full-precision checkpoint and quantize it on the way in: vramfit load MODEL --quantize int8",
+        "take the full-precision checkpoint and quantize it while loading: vramfit load MODEL --quantize int8",
         fatal=True,
     )
 

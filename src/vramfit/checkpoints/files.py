@@ -78,15 +78,7 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
     """
     where = str(path)
     hint = f"download the {what} again"
-    try:
-        num_bytes = path.stat().st_size
-        if num_bytes > MAX_JSON_BYTES:
-            raise CheckpointError(
-                f"{where} is {num_bytes:,} bytes, too large for a {what} (limit {MAX_JSON_BYTES:,})", file=where
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{where} cannot be read: {reason(error)}", file=where) from None
+    content = read_bytes(path, what=what)
     if content.count(b"{") + content.count(b"[") > _MAX_CONTAINERS:
         raise CheckpointError(f"{where} is no {what}: it holds more than {_MAX_CONTAINERS:,} lists", file=where)
     try:
@@ -97,6 +89,22 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{where} holds no JSON object", file=where, hint=hint)
     return data
+
+
+def read_bytes(path: Path, *, what: str) -> bytes:
+    """The content of a file; memory stays bounded.
+
+    Raises:
+        CheckpointError: not readable, or too large.
+    """
+    hint = f"download the {what} again"
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes > MAX_JSON_BYTES:
+            raise bad_file(path, f"is {num_bytes:,} bytes, too large for a {what} (limit {MAX_JSON_BYTES:,})", hint)
+        return path.read_bytes()
+    except OSError as error:
+        raise bad_file(path, f"cannot be read: {reason(error)}", hint) from None
 
 
 def reason(error: OSError) -> str:
@@ -195,8 +203,7 @@ def find_checkpoint(folder: Path) -> CheckpointFiles:
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CheckpointError(f"{folder} cannot be read: {reason}", file=str(folder)) from None
+        raise CheckpointError(f"{folder} cannot be read: {reason(error)}", file=str(folder)) from None
     for name, kind in _WANTED:
         path = plain_file(folder, name)
         index = plain_file(folder, f"{name}.index.json")
@@ -244,7 +251,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
                 f"{where} puts tensor {shown(tensor)} into {shown(shard)}, which is no name of a file in this folder",
                 file=where,
                 tensor=tensor,
-                hint="a path that leaves the folder is refused; put the shard beside its index",
+                hint="a path that leaves the folder is refused; put the shard next to its index",
             )
     return shard_of
 
@@ -278,14 +285,14 @@ def _nothing_to_read(folder: Path, names: list[str]) -> CheckpointError:
     )
 
 
-def cached_snapshot(hub_id: str, *, revision: str | None = None) -> Path | None:
+def cached_snapshot(hub_id: str) -> Path | None:
     """The snapshot folder of a repository with its weights, in the local cache; None when it is not there."""
     if not looks_like_hub_id(hub_id):
         return None
     from huggingface_hub import try_to_load_from_cache
 
     for name in [name for whole, _ in _WANTED for name in (whole, f"{whole}.index.json")]:
-        found = try_to_load_from_cache(hub_id, name, revision=revision)
+        found = try_to_load_from_cache(hub_id, name)
         if isinstance(found, str):
             return Path(found).parent
     return None

@@ -78,10 +78,12 @@ class Inspection(Matching):
         return any(finding.fatal for finding in self.findings)
 
     def check(self) -> None:
-        """Raise the first fatal finding as a `CheckpointError`; nothing when there is none."""
-        for finding in self.findings:
-            if finding.fatal:
-                raise CheckpointError(finding.what, file=str(self.files.paths[0]), hint=finding.fix or None)
+        """Raise all fatal findings as one `CheckpointError`, with the first one's hint; nothing when there is none."""
+        fatal = [finding for finding in self.findings if finding.fatal]
+        if fatal:
+            what = "; ".join(finding.what for finding in fatal)
+            hint = next((finding.fix for finding in fatal if finding.fix), None)
+            raise CheckpointError(what, file=str(self.files.paths[0]), hint=hint)
 
 
 def inspect_checkpoint(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.checkpoints.files import DOWNLOAD_AGAIN, MAX_JSON_BYTES, bad_file, read_json_object, reason, shown
+from vramfit.checkpoints.files import read_bytes, read_json_object, shown
 from vramfit.checkpoints.matching import Subject
 from vramfit.errors import CheckpointError
 from vramfit.models import vocab_size
@@ -51,7 +51,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
             "tokenizer.absent",
             "no tokenizer in the folder",
             "the model can be loaded, but text cannot be turned into tokens for it",
-            "put the tokenizer of the same model beside the weights (tokenizer.save_pretrained)",
+            "put the tokenizer of the same model next to the weights (tokenizer.save_pretrained)",
         )
         return
     rows = _rows(subject)
@@ -165,7 +165,7 @@ def _read_tokenizer_json(path: Path) -> tuple[dict[str, int], int]:
 
 
 def _read_lines(path: Path) -> tuple[dict[str, int], int]:
-    lines = _read_bytes(path).decode("utf-8", errors="replace").split("\n")
+    lines = read_bytes(path, what="vocabulary").decode("utf-8", errors="replace").split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return {line.rstrip("\r"): number for number, line in enumerate(lines)}, len(lines)
@@ -182,7 +182,7 @@ def _ids(data: Mapping[str, Any]) -> dict[str, int]:
 
 def _count_pieces(path: Path) -> tuple[None, int]:
     """Pieces of a sentencepiece model: field 1 of its protobuf message, once for each."""
-    content = _read_bytes(path)
+    content = read_bytes(path, what="vocabulary")
     position, count = 0, 0
     while position < len(content):
         tag, position = _varint(content, position)
@@ -209,13 +209,3 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             break
     return value, position
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        num_bytes = path.stat().st_size
-        if num_bytes > MAX_JSON_BYTES:
-            raise bad_file(path, f"is {num_bytes:,} bytes, too large for a vocabulary", DOWNLOAD_AGAIN)
-        return path.read_bytes()
-    except OSError as error:
-        raise bad_file(path, f"cannot be read: {reason(error)}", DOWNLOAD_AGAIN) from None

@@ -16,7 +16,7 @@ from vramfit.tasks import encoder_alone
 from vramfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramfit.models.card import ModelCard
+    from vramfit.models.anatomy import ModelCard
     from vramfit.models.resolve import ResolvedModel
 
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -147,7 +147,7 @@ def _print_models(entries: tuple[CatalogueEntry, ...]) -> None:
 def _make_card(name: str, task: str, trust_remote_code: bool) -> "ModelCard":
     checked_choice("task", task)
     with working(f"Building {name} without weights"):
-        from vramfit.models.card import model_card
+        from vramfit.models.anatomy import model_card
         from vramfit.models.resolve import resolve
 
         resolved = resolve(name, task=task, trust_remote_code=trust_remote_code)

@@ -20,15 +20,15 @@ Data = Annotated[str, option("Rows with labels, to measure quality and speed on.
 class CompareOptions:
     """How models are compared."""
 
-    task: str | None = opt(None, "The head; else the models' own.", "NAME")
+    task: str | None = opt(None, "Task (head) to use. Default: the models' own.", "NAME")
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
     label_column: str | None = opt(None, "Column of the labels.", "NAME")
     max_rows: int | None = opt(None, "Read at most N rows.", "N", min=1)
     skip_bad_rows: bool = opt(False, "Leave out rows that cannot be used.")
     batch: int = opt(32, "Effective batch for the memory predictions.", "N", min=1)
     seq: int | None = opt(None, "Truncate sequences to N tokens.", "N", min=1)
-    gpu: str | None = opt(None, "Predict memory for this GPU.", "NAME")
-    memory: str | None = opt(None, "What PyTorch may reserve where speed is measured.", "SIZE")
+    gpu: str | None = opt(None, "Predict memory for this GPU of the catalogue.", "NAME")
+    memory: str | None = opt(None, "Memory that PyTorch may reserve while speed is measured.", "SIZE")
     device: str | None = opt(None, "Where speed is measured: cuda, cuda:N, cpu or emulated.", "NAME")
     trust_remote_code: Trust = False
 
@@ -43,7 +43,7 @@ def compare(
     models: Models,
     data: Data,
     options: CompareOptions,
-    html: Annotated[Path | None, option("Write the table and its pictures as one HTML file too.", "FILE")] = None,
+    html: Annotated[Path | None, option("Also write the table, with pictures, as one HTML file.", "FILE")] = None,
     json: Json = False,
 ) -> None:
     """Compare models on one data set: size, memory in training and serving, latency, throughput, quality.

@@ -21,12 +21,20 @@ MADE = ("model", "teacher")
 class StudentOptions:
     """What the student is."""
 
-    student: str | None = opt(None, "A model with the teacher's tokenizer, to be the student.", "MODEL")
+    student: str | None = opt(None, "Student, with the teacher's tokenizer. Default: some of its layers.", "MODEL")
     keep_layers: str | None = opt(
         None,
         "Layers of the teacher that the student keeps: a number, evenly spaced, or a list such as 0,2,5. Default: "
         "half.",
         "N",
+    )
+
+    hidden_size: int | None = opt(
+        None,
+        "Hidden size of a student that is made: the teacher's dimensions, heads and neurons that matter most. "
+        "Default: the teacher's.",
+        "N",
+        min=1,
     )
 
     @property
@@ -49,26 +57,27 @@ class StudentOptions:
     lists=(),
     plans=True,
     panels=PANELS,
-    defaults=DEFAULTS | {"task": "the teacher's"},
+    defaults=DEFAULTS | {"task": "the teacher's", "distill": "logits"},
 )
 def distill(teacher: Teacher, options: WorkloadOptions, own: StudentOptions, json: Json = False) -> None:
-    """Train a smaller model on the answers of a trained one; saves a folder that transformers loads.
+    """Train a smaller model on the answers of a trained one, and save a folder that transformers loads.
 
-    The teacher answers every sample once; its answers are kept on the disk, and the student learns in its own memory.
-    All else is as in vramfit train: data is checked first, the run is planned, Ctrl-C leaves a checkpoint.
+    The teacher answers every sample once, and its answers are stored on disk; or it stays in memory next to the
+    student, where that is faster.
+    Everything else is as in vramfit train: data is checked first, the run is planned, Ctrl-C leaves a checkpoint.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """
     given = {name: OPTIONS[name].value.parse(v) if isinstance(v, str) else v for name, v in options.given.items()}
     if given.get("max_grad_norm") == 0:
         given["max_grad_norm"] = None
-    layers = own.layers
+    made: dict[str, Any] = {"keep_layers": own.layers, "hidden_size": own.hidden_size}
     with only_rank_zero_prints():
         _look(teacher, own.student, given)
 
         def start(on_event: Any) -> Any:
             from vramfit.smaller.distillation import distill
 
-            return distill(teacher, student=own.student, keep_layers=layers, on_event=on_event, **given)
+            return distill(teacher, student=own.student, **made, on_event=on_event, **given)
 
         run_and_show(start, resumes=bool(given.get("resume")), json=json)
 

@@ -30,7 +30,7 @@ from vramfit.workload import CHOICES
 if TYPE_CHECKING:
     from vramfit.loader.load import LoadRequest
     from vramfit.records.estimate import Estimate
-    from vramfit.records.explanation import Explanation
+    from vramfit.records.watch import Explanation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class DoctorOptions:
         ),
     ] = None
     task: str = opt(DEFAULT, f"Head to check the model for. One of {', '.join(CHOICES['task'])}.", "NAME")
-    num_labels: int | None = opt(None, "Size of the head that is wanted.", "N")
+    num_labels: int | None = opt(None, "Number of labels that you want.", "N")
     scan: bool = opt(False, "Read the weights too: NaN, infinite and all-zero tensors.")
 
     def check(self) -> list[Finding]:
@@ -72,7 +72,7 @@ def doctor(
 ) -> None:
     """Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.
 
-    Exit codes: 0 when nothing stands in the way, 1 when something will fail, 2 for a wrong name or value.
+    Exit codes: 0 when no error was found, 1 when something will fail, 2 for a wrong name or value.
     """
     with working(f"Checking {options.model or 'this machine'}"):
         findings = options.check()
@@ -103,7 +103,7 @@ def explain(
     save: Annotated[Path | None, option("Write the plan as JSON.", "FILE")] = None,
     json: Json = False,
 ) -> None:
-    """Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.
+    """Explain an out-of-memory message: the request, who held the memory, the cause, and settings that fit.
 
     Reads messages of PyTorch since 2018, of CUDA, cuBLAS and MPS, of the host's allocator and of killed containers.
     Exit codes: 0 done, 1 when there is no such message, 2 for a wrong name or value,
@@ -171,20 +171,20 @@ def _show(explanation: "Explanation", *, saved_as: str | None) -> None:
 class LoadOptions:
     """Where a checkpoint is loaded to, and what is checked."""
 
-    device: str | None = opt(None, "cuda, cuda:1 or cpu; the GPU where there is one.", "NAME")
-    random_weights: bool = opt(False, "Draw the weights: no checkpoint is needed.")
-    seed: int = opt(0, "Seed of weights that are drawn: a new head, or all of them.", "N", min=0)
-    scan: bool = opt(False, "Read all weights first, for NaN and infinite ones.")
+    device: str | None = opt(None, "cuda, cuda:N or cpu. Default: the GPU if there is one.", "NAME")
+    random_weights: bool = opt(False, "Use random weights; no checkpoint is needed.")
+    seed: int = opt(0, "Seed of random weights: a new head, or all of them.", "N", min=0)
+    scan: bool = opt(False, "Read all weights first, and look for NaN and infinite numbers.")
     check: bool = opt(False, "Compare outputs with full precision on sample sentences.")
-    batch: int | None = opt(None, "With --offload weights: leave room for so many samples.", "N", min=1)
-    seq: int | None = opt(None, "With --offload weights: leave room for so many tokens.", "N", min=1)
+    batch: int | None = opt(None, "With --offload weights: leave memory for a batch of N samples.", "N", min=1)
+    seq: int | None = opt(None, "With --offload weights: leave memory for texts of N tokens.", "N", min=1)
 
 
 @verb("vramfit load ./my-model --precision bf16 --quantize int8 --check", without=having(at_load=False))
 def load(options: WorkloadOptions, own: LoadOptions, json: Json = False) -> None:
-    """Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.
+    """Inspect a checkpoint, load it tensor by tensor, and report what loading took; the model is not kept.
 
-    --memory is what the weights may take; with --batch or --seq, what they and such a forward pass may take together.
+    --memory limits the weights; with --offload weights and --batch or --seq, weights and a forward pass together.
     Exit codes: 0 done, 1 for a checkpoint that is damaged or not this model's, 2 for a wrong name or value,
     3 when it does not fit.
     """
@@ -212,7 +212,7 @@ def load(options: WorkloadOptions, own: LoadOptions, json: Json = False) -> None
     show(report, render_load_report, json=json)
     if predicted is not None and not json:
         w, most_bytes = predicted.workload, predicted.safe_reserved_bytes
-        say(f"Room is left for {w.batch} × {w.seq} tokens: {format_bytes(most_bytes)} in all at most.", stderr=False)
+        say(f"Memory is left for {w.batch} × {w.seq} tokens: at most {format_bytes(most_bytes)} in all.", stderr=False)
 
 
 def _predict(request: "LoadRequest", job: dict[str, int]) -> "Estimate | None":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vramfit.runtime.encoding.request import EncodeReport
 
 ENCODER = argument("A folder of sentence-transformers or vramfit train, or any encoder.", "MODEL")
-PRECISION = option(f"Arithmetic, one of {PRECISIONS}; else bf16 where the GPU has it, and fp32.", "NAME")
+PRECISION = option(f"Number format. One of {PRECISIONS}. Default: bf16 where the GPU has it, otherwise fp32.", "NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class EncodeOptions(InferenceOptions):
     """A model, a file of texts, and how they are computed."""
 
     model: Annotated[str, ENCODER]
-    task: Annotated[str | None, option("embedding, or features: the mean of tokens as it is.", "NAME")] = None
+    task: Annotated[str | None, option("embedding, or features: the unnormalized mean of tokens.", "NAME")] = None
     text_column: str | None = opt(None, "Column of the texts.", "NAME")
     precision: Annotated[str | None, PRECISION] = None  # type: ignore[assignment]
     exact: bool = opt(False, "Compute in fp32.")
@@ -34,14 +34,14 @@ class VectorOutput:
     """What is stored of vectors, and where."""
 
     output: Annotated[str, option(f"Write here: {', '.join(ENDINGS)}.", "FILE", "--output", "-o")]
-    dtype: str = opt("float32", f"One of {', '.join(DTYPES)}; binary is a bit for each sign.", "NAME")
-    dims: int | None = opt(None, "Keep the first N numbers of a vector, at unit length again.", "N", min=1)
-    prompt: str | None = opt(None, "Put this before every text; else what the folder says.", "TEXT")
-    prompt_name: str | None = opt(None, "Put this prompt of the folder before every text.", "NAME")
+    dtype: str = opt("float32", f"One of {', '.join(DTYPES)}; binary keeps the sign of each number as one bit.", "NAME")
+    dims: int | None = opt(None, "Truncate vectors to N numbers; unit vectors are normalized again.", "N", min=1)
+    prompt: str | None = opt(None, "Text to put before every text. Default: the folder's prompt.", "TEXT")
+    prompt_name: str | None = opt(None, "Name of the prompt in the folder to put before every text.", "NAME")
     calibration: str | None = opt(
-        None, "Texts whose vectors give int8 and uint8 their ranges; else the first part of DATA.", "FILE"
+        None, "Texts that set the ranges of int8 and uint8. Default: the first part of DATA.", "FILE"
     )
-    skip_bad_rows: bool = opt(False, "Leave out rows that cannot be used; an index says which are there.")
+    skip_bad_rows: bool = opt(False, "Leave out rows that cannot be used; an index says which rows are there.")
     resume: bool = opt(False, "Continue an interrupted run after its last complete part.")
 
 
@@ -49,7 +49,7 @@ class VectorOutput:
 def encode(options: EncodeOptions, own: VectorOutput, data: Annotated[str, DATA], json: Json = False) -> None:
     """Write the vectors of all texts of a file, in order, in constant memory; --resume continues an interrupted run.
 
-    Rows are kept part by part beside the output, with a manifest; the output is there once it is whole.
+    Finished parts are kept next to the output, with a manifest; the output file appears when it is complete.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one text fits,
     130 when interrupted.
@@ -77,7 +77,7 @@ def _request(options: EncodeOptions, own: VectorOutput) -> EncodeRequest:
 
 def _look(request: EncodeRequest, data: str) -> None:
     """Refuse an output that cannot be written and rows that cannot be used, before torch is imported."""
-    from vramfit.runtime.encoding.spool import look_at_manifest
+    from vramfit.runtime.encoding.outputs import look_at_manifest
     from vramfit.runtime.encoding.texts import open_stream, source_of
 
     request.look_at_output(data)
@@ -112,6 +112,5 @@ def _remarks(report: "EncodeReport") -> list[str]:
 
 
 def _numbers(report: "EncodeReport") -> str:
-    if report.dtype.endswith("binary"):
-        return f"{counted(report.width, 'byte')} ({report.dtype})"
-    return f"{counted(report.width, 'number')} ({report.dtype})"
+    noun = "byte" if report.dtype.endswith("binary") else "number"
+    return f"{counted(report.width, noun)} ({report.dtype})"

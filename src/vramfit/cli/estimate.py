@@ -17,6 +17,7 @@ from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.models.catalogue import find_entry
 from vramfit.records.codec import replace_file
+from vramfit.records.estimate import FIGURES
 from vramfit.records.measurement import Calibration, Measurement, compare
 from vramfit.records.receipt import Receipt, read_receipt
 from vramfit.report.estimate import render_estimate
@@ -32,7 +33,6 @@ from vramfit.workload import Workload
 if TYPE_CHECKING:
     from vramfit.records.estimate import Advice, Estimate
 
-FIGURES = ("requested", "allocated", "reserved", "process")
 REFUSED = 1
 """The exit code where a receipt is refused."""
 MAX_RECEIPTS = 10_000
@@ -41,17 +41,17 @@ MAX_RECEIPTS = 10_000
 @verb("vramfit estimate bert-base-uncased --batch 8 --seq 512 --gpu t4", tables=True)
 def estimate(
     options: WorkloadOptions,
-    figure: Annotated[str, option(f"Figure of a table: {', '.join(FIGURES)}.", "FIGURE", "--show")] = "allocated",
+    figure: Annotated[str, option(f"Figure in a table: {', '.join(FIGURES)}.", "FIGURE", "--show")] = "allocated",
     snapshot: Annotated[
-        Path | None, option("Write the predicted stream for PyTorch's memory visualiser.", "FILE")
+        Path | None, option("Write the predicted allocations for PyTorch's memory visualiser.", "FILE")
     ] = None,
-    no_advice: Annotated[bool, option("Leave out what single changes would save.", None, "--no-advice")] = False,
+    no_advice: Annotated[bool, option("Do not show what single changes would save.", None, "--no-advice")] = False,
     json: Json = False,
 ) -> None:
     """Predict the GPU memory of a job, usually to the byte: how much, when and why; needs no GPU and no weights.
 
     Several batches or lengths give a table.
-    Exit codes: 0 when it fits, 1 for an error, 2 for a wrong name or value, 3 when it does not (in a table: nothing).
+    Exit codes: 0 when it fits (a table: when any cell fits), 1 for an error, 2 for a wrong name or value, 3 when not.
     """
     options.check()
     cells = options.cells()
@@ -119,7 +119,7 @@ def measure(
     receipt: ReceiptFile = None,
     json: Json = False,
 ) -> None:
-    """Run a job for real in a fresh process and show predicted beside measured, phase by phase.
+    """Run a job in a fresh process and compare its memory with the prediction, phase by phase.
 
     Exit codes: 0 when they agree, 1 for an error, 2 for a wrong name or value,
     3 when it runs out of memory as predicted, 4 when they differ by more than the tolerance.
@@ -250,10 +250,10 @@ def report(
         Path, argument("The folder of a run, or JSON of an estimate, a plan, a measurement, a comparison.", "RUN")
     ],
     output: Annotated[
-        Path | None, option("Where to write. Default: report.html in the folder, or beside the file.", "FILE")
+        Path | None, option("Where to write. Default: report.html in the folder, or next to the file.", "FILE")
     ] = None,
     no_grid: Annotated[
-        bool, option("Leave out the map of batches and lengths: nothing is predicted anew.", None, "--no-grid")
+        bool, option("Leave out the map of batches and lengths, which takes some seconds.", None, "--no-grid")
     ] = False,
     open_browser: Annotated[bool, option("Open it in the browser.", None, "--open")] = False,
     json: Json = False,
@@ -287,9 +287,6 @@ def _predicted(subject: Subject) -> Subject:
         from vramfit.estimator.predict import estimate
         from vramfit.estimator.search import fit_grid
 
-        def show(done: int, total: int) -> None:
-            tell(f"batches and lengths, {done} of {total} done")
-
         try:
             if subject.estimate is None:
                 subject = replace(subject, estimate=estimate(workload.model, **_keywords(workload)))
@@ -297,7 +294,8 @@ def _predicted(subject: Subject) -> Subject:
             if course is not None and subject.course_estimate is None:
                 keywords = {**_keywords(workload), **course.size}
                 subject = replace(subject, course_estimate=estimate(workload.model, **keywords))
-            return replace(subject, grid=fit_grid(workload, on_cell=show))
+            grid = fit_grid(workload, on_cell=lambda done, total: tell(f"batches and lengths, {done} of {total} done"))
+            return replace(subject, grid=grid)
         except VramfitError as error:
             return replace(subject, notes=(*subject.notes, f"{NOT_PREDICTED}: {error}"))
 
@@ -311,14 +309,14 @@ def receipts(
     folder: Annotated[Path, argument("A folder of receipts, or one receipt.", "FOLDER")],
     repeat: Annotated[
         bool,
-        option("Predict every job again, and refuse a receipt that this version would not write.", None, "--repeat"),
+        option("Predict every job again; refuse a receipt of these versions that differs.", None, "--repeat"),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show receipts of `measure` and `train` as a table: predicted beside measured, by card.
+    """Show receipts of `measure` and `train` as tables of predicted and measured figures, by card.
 
-    A receipt that is damaged, was edited or holds impossible figures is refused with the reason.
-    A digest shows damage; it is no signature.
+    Receipts that are damaged, were edited or hold impossible figures are refused, with the reason.
+    The digest detects damage; it is not a signature.
     Exit codes: 0 when all are good, 1 when one is refused or there is none, 2 for a wrong name or value.
     """
     good, refused = read_folder(folder)

@@ -29,7 +29,7 @@ class ExportOptions:
 
 @verb("vramfit export my-model --data dev.csv --int8 dynamic --output my-model-onnx")
 def export(options: SourceOptions, own: ExportOptions, json: Json = False) -> None:
-    """Write a model as ONNX files, fp32 and int8, checked against its own answers; CPUs run them faster.
+    """Export a model to ONNX in fp32 and int8, for faster inference on CPUs, and check its answers.
 
     The folder has configuration and tokenizer too: vramfit encode, predict, evaluate and serve run it with ONNX Runtime
     on the CPU, the int8 file where there is one; optimum and sentence-transformers find onnx/model.onnx.

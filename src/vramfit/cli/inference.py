@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 Model = Annotated[str, argument("A folder that vramfit train or transformers saved.", "MODEL")]
 TaskName = Annotated[str | None, option("Task (head) to use. Default: the model's own.", "NAME")]
 PRECISIONS = ", ".join(Precision.value.names)
-PrecisionName = Annotated[str, option(f"Arithmetic. One of {PRECISIONS}.", "NAME")]
-Memory = Annotated[str | None, option("What PyTorch may reserve, such as 2GiB.", "SIZE")]
-GPUName = Annotated[str | None, option("Choose the batch for this GPU.", "NAME")]
+PrecisionName = Annotated[str, option(f"Number format. One of {PRECISIONS}.", "NAME")]
+Memory = Annotated[str | None, option("Memory that PyTorch may reserve, such as 2GiB.", "SIZE")]
+GPUName = Annotated[str | None, option("Choose a batch that fits this GPU of the catalogue.", "NAME")]
 DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
 Seq = Annotated[int | None, option("Truncate sequences to N tokens.", "N", min=1)]
 
@@ -48,10 +48,11 @@ class InferenceOptions:
     task: TaskName = None
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
     max_rows: int | None = opt(None, "Read at most N rows.", "N", min=1)
-    batch: int | None = opt(None, "Samples of full length in a batch; else what fits.", "N", min=1)
+    batch: int | None = opt(None, "Samples of full length per batch. Default: as many as fit.", "N", min=1)
     seq: Seq = None
     precision: PrecisionName = "fp32"
-    attention: str | None = opt(None, "sdpa, eager or packed; else packed where a GPU has its kernel.", "NAME")
+    attention: str | None = opt(None, "sdpa, eager or packed. Default: packed where the GPU has the kernel.", "NAME")
+    fused: bool = opt(False, "Run each layer as one fused function in packed batches on a GPU.")
     memory: Memory = None
     gpu: GPUName = None
     device: str | None = opt(None, "cuda, cuda:N, cpu or emulated.", "NAME")
@@ -101,9 +102,9 @@ class VectorOptions:
     queries: str | None = opt(None, "Search: queries with id and text.", "FILE")
     documents: str | None = opt(None, "Search: documents with id and text.", "FILE")
     relevant: str | None = opt(None, "Search: query id, document id and grade, as BEIR's qrels have them.", "FILE")
-    dims: str | None = opt(None, "Also report figures for vectors truncated to these lengths.", "N,…")
-    rerank: str | None = opt(None, "Search: a model that puts the best documents of each query in order.", "MODEL")
-    top: int = opt(100, "Search: documents of a query that --rerank looks at.", "N", min=1)
+    dims: str | None = opt(None, "Also report the figures of vectors truncated to these lengths.", "N,…")
+    rerank: str | None = opt(None, "Search: model that reorders the best documents of each query.", "MODEL")
+    top: int = opt(100, "Search: documents per query that --rerank reorders.", "N", min=1)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ def evaluate(
     skip_bad_rows: Annotated[bool, option("Leave out rows that cannot be used.", None, "--skip-bad-rows")] = False,
     json: Json = False,
 ) -> None:
-    """Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.
+    """Evaluate a saved model; the batch is chosen to fit, and halved if memory runs out.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
     130 when interrupted.
@@ -218,10 +219,10 @@ def say_what_was_cut(*parts: Any) -> None:
 class PredictOptions:
     """What is predicted of a row, and where that is written."""
 
-    output: str | None = opt(None, "Write here, not to stdout.", "FILE", "--output", "-o")
-    top_k: int | None = opt(None, "Scores of the N best labels or tokens too.", "N", min=1)
-    all_scores: bool = opt(False, "Scores of all labels too.")
-    json: bool = opt(False, "Accepted on every verb; predictions are JSON lines anyway.")
+    output: str | None = opt(None, "Write to this file, not to stdout.", "FILE", "--output", "-o")
+    top_k: int | None = opt(None, "Also give the scores of the N best labels or tokens.", "N", min=1)
+    all_scores: bool = opt(False, "Also give the scores of all labels.")
+    json: bool = opt(False, "No effect: predictions are JSON lines anyway.")
 
     def look(self, data: str) -> None:
         """Refuse what contradicts itself or cannot be written, before anything is predicted."""
@@ -259,7 +260,8 @@ class PredictOptions:
 def predict(options: InferenceOptions, own: PredictOptions, data: Annotated[str, DATA]) -> None:
     """Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.
 
-    row is the line that a row begins on, from 1: the first below a header is 2. index counts the rows of data from 0.
+    row is the line on which a row begins, counted from 1 (the first row below a header is 2). index counts the rows
+    of data from 0.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when not even one sample fits,
     130 when interrupted.

@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -20,42 +21,17 @@ from vramfit.errors import VramfitError
 from vramfit.quiet import CHATTY, hush
 from vramfit.records.codec import FULL_DISK, cannot_write
 
-VERBS = {
-    "estimate": "Predict the GPU memory of a job, usually to the byte: how much, when and why; needs no GPU and no "
-    "weights.",
-    "max-batch": "Find the largest batch that fits, what stops the next one, and which smaller ones do not fit.",
-    "plan": "Find the fastest settings that fit a GPU, keeping the effective batch; say why, and what they cost.",
-    "measure": "Run a job for real in a fresh process and show predicted beside measured, phase by phase.",
-    "receipts": "Show receipts of `measure` and `train` as a table: predicted beside measured, by card.",
-    "calibrate": "Measure how fast this machine's GPU and host are, in about a minute, and keep it as a profile.",
-    "load": "Inspect a checkpoint, load it tensor by tensor, and report what that took; nothing is kept.",
-    "train": "Fine-tune a model with settings that are planned to fit, and save a folder that transformers loads.",
-    "distill": "Train a smaller model on the answers of a trained one; saves a folder that transformers loads.",
-    "evaluate": "Evaluate a saved model; the batch is chosen to fit, and halved where memory runs out.",
-    "compare": "Compare models on one data set: size, memory in training and serving, latency, throughput, quality.",
-    "predict": 'Predict every row of a file; a row that cannot be used gives {"row": …, "error": …} in its place.',
-    "encode": "Write the vectors of all texts of a file, in order, in constant memory; --resume continues an "
-    "interrupted run.",
-    "serve": "Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.",
-    "trim": "Keep the tokens that a corpus uses, and give the same answers on its rows with a smaller embedding.",
-    "prune": "Take out the layers and neurons that a model's answers need least; a smaller folder, without masks.",
-    "export": "Write a model as ONNX files, fp32 and int8, checked against its own answers; CPUs run them faster.",
-    "gpus": "List the GPU catalogue: memory as CUDA reports it, architecture, speed, and where each figure comes from.",
-    "models": "List the model catalogue, or show one: layers, sizes, parameters by part, bytes in each precision.",
-    "doctor": "Check the machine (Python, torch, driver, GPU, settings), or a model before it is loaded.",
-    "explain": "Explain an out-of-memory message: what was asked and held, by whom, what is to blame, and what fits.",
-    "watch": "Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.",
-    "report": "Write a run, a plan, an estimate or a measurement as one HTML file that needs no network.",
-    "web": "Serve a page on this machine: choose model, task and GPU, move batch and length, and see whether it fits.",
-    "mcp": "Answer coding agents over MCP: estimate, max_batch, plan, explain and gpus, on standard input and output.",
-    "sagemaker": "Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.",
-}
-"""What each does is said here too, so that to list all need not import all."""
+VERBS = (
+    *("estimate", "max-batch", "plan", "measure", "receipts", "calibrate", "load", "train", "distill", "evaluate"),
+    *("compare", "predict", "encode", "serve", "trim", "prune", "export", "gpus", "models", "doctor", "explain"),
+    *("watch", "report", "web", "mcp", "sagemaker"),
+)
+"""In the order of the help."""
 MODULES = {
     "estimate": ("estimate", "max-batch", "measure", "receipts", "calibrate", "report"),
     "plan": ("plan", "sagemaker"),
     "inference": ("evaluate", "predict"),
-    "serve": ("serve", "web"),
+    "serve": ("serve", "web", "mcp"),
     "catalogue": ("gpus", "models"),
     "doctor": ("doctor", "explain", "load"),
 }
@@ -133,8 +109,18 @@ def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
 
 def find_verb(name: str) -> Any:
     """The function of a verb; it carries an `example`."""
-    module = next((module for module, verbs in MODULES.items() if name in verbs), name)
-    return getattr(import_module(f"vramfit.cli.{module}"), name.replace("-", "_"))
+    return getattr(import_module(f"vramfit.cli.{_module_of(name)}"), name.replace("-", "_"))
+
+
+def _module_of(name: str) -> str:
+    return next((module for module, verbs in MODULES.items() if name in verbs), name)
+
+
+def told(name: str) -> str:
+    """What a verb does: the first sentence below its `def`, read without an import of its module."""
+    source = Path(__file__).with_name(f"{_module_of(name)}.py").read_text(encoding="utf-8")
+    (first,) = re.findall(rf'^def {name.replace("-", "_")}\(.*?"""(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    return " ".join(first.split())
 
 
 def _aliases(verb: Any) -> dict[str, Any]:
@@ -147,8 +133,8 @@ def _aliases(verb: Any) -> dict[str, Any]:
 def _overview() -> typer.Typer:
     """The command line where no verb is asked for: it lists them all and has none."""
     app = _empty_app()
-    for name, told in VERBS.items():
-        app.command(name=name, help=told)(lambda: None)
+    for name in VERBS:
+        app.command(name=name, help=told(name))(lambda: None)
     return app
 
 

@@ -66,9 +66,10 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 HELP_ALL = "Show all options and exit; --help shows the most used ones."
 HelpAll = Annotated[bool, option(HELP_ALL, None, "--help-all", is_eager=True, callback=_show_all)]
 ReceiptFile = Annotated[
-    Path | None, option("Write what was predicted and measured, with nothing private: see `vramfit receipts`.", "FILE")
+    Path | None,
+    option("Write a receipt: what was predicted and measured, nothing private (see vramfit receipts).", "FILE"),
 ]
-TRUST = "Let the model's repository run its own Python code here."
+TRUST = "Run Python code from the model's repository."
 Trust = Annotated[bool, option(TRUST, None, "--trust-remote-code")]
 
 
@@ -91,7 +92,7 @@ class WorkloadOptions:
         """
         cells = self.cells()
         if len(cells) > 1:
-            raise typer.BadParameter("this verb takes one batch and one length, not a list")
+            raise typer.BadParameter("this command takes one batch and one length, not a list")
         self._look(trains=trains)
         return cells[0]
 
@@ -142,7 +143,7 @@ class SettingOptions:
     """Whether several batches or lengths give a table."""
     panels: Mapping[str, str] = field(default_factory=lambda: PANELS)
     """Group of settings → heading in the help."""
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=lambda: {"max_grad_norm": "not clipped"})
     """What help says where the verb's default is not the setting's."""
     positional: str = "model"
     required: Sequence[str] = ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vramfit.planner.request import Lengths
     from vramfit.records.plan import InstanceFit
 
-_CHOICE, _LENGTHS, _JOB, _AWS = "What may be chosen", "Real lengths", "The job", "On AWS"
+_CHOICE, _LENGTHS, _JOB, _AWS = "What the plan may use", "Real lengths", "The job", "On AWS"
 _CHANGES = "freeze, lora, int8 or nf4 (frozen weights), bf16 (weights), adafactor, sgd"
 
 
@@ -28,25 +28,23 @@ _CHANGES = "freeze, lora, int8 or nf4 (frozen weights), bf16 (weights), adafacto
 class PlanOptions:
     """What a plan may choose, the lengths it is timed on, and where it is written."""
 
-    allow: str | None = opt(None, f"Changes of the training that may be made: {_CHANGES}.", "NAME,…", panel=_CHOICE)
+    allow: str | None = opt(None, f"Different training that the plan may use: {_CHANGES}.", "NAME,…", panel=_CHOICE)
     exact: bool = opt(False, "Same maths only: fp32, no 8-bit optimizer.", panel=_CHOICE)
-    no_offload: bool = opt(False, "Nothing may wait in host memory.", panel=_CHOICE)
-    steps: int | None = opt(None, "Optimizer steps of the whole run.", "N", min=1, panel=_CHOICE)
+    no_offload: bool = opt(False, "Do not offload to host memory.", panel=_CHOICE)
+    steps: int | None = opt(None, "Optimizer steps of the run; long runs repay compiling.", "N", min=1, panel=_CHOICE)
     margin: str | None = opt(
         None, "Headroom: the part of the budget that stays free, such as 5% or 500MiB.", "SHARE|SIZE", panel=_CHOICE
     )
     lengths: str | None = opt(
-        None, "Tokens of each sample: a file with one a line, or numbers.", "FILE|N,…", panel=_LENGTHS
+        None, "Tokens of each sample: numbers, or a file with one number per line.", "FILE|N,…", panel=_LENGTHS
     )
-    data: Path | None = opt(None, "Training data, read and timed as train does it.", "FILE", panel=_LENGTHS)
+    data: Path | None = opt(None, "Training data, read and timed as vramfit train does.", "FILE", panel=_LENGTHS)
     text_column: str | None = opt(
-        None, "Column of the texts, guessed unless given; two for pairs (a,b).", "NAME", panel=_LENGTHS
+        None, "Column of the texts; two for pairs (a,b). Default: found by usual names.", "NAME", panel=_LENGTHS
     )
-    tokenizer: str | None = opt(
-        None, "Tokenizer that counts tokens; the model's own unless given.", "DIR", panel=_LENGTHS
-    )
+    tokenizer: str | None = opt(None, "Tokenizer that counts tokens. Default: the model's own.", "DIR", panel=_LENGTHS)
     save: Path | None = opt(None, "Write the plan as JSON.", "FILE")
-    sagemaker: bool = opt(False, "Plan for every SageMaker instance instead: which does it fit?")
+    sagemaker: bool = opt(False, "Plan for every SageMaker instance instead, and show where the job fits.")
 
     def keywords(self, options: WorkloadOptions) -> dict[str, Any]:
         """Keywords of `plan`, but for the model and real lengths."""
@@ -157,14 +155,12 @@ def sagemaker(
     hyperparameter: Annotated[
         list[str] | None, option("An option of vramfit train; may be repeated.", "NAME=VALUE", panel=_JOB)
     ] = None,
-    submit: Annotated[
-        bool, option("Send the request; without it, the request is only shown.", None, "--submit")
-    ] = False,
+    submit: Annotated[bool, option("Send the request; without this, it is only shown.", None, "--submit")] = False,
     json: Json = False,
 ) -> None:
-    """Ask SageMaker to train a model on the smallest instance it fits; without --submit, show the request.
+    """Plan a SageMaker training job on the smallest instance that it fits; with --submit, start it.
 
-    Also says what the job would take on every other instance.
+    The plan for every other instance is shown too.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it fits nowhere.
     """
     if action != "launch":

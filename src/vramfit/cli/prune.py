@@ -1,5 +1,6 @@
 """`vramfit prune`: a model with fewer layers and neurons."""
 
+import math
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,26 +12,36 @@ from vramfit.errors import WorkloadError
 from vramfit.units import counted, parse_bytes
 
 if TYPE_CHECKING:
-    from vramfit.smaller.prune import PruneReport, PruneTarget
+    from vramfit.smaller.prune import PruneReport
+    from vramfit.smaller.shapes import PruneTarget
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """How small the model is to be."""
 
-    keep: float | None = opt(None, "Share of the parameters of the layers, such as 0.5.", "SHARE")
-    size: str | None = opt(None, "Size of all weights, such as 50MiB.", "SIZE")
-    memory: str | None = opt(None, "Predicted memory of serving 32 × 128 tokens in fp32, such as 150MiB.", "SIZE")
+    keep: float | None = opt(None, "Target: share of the layers' parameters to keep, such as 0.5.", "SHARE")
+    size: str | None = opt(None, "Target: size of all weights, such as 50MiB.", "SIZE")
+    memory: str | None = opt(None, "Target: predicted memory to serve 32 × 128 tokens in fp32: 150MiB.", "SIZE")
+    target_latency_ms: float | None = opt(
+        None, "Target: median time of one row, measured on this device, in milliseconds.", "MS"
+    )
     layers: int | None = opt(None, "Keep N layers.", "N", min=1)
-    neurons: int | None = opt(None, "Keep so many intermediate neurons in each layer.", "N", min=1)
+    neurons: int | None = opt(None, "Keep N intermediate neurons in each layer.", "N", min=1)
+
+    heads: int | None = opt(
+        None, "Keep N attention heads in each layer (models with a head size of their own).", "N", min=1
+    )
 
     def look(self) -> None:
         """Refuse what contradicts itself, before torch is imported."""
         if self.keep is not None and not 0 < self.keep < 1:
             hint = "--keep 0.5 keeps half the parameters"
             raise WorkloadError([f"--keep {self.keep:g} is not a share between 0 and 1"], hint=hint)
-        if all(value is None for value in (self.keep, self.size, self.memory, self.layers, self.neurons)):
+        if all(value is None for value in vars(self).values()):
             raise WorkloadError(["nothing says how small the model is to be"], hint="for example: --keep 0.5")
+        if self.target_latency_ms is not None and not 0 < self.target_latency_ms < math.inf:
+            raise WorkloadError([f"--target-latency-ms {self.target_latency_ms:g} is not a time above 0"])
         for name in ("size", "memory"):
             if (text := getattr(self, name)) is not None:
                 parse_bytes(text, name=name)
@@ -38,22 +49,25 @@ class TargetOptions:
     @property
     def target(self) -> "PruneTarget":
         """As `prune` takes it."""
-        from vramfit.smaller.prune import PruneTarget
+        from vramfit.smaller.shapes import PruneTarget
 
         return PruneTarget(
             keep=self.keep,
             size_bytes=None if self.size is None else parse_bytes(self.size),
             memory_bytes=None if self.memory is None else parse_bytes(self.memory),
+            latency_s=None if self.target_latency_ms is None else self.target_latency_ms / 1000,
             layers=self.layers,
             neurons=self.neurons,
+            heads=self.heads,
         )
 
 
 @verb("vramfit prune my-model --data train.csv --keep 0.5 --output my-model-half")
 def prune(options: SourceOptions, own: TargetOptions, json: Json = False) -> None:
-    """Take out the layers and neurons that a model's answers need least; a smaller folder, without masks.
+    """Remove the layers and neurons that matter least for a model's answers: a smaller model, without masks.
 
-    What matters is measured on the rows of --data; labels are not needed. Attention heads stay as they are.
+    Importance is measured on the rows of --data; labels are not needed.
+    Attention heads are kept unless --heads says how many.
     A pruned model must be trained again: the command for it is printed.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 130 when interrupted.
@@ -72,21 +86,29 @@ def prune(options: SourceOptions, own: TargetOptions, json: Json = False) -> Non
 
 
 def _show(report: "PruneReport", options: SourceOptions) -> None:
-    from vramfit.smaller.prune import WHY_NO_HEADS
+    from vramfit.report.words import duration
 
     show_sizes({"before": report.before, "after": report.after})
     shape = report.shape
     numbers = ", ".join(map(str, shape.layers))
+    heads = "" if shape.heads is None else f" and {counted(shape.heads, 'head')}"
     say(
-        f"{counted(len(shape.layers), 'layer')} ({numbers}) of {shape.neurons:,} neurons, the best of "
+        f"{counted(len(shape.layers), 'layer')} ({numbers}) of {shape.neurons:,} neurons{heads}, the best of "
         f"{counted(len(report.tried), 'shape')}: the answers on {report.num_rows:,} rows change by "
         f"{shape.change:.1%} of their squares before recovery.",
         stderr=False,
     )
-    say(WHY_NO_HEADS, stderr=False)
+    if report.latency is not None:
+        latency = report.latency
+        say(
+            f"One row takes {duration(latency.after_s)}, and took {duration(latency.before_s)} (median, measured here: "
+            f"{latency.device}); {counted(latency.num_measured, 'model')} were measured.",
+            stderr=False,
+        )
     data = shlex.quote((options.data or ["DATA"])[0])
     recovered = shlex.quote(f"{report.output}-recovered")
-    say(f"Recover it: vramfit train {data} --model {shlex.quote(report.output)} --output {recovered}", stderr=False)
+    train = f"vramfit train {data} --task {report.task}"
+    say(f"Recover it: {train} --model {shlex.quote(report.output)} --output {recovered}", stderr=False)
     say(
         f"or from the original's answers: vramfit distill {shlex.quote(report.model)} {data} "
         f"--student {shlex.quote(report.output)} --output {recovered}",

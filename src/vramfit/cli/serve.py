@@ -1,4 +1,6 @@
-"""`vramfit serve`: a model over HTTP inside a memory budget; `vramfit web`: the page that answers "will it fit?"."""
+"""`vramfit serve`: a model over HTTP inside a memory budget; `vramfit web`: the page that answers "will it fit?";
+`vramfit mcp`: the tools of vramfit for coding agents, over standard input and output.
+"""
 
 import os
 import sys
@@ -18,7 +20,7 @@ from vramfit.units import counted, format_bytes
 if TYPE_CHECKING:
     from vramfit.serve.settings import ServeSettings
 
-MODELS_HELP = "Folders that vramfit train or transformers saved; NAME=FOLDER gives one another name than its folder's."
+MODELS_HELP = "Folders that vramfit train or transformers saved. NAME=FOLDER serves a folder under another name."
 Models = Annotated[list[str], argument(MODELS_HELP, "MODEL")]
 KEY = "VRAMFIT_API_KEY"
 Port = Annotated[int, option("Port to listen on; 0 takes any that is free.", "N", min=0, max=65535)]
@@ -30,19 +32,20 @@ class ServeOptions:
 
     models: Models
     memory: Memory = None
-    task: str | None = opt(None, "The head, or features; else the model's own.", "NAME")
+    task: str | None = opt(None, "Task (head) to use, or features. Default: the model's own.", "NAME")
     precision: PrecisionName = "fp32"
     quantize: str | None = opt(None, "int8, int8-dynamic or int4.", "NAME")
     offload: str | None = opt(None, "Layers that do not fit wait in host memory.", "weights")
+    fused: bool = opt(False, "Run each layer as one fused function in packed batches on a GPU.")
     gpu: GPUName = None
-    device: str | None = opt(None, "cuda, cuda:N, cpu or emulated; several are given to the workers in turn.", "NAME,…")
+    device: str | None = opt(None, "cuda, cuda:N, cpu or emulated; workers take several devices in turn.", "NAME,…")
     seq: Seq = None
     pooling: str | None = opt(
-        None, "How vectors are pooled: mean or first. Default: as the folder says, or mean.", "NAME"
+        None, "How vectors are pooled: mean, or first (elsewhere: cls). Default: as the folder says, or mean.", "NAME"
     )
-    top_k: int | None = opt(None, 'Scores of the N best labels or tokens; a request may say: {"parameters": …}.', "N")
-    max_tokens: int | None = opt(None, "Largest batch in tokens; else what is predicted to fit.", "N")
-    workers: int | None = opt(None, "Processes that share the memory, each with a model. Default: one a device.", "N")
+    top_k: int | None = opt(None, 'Also scores of the N best labels or tokens; "parameters" can override it.', "N")
+    max_tokens: int | None = opt(None, "Largest batch in tokens. Default: as many as are predicted to fit.", "N")
+    workers: int | None = opt(None, "Processes with a model each that share the memory. Default: one per device.", "N")
     queue: int = opt(1024, "Requests that may wait; more get status 429.", "N")
     timeout: float = opt(55.0, "Time limit for an answer; after it the request gets status 503.", "SECONDS")
     fail_every: int | None = opt(None, "Rehearsal: memory runs out every N batches.", "N", hidden=True)
@@ -56,7 +59,7 @@ class FrontOptions:
     host: str = opt("127.0.0.1", "Address to listen on; a container needs 0.0.0.0.", "NAME")
     port: Port = 8080
     api_key: str | None = opt(
-        None, f"What requests have to show: Authorization: Bearer KEY. Others see it here; {KEY} is safer.", "KEY"
+        None, f"Key that requests must send (Authorization: Bearer KEY). Others see it here; {KEY} is safer.", "KEY"
     )
 
 
@@ -65,9 +68,9 @@ def serve(options: ServeOptions, front: FrontOptions, json: Json = False) -> Non
     """Serve models over HTTP: SageMaker's endpoint, OpenAI's embeddings, and text-embeddings-inference's.
 
     POST /invocations, /v1/embeddings, /embed, /rerank, /predict; GET /ping, /health, /info, /v1/models, /metrics.
-    Requests are batched by tokens, as many as are predicted to fit; out of memory splits a batch, no more.
-    Several models share --memory, each with a planned part; requests name theirs: "model", or /models/NAME/….
-    Ctrl-C or SIGTERM answers the requests that have come, then stops.
+    Requests are batched by tokens, as many as are predicted to fit; if memory runs out, the batch is halved.
+    Several models share --memory; a request names its model in "model" or in its path, /models/NAME/….
+    On Ctrl-C or SIGTERM the server answers the requests that it has accepted, then stops.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit.
     """
     look_at_gpu(options.gpu)
@@ -127,8 +130,8 @@ class WebOptions:
     """Where the page is served, and what its requests may name."""
 
     port: Port = 8765
-    host: str = opt("127.0.0.1", "A name of this machine's loopback; others are refused.", "NAME")
-    workers: int | None = opt(None, "Processes for estimates. Default: one a core, up to 4.", "N", min=1, max=16)
+    host: str = opt("127.0.0.1", "Loopback address to listen on; others are refused.", "NAME")
+    workers: int | None = opt(None, "Processes for estimates. Default: one per core, up to 4.", "N", min=1, max=16)
     allow_local: bool = opt(False, "Let requests name folders and hub ids, not only the catalogue.")
     open_browser: bool = opt(False, "Open the page in the browser.", None, "--open")
 
@@ -149,6 +152,18 @@ def web(options: WebOptions, json: Json = False) -> None:
 
     asked = {"num_workers": options.workers, "allow_local": options.allow_local}
     serve(options.host, options.port, on_listening=_starting("Starting", json), on_ready=ready, **asked)
+
+
+@verb("vramfit mcp")
+def mcp() -> None:
+    """Serve coding agents over MCP (standard input and output): estimate, max_batch, plan, explain and gpus.
+
+    Add it to a client as the command vramfit with the argument mcp. It runs no model and needs no GPU.
+    Exit codes: 0 when the client disconnects, 1 for an error, 2 for a wrong name or value.
+    """
+    from vramfit.integrations.mcp import serve
+
+    serve()
 
 
 @contextmanager

@@ -95,9 +95,9 @@ def leave(code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """An unframed table: a header line, one line a row; columns named in `right` hold numbers."""
-    result = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False, padding=(0, 2))
+    result = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
     for column in columns:
         result.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return result

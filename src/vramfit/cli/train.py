@@ -25,9 +25,9 @@ SHOWN_EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""
 PANELS = {
     "data": "The data",
-    "job": "How it learns",
-    "learning": "How it learns",
-    "how": "How it learns",
+    "job": "Training",
+    "learning": "Training",
+    "how": "Training",
     "keeping": "Evaluation and checkpoints",
     "machine": "The machine",
 }
@@ -48,7 +48,7 @@ DEFAULTS = {"batch": "the plan's, or 32", "seq": "what the model takes", "max_gr
 def train(options: WorkloadOptions, receipt: ReceiptFile = None, json: Json = False) -> None:
     """Fine-tune a model with settings that are planned to fit, and save a folder that transformers loads.
 
-    Data is checked before any GPU time is spent. Ctrl-C leaves a checkpoint: the same command with --resume goes on.
+    Data is checked before any GPU time is spent. Ctrl-C writes a checkpoint; the same command with --resume continues.
     With several GPUs: torchrun --nproc-per-node gpu -m vramfit train …, on each machine; only rank 0 prints.
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when it does not fit, 130 when interrupted.
     """

@@ -26,7 +26,7 @@ class SourceOptions:
     )
     task: Annotated[str | None, option("Task (head) to use. Default: the model's own.", "NAME")] = None
     text_column: str | None = opt(None, "Column of the texts; two for pairs.", "NAME,…")
-    max_rows: int | None = opt(None, "Read no more rows of a file.", "N", min=1)
+    max_rows: int | None = opt(None, "Read at most N rows of each file.", "N", min=1)
     trust_remote_code: Trust = False
 
     def look(self, *, needs_data: bool = True) -> None:
@@ -57,19 +57,19 @@ class SourceOptions:
 
 @verb("vramfit trim xlm-roberta --data reviews.csv --output xlm-roberta-reviews")
 def trim(options: SourceOptions, json: Json = False) -> None:
-    """Keep the tokens that a corpus uses, and give the same answers on its rows with a smaller embedding.
+    """Remove the tokens that a corpus does not use: a smaller embedding, and the same answers on the corpus.
 
-    Special tokens, bytes and characters stay, so that other texts can be read too, in more tokens than before.
+    Special tokens, bytes and characters are kept, so other texts still work, with more tokens than before.
     WordPiece, BPE and Unigram tokenizers are trimmed; every row of the corpus is compared, token by token.
 
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 130 when interrupted.
     """
     options.look()
     with working("Trimming"):
-        from vramfit.smaller.trim import TrimRequest
+        from vramfit.smaller.source import Reduction
         from vramfit.smaller.trim import trim as run
 
-        report = run(TrimRequest(**options.taken))
+        report = run(Reduction(**options.taken))
     if json:
         print_json(report)
         return

@@ -58,7 +58,7 @@ def watch(
     command: Annotated[
         list[str],
         argument(
-            "A Python script, -m and a module, either with its arguments; another command; or a process number.",
+            "A Python script or -m and a module, with its arguments; another command; or the number of a process.",
             "COMMAND",
         ),
     ],
@@ -69,8 +69,8 @@ def watch(
 ) -> None:
     """Watch a program's GPU memory while it runs, by phase, and name what it wastes, with file and line.
 
-    Put options of the watch before the command; all that follows is the command's. The exit code, or the signal, is the
-    command's own. With --json, the command's own output goes to stderr.
+    Options of vramfit watch go before the command; everything after it belongs to the command. The exit code, or the
+    signal, is the command's. With --json, the command's output goes to stderr.
     """
     if len(command) == 1 and command[0].isascii() and command[0].isdigit():
         inside.refuse("a process that runs already")

@@ -102,7 +102,7 @@ def _trimmed(hook: Callable[..., Any]) -> Callable[..., None]:
         first = trace
         while first is not None and first.tb_frame.f_code.co_filename in ours:
             first = first.tb_next
-        trace = first or trace
+        trace = first or (None if issubclass(kind, SyntaxError | ImportError) else trace)  # of which it says all
         hook(kind, error.with_traceback(trace), trace)
 
     return show

@@ -25,7 +25,6 @@ def check_model(
     task: str = DEFAULT,
     scan: bool = False,
     num_labels: int | None = None,
-    gpu_free_bytes: int | None = None,
 ) -> list[Finding]:
     """All findings about a model, most severe first; loads no weights.
 
@@ -34,13 +33,11 @@ def check_model(
         task: the head that is wanted.
         scan: read the data too, for NaN, infinite and all-zero tensors.
         num_labels: size of the head wanted; None keeps the configuration's.
-        gpu_free_bytes: free memory to compare with; None asks the first GPU of this machine.
 
     Raises:
         UnknownModel, WorkloadError: nothing goes by that name, or it has no head for the task.
     """
-    gpus = probe() if gpu_free_bytes is None else ()
-    free_bytes = gpus[0].free_bytes if gpus else gpu_free_bytes
+    free_bytes = next((gpu.free_bytes for gpu in probe()), None)
     try:
         resolved = resolve(model, task=task, num_labels=num_labels)
         folder = resolved.folder or cached_snapshot(_hub_id(resolved))

@@ -9,9 +9,9 @@ from typing import Any
 from vramfit.devices.catalogue import all_gpus, find_gpu
 from vramfit.doctor.messages import find_messages, most_telling
 from vramfit.errors import NoPlanFits, VramfitError
-from vramfit.records.explanation import Cause, Explanation, Holding, OutOfMemoryMessage
 from vramfit.records.finding import Finding
 from vramfit.records.plan import Plan
+from vramfit.records.watch import Cause, Explanation, Holding, OutOfMemoryMessage
 from vramfit.units import GIB, MIB, format_bytes
 
 SAME_CAPACITY_BYTES = int(0.006 * 2**30)
@@ -319,7 +319,7 @@ def _job(m: OutOfMemoryMessage, *, to_blame: bool = True) -> Finding:
         check="explain.job",
         severity="error" if to_blame else "info",
         what=f"{format_bytes(m.allocated_bytes or 0)} are in live tensors{share}"
-        + (": the job itself is too large here" if to_blame else ": little room for anything else"),
+        + (": the job itself is too large here" if to_blame else ": little memory left for anything else"),
         why="weights, gradients, optimizer state and the activations of one pass",
         fix=LESS,
     )
@@ -330,10 +330,10 @@ def _without_figures(m: OutOfMemoryMessage) -> Blame:
         headline = "A library below PyTorch (cuBLAS, cuDNN, NCCL or Triton) could not get memory of its own."
         what = "the GPU was full, outside the reach of PyTorch's allocator"
         why = (
-            "it takes memory beside PyTorch's allocator, often for its handle or workspace: the GPU was full already, "
+            "it takes memory outside PyTorch's allocator, often for its handle or workspace: the GPU was full already, "
             "by this process or another; label ids beyond num_labels can show the same error"
         )
-        fix = "leave room for it (torch.cuda.set_per_process_memory_fraction(0.95)), or make the job smaller: " + LESS
+        fix = "leave memory for it (torch.cuda.set_per_process_memory_fraction(0.95)), or make the job smaller: " + LESS
     elif m.kind == "driver":
         headline = "The CUDA driver had no memory left, outside PyTorch's allocator or before it began."
         what = "the GPU was full, and the message has no figures"

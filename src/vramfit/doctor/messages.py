@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import IO, Any
 
-from vramfit.records.explanation import MessageKind, OutOfMemoryMessage, ProcessShare
+from vramfit.records.watch import MessageKind, OutOfMemoryMessage, ProcessShare
 from vramfit.units import MAX_BYTES
 
 MAX_LINE = 8192

@@ -1,6 +1,8 @@
 """`predict_peaks`: the peaks of a stream inside a capacity, for every process state and placement that was seen."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from vramfit.allocator.options import AllocatorOptions, round_request, segment_bytes_for
 from vramfit.allocator.placement import UsedProcessPlacement
@@ -18,7 +20,18 @@ from vramfit.allocator.replay import (
 )
 from vramfit.records.stream import Stream
 from vramfit.stages import tell
-from vramfit.trace.captured import RECORDING_STREAM
+from vramfit.trace.template import (
+    RECORDING_STREAM,
+    CallTemplate,
+    Entry,
+    Launch,
+    Part,
+    Release,
+    Request,
+    StreamTemplate,
+    Turn,
+)
+from vramfit.trace.work import Polynomial, evaluate
 
 
 def warm_stream(stream: Stream) -> Stream:
@@ -86,6 +99,94 @@ def peaks_of_parts(stream: Stream) -> dict[str, int]:
                 live -= sizes[-event]
         peaks[name] = peak
     return peaks
+
+
+Called = tuple[CallTemplate, tuple[bool, ...]]
+"""A kernel with requests of its own, and which of its outputs are asked for."""
+
+
+class Asked:
+    """`peaks_of_parts` of a run at any batch, without a stream for each.
+
+    What is live after an entry is a polynomial of the batch. Of all that come in a part of a run, few are the largest
+    at any batch: a polynomial that has no larger coefficient than another one never is.
+
+    Args:
+        order: of its segments; all of them at one batch.
+    """
+
+    def __init__(self, template: StreamTemplate, order: Iterable[Turn]) -> None:
+        self._profile = template.profile
+        self._live: Polynomial = ()
+        self._sizes: dict[int, Polynomial] = {}
+        self._parts: dict[str, dict[Called | None, set[Polynomial]]] = {"": {None: {()}}}
+        self._found = self._parts[""]
+        for name, *_ in order:
+            for entry in template.segments[name]:
+                self._add(entry)
+        for found in self._parts.values():
+            for called, sums in found.items():
+                found[called] = _largest(sums)
+
+    def peaks(self, batch: int) -> dict[str, int]:
+        """As `peaks_of_parts` of the stream at this batch."""
+        own: dict[Called | None, int] = {None: 0}
+        for called in {called for found in self._parts.values() for called in found if called is not None}:
+            own[called] = self._own_peak(called, batch)
+        return {
+            part: max(evaluate(each, batch) + own[called] for called, sums in found.items() for each in sums)
+            for part, found in self._parts.items()
+        }
+
+    def _add(self, entry: Entry) -> None:
+        if isinstance(entry, Request):
+            self._take(entry.id, entry.size)
+        elif isinstance(entry, Release):
+            self._live = _sum(self._live, self._sizes.pop(entry.id), -1)
+        elif isinstance(entry, Launch):
+            called = entry.call, tuple(map(bool, entry.outputs))
+            self._found.setdefault(called, set()).add(self._live)
+            for output, size in zip(entry.outputs, entry.call.sizes, strict=False):
+                if output:
+                    self._take(output, size)
+        elif isinstance(entry, Part):
+            self._found = self._parts.setdefault(entry.name, {None: set()})
+            self._found[None].add(self._live)
+
+    def _take(self, id_: int, size: Polynomial) -> None:
+        self._sizes[id_] = size
+        self._live = _sum(self._live, size)
+        self._found[None].add(self._live)
+
+    def _own_peak(self, called: Called, batch: int) -> int:
+        """What a kernel asks for at once, at the most."""
+        call, wanted = called
+        live = peak = 0
+        temporaries: dict[int, int] = {}
+        for kind, index, size in call.script(batch, self._profile):
+            if kind == "free":
+                live -= temporaries.pop(index)
+                continue
+            if kind == "out" and not wanted[index]:
+                continue
+            if kind == "temp":
+                temporaries[index] = size
+            live += size
+            peak = max(peak, live)
+        return peak
+
+
+def _sum(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
+    return tuple(x + sign * y for x, y in zip_longest(a, b, fillvalue=0))
+
+
+def _largest(sums: set[Polynomial]) -> set[Polynomial]:
+    """Those that are not below another one at every batch."""
+    kept: list[Polynomial] = []
+    for each in sorted(sums, key=lambda p: (sum(p), p), reverse=True):
+        if not any(all(x <= y for x, y in zip_longest(each, other, fillvalue=0)) for other in kept):
+            kept.append(each)
+    return set(kept)
 
 
 @dataclass(frozen=True, slots=True)

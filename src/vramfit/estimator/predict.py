@@ -9,7 +9,7 @@ from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import PhasePeaks, ReplayResult
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.devices.catalogue import GPU
 from vramfit.errors import VramfitError
 from vramfit.estimator.contents import contents_at_peak, make_snapshot
@@ -28,8 +28,7 @@ from vramfit.records.stream import Origin, Stream, StreamMark, Work
 from vramfit.settings import KINDS, SETTINGS, find
 from vramfit.timing.model import StepTime, speed_of, time_step, with_host_step
 from vramfit.timing.speed import Links
-from vramfit.trace.captured import RECORDING_STREAM, recording_workspaces
-from vramfit.trace.template import StreamTemplate, order_of, rounds_of
+from vramfit.trace.template import RECORDING_STREAM, StreamTemplate, order_of, recording_workspaces, rounds_of
 from vramfit.workload import Workload
 
 TALK = "talk between GPUs"
@@ -47,10 +46,14 @@ class Timed:
     notes: tuple[str, ...]
 
 
-def work_of(template: StreamTemplate, workload: Workload, micro_batch: int) -> Work:
-    """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide."""
-    num_more, last = workload.num_passes - 1, micro_batch
-    if num_more and workload.micro_batch == micro_batch:
+def work_of(template: StreamTemplate, workload: Workload, micro_batch: int, num_passes: int | None = None) -> Work:
+    """The work of one steady step: every micro-batch, the last of them smaller where the batch does not divide.
+
+    Args:
+        num_passes: of a step of so many whole passes; None for the workload's own.
+    """
+    num_more, last = (num_passes or workload.num_passes) - 1, micro_batch
+    if num_passes is None and num_more and workload.micro_batch == micro_batch:
         last = workload.share - num_more * micro_batch
     parts = []
     num_smaller = int(last < micro_batch)
@@ -72,32 +75,38 @@ def has_rates(gpu: GPU) -> bool:
     return speed_of(gpu)[0] is not None
 
 
-def time_workload(template: StreamTemplate, workload: Workload, micro_batch: int, target: Target) -> Timed | None:
-    """Seconds of a steady step; None without a GPU, or for one whose rates are not known."""
+def time_workload(
+    template: StreamTemplate, workload: Workload, micro_batch: int, target: Target, num_passes: int | None = None
+) -> Timed | None:
+    """Seconds of a steady step; None without a GPU, or for one whose rates are not known.
+
+    Args:
+        num_passes: as for `work_of`.
+    """
     if target.gpu is None:
         return None
     speed, notes = speed_of(target.gpu)
     if speed is None:
         return None
-    step = time_step(work_of(template, workload, micro_batch), speed, replays=workload.captures_graphs)
+    work = work_of(template, workload, micro_batch, num_passes)
+    step, num_passes = time_step(work, speed, replays=workload.captures_graphs), num_passes or workload.num_passes
     if template.num_host_weights:
-        num, passes = template.num_host_weights, workload.num_passes
-        step = with_host_step(step, num, passes, speed, streams=template.streams_step)
+        step = with_host_step(step, template.num_host_weights, num_passes, speed, streams=template.streams_step)
     if workload.num_gpus > 1:
         links = Links.of(target.gpu, workload.num_gpus, workload.num_nodes)
-        step, notes = _with_talk(step, template, workload, links), (*notes, links.in_words())
+        step, notes = _with_talk(step, template, num_passes, links), (*notes, links.in_words())
     return Timed(step, speed.basis, notes)
 
 
-def _with_talk(step: StepTime, template: StreamTemplate, workload: Workload, links: Links) -> StepTime:
+def _with_talk(step: StepTime, template: StreamTemplate, num_passes: int, links: Links) -> StepTime:
     """Replicas add up their gradients after the last pass; shards gather while they compute, twice a pass."""
     if not template.gathered_bytes:
         talk_s = links.add_up_s(template.gradient_bytes)
         seconds = step.seconds + talk_s
     else:
-        gathers_s = 2 * workload.num_passes * links.gather_s(template.gathered_bytes)
+        gathers_s = 2 * num_passes * links.gather_s(template.gathered_bytes)
         talk_s = gathers_s + links.gather_s(template.gradient_bytes)
-        hooks_s = GROUP_S * template.num_gathers * workload.num_passes
+        hooks_s = GROUP_S * template.num_gathers * num_passes
         seconds = max(step.seconds, step.host_s + hooks_s, talk_s)
     return StepTime(seconds=seconds, host_s=step.host_s, device_s={**step.device_s, TALK: talk_s})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
-from vramfit.cuda.profile import VERIFIED, CudaProfile
+from vramfit.cuda.kernels.script import VERIFIED, CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, ContextBasis, all_gpus, context_of, find_gpu
 from vramfit.errors import WorkloadError
 from vramfit.estimator.peaks import peak_requested, predict_peaks
@@ -186,7 +186,7 @@ def _notes(workload: Workload, gpu: GPU | None, shape: GPU, profile: CudaProfile
         )
     if workload.scales_loss and workload.trains:
         notes.append(
-            "amp-fp16 may skip its first steps while the loss scale settles; predicted is the step that is taken"
+            "amp-fp16 may skip its first steps while the loss scale settles; the prediction is for a step that is taken"
         )
     return tuple(notes)
 

@@ -6,7 +6,7 @@ A workload of two layers (`with_few_layers`) is traced in a tenth of the time an
 import copy
 import gc
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,13 +15,13 @@ from typing import Any
 
 from vramfit.allocator.options import AllocatorOptions
 from vramfit.allocator.replay import Mark, replay
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.errors import TraceError, VramfitError
-from vramfit.estimator.peaks import peaks_of_parts
+from vramfit.estimator.peaks import peak_requested, peaks_of_parts
 from vramfit.models.resolve import ResolvedModel
 from vramfit.records.stream import Stream
 from vramfit.settings import SETTINGS, seen_in_trace
-from vramfit.trace.comparison import is_of_comparison, trace_comparison
+from vramfit.trace.comparison import compared_stream, is_of_comparison, trace_comparison, vectors_bytes
 from vramfit.trace.run import Conditions, passes_are_alike, trace
 from vramfit.trace.template import FEWEST_SAMPLES, StreamTemplate, Turn, num_traced, order_of
 from vramfit.workload import Workload
@@ -89,11 +89,11 @@ class TracedWorkload:
     num_resident: int = 0
     """Layers that stay on the device where weights are offloaded."""
     num_sequences: int | None = None
-    """That a packed row may hold; None: as many as a step has."""
+    """At most, in a packed row; None: the batch size of the step."""
     num_texts: int | None = None
-    """Texts whose vectors are compared in a step; None: as many as the workload's own has."""
+    """Texts whose vectors are compared in a step; None: as many as the workload has."""
     headrooms: tuple[int, int] = (0, 0)
-    """Bytes that the first and any later step find beside what is in use."""
+    """Headroom of the optimizer in bytes, in the first and in later steps."""
 
     @property
     def options(self) -> AllocatorOptions:
@@ -136,13 +136,23 @@ class TracedWorkload:
                 _compared.popitem(last=False)
         return _compared[key][1]
 
+    def vectors_bytes(self) -> int:
+        """What the vectors that a step compares and their gradients take."""
+        return vectors_bytes(self.resolved, self.workload)
+
+    def compared_bytes(self) -> int:
+        """What a step asks for at once to compare its texts, beside the weights."""
+        return peak_requested(compared_stream(self.resolved, self.workload, self.profile))
+
     def _kept_trace(self, batch: int | None) -> StreamTemplate:
         if self.resolved.module is not None:  # a module may change between two calls
             return self.trace(batch)
         alike = (num_traced(self.workload), *seen_in_trace(self.workload, "layers", "step"))
         traced_for = (*self._dialect(), batch, alike, self.num_resident, self.headrooms)
-        key = (self.resolved.config.to_json_string(), repr(self.resolved.parts), *traced_for)
+        key: tuple[Any, ...] = (self.resolved.config.to_json_string(), repr(self.resolved.parts), *traced_for)
         packed = (self.num_sequences, self.workload.num_passes) if self.workload.is_packed else ()
+        if self.workload.holds_teacher:
+            key = (*key, self.workload.teacher_written_ns)
         template = _kept.pop((*key, *packed), None)
         if template is None:
             template = self.trace(batch)
@@ -156,28 +166,31 @@ class TracedWorkload:
         decides what single kernels ask for, which is filled in with the batch."""
         return self.profile.compute_capability, self.profile.torch_version
 
-    def work_by_length(self, seq: int, micro_batch: int) -> StreamTemplate:
+    def work_by_length(self, seq: int, micro_batch: int, passes: Callable[[], StreamTemplate]) -> StreamTemplate:
         """A template with the work of a step whose passes have another length; what it asks of memory is left out where
-        the passes alone were traced."""
-        shorter = replace(self, workload=replace(self.workload, seq=seq))
+        the passes alone were traced.
+
+        Args:
+            passes: gives the trace of passes of that length.
+        """
         if seq == self.workload.seq or micro_batch < FEWEST_SAMPLES or not passes_are_alike(self.workload):
-            return shorter.template(micro_batch)
-        whole = self.template(micro_batch)
-        passes = shorter.trace(None, passes_only=True)
-        traced = passes.work
+            return replace(self, workload=replace(self.workload, seq=seq)).template(micro_batch)
+        whole, traced = self.template(micro_batch), passes().work
         if self.workload.is_joint:
             traced = {name: work for name, work in traced.items() if not is_of_comparison(name)}
         return replace(whole, segments={}, origins=[], work={**whole.work, **traced})
 
-    def trace(self, batch: int | None, *, passes_only: bool = False) -> StreamTemplate:
-        """A trace of its own: for every micro-batch from 2 on, or for the one given; of whole steps, or of passes."""
+    def trace(self, batch: int | None, *, passes_at: int | None = None) -> StreamTemplate:
+        """A trace of its own: for every micro-batch from 2 on, or for the one given; of whole steps, or of the passes
+        alone at another length."""
         conditions = Conditions(
             num_resident=self.num_resident,
             num_sequences=self.num_sequences,
             headrooms=self.headrooms,
-            passes_only=passes_only,
+            passes_only=passes_at is not None,
         )
-        return trace(self.resolved, self.workload, self.profile, batch=batch, conditions=conditions)
+        workload = self.workload if passes_at is None else replace(self.workload, seq=passes_at)
+        return trace(self.resolved, workload, self.profile, batch=batch, conditions=conditions)
 
 
 WORTHWHILE_LAYERS = 10

@@ -25,7 +25,7 @@ from vramfit.integrations.text_passes import (
     read_ahead,
     split_by_size,
 )
-from vramfit.integrations.trainer.sentence_losses import PACKAGE, encoder_in, is_sentence_model, read_head
+from vramfit.integrations.trainer.models import PACKAGE, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST
@@ -253,7 +253,7 @@ class Fitted:
         if model._placement_is_delegated:
             return "a device map places its layers: load it on one device"
         if model._can_flatten_inputs():
-            return "it packs texts by itself, with flash attention: load it with attn_implementation sdpa"
+            return "it already packs texts, with flash attention: load it with attn_implementation sdpa"
         around = [model, *model.children()]
         if any(m._compiled_call_impl or m._forward_hooks or m._forward_pre_hooks for m in around):
             return "its modules are compiled or have forward hooks, which planned passes would leave out"

@@ -1,7 +1,6 @@
 """Passes over texts that a model of sentence-transformers tokenizes: rows, the tokens of a batch, what is packed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
@@ -11,10 +10,11 @@ import torch
 
 from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
-from vramfit.integrations.trainer.sentence_losses import giving_vectors
+from vramfit.integrations.trainer.models import TOKENS, giving_vectors
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.choose import margin_of, max_batch
 from vramfit.records.estimate import Estimate
+from vramfit.runtime.data import one_ahead
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import MAX_PACKED_TOKENS
@@ -29,8 +29,6 @@ PART_ROWS, PART_CHARACTERS = 1024, 300_000
 """Texts that are tokenized at once: about the largest batch, so that neither the GPU nor the tokenizer waits long."""
 TOKEN_CHARACTERS = 6
 """Of a token at most, nearly always: what is beyond in a text is cut, and counts for nothing."""
-TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""Features that become a batch."""
 BESIDE = ("modality", "prompt_length")
 """Features that no pass reads, unless pooling leaves a prompt out."""
 
@@ -125,16 +123,7 @@ def read_ahead(
     def read(numbers: list[int]) -> TextRows:
         return TextRows(preprocess([inputs[n] for n in numbers]), numbers)
 
-    if len(parts) == 1:
-        yield read(parts[0])
-        return
-    with ThreadPoolExecutor(1) as thread:
-        reading = thread.submit(read, parts[0])
-        for part in [*parts[1:], None]:
-            made = reading.result()
-            if part is not None:
-                reading = thread.submit(read, part)
-            yield made
+    return one_ahead(read, parts) if len(parts) > 1 else map(read, parts)
 
 
 class Vectors(torch.nn.Module):

@@ -214,8 +214,13 @@ def _read_whole(inspection: Inspection) -> int:
 
 def available_bytes() -> int | None:
     """What the host can still give without swapping; None where the system does not say."""
+    return kernel_bytes(MEMINFO, "MemAvailable")
+
+
+def kernel_bytes(file: Path, field: str) -> int | None:
+    """A field of a file of the kernel's, which counts in KiB; None where the system has none."""
     try:
-        lines = MEMINFO.read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), None)

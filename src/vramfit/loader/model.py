@@ -9,7 +9,7 @@ import torch
 
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint
 from vramfit.errors import CheckpointError, WorkloadError
-from vramfit.loader.budget import check_host, resident_layers
+from vramfit.loader.budget import check_host, kernel_bytes, resident_layers
 from vramfit.loader.filling import CheckpointTensors, Filling, empty, initialise
 from vramfit.loader.load import LoadRequest, Progress
 from vramfit.models.anatomy import encoder_layers
@@ -63,21 +63,15 @@ def find_origin(request: LoadRequest, resolved: ResolvedModel, *, scan: bool = F
 
 
 def _refuse(inspection: Inspection) -> None:
-    """All fatal findings in one error; the hint is the first one's."""
-    fatal = [finding for finding in inspection.findings if finding.fatal]
-    if fatal:
-        raise CheckpointError(
-            "; ".join(finding.what for finding in fatal),
-            file=str(inspection.files.paths[0]),
-            hint=next((finding.fix for finding in fatal if finding.fix), None),
-        )
+    """Raises CheckpointError for everything fatal, and for tensors that are not saved as the model has them."""
+    inspection.check()
     if inspection.converted:
         raise CheckpointError(
             f"{len(inspection.converted)} tensors ({inspection.converted[0]}, …) are saved in a form that transformers "
-            "joins or splits on the way in, which a streaming load does not",
+            "joins or splits while loading, which a streaming load does not",
             file=str(inspection.files.paths[0]),
             tensor=inspection.converted[0],
-            hint="load it once with from_pretrained and write it with save_pretrained; that form loads",
+            hint="load it once with from_pretrained and write it with save_pretrained(…, save_original_format=False)",
         )
 
 
@@ -221,8 +215,4 @@ class Gauge:
 
 def anonymous_bytes() -> int | None:
     """Resident memory that no file backs; None where the system does not say."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), None)
+    return kernel_bytes(STATUS, "RssAnon")

@@ -1,19 +1,20 @@
 """Models: published configurations by name, and everything else that can name a model, to its class."""
 
 from vramfit.models.anatomy import (
+    ModelCard,
     backbone,
     embeddings,
     encoder_layers,
     head_parameters,
     max_positions,
+    model_card,
     num_layer_applications,
     vocab_size,
 )
 from vramfit.models.build import build_meta
-from vramfit.models.card import ModelCard, model_card
 from vramfit.models.catalogue import CatalogueEntry, all_entries, find_entry, model_names
+from vramfit.models.configuration import default_attention, supported_attention, supported_tasks
 from vramfit.models.resolve import ResolvedModel, resolve
-from vramfit.models.tasks import default_attention, supported_attention, supported_tasks
 
 __all__ = [
     "CatalogueEntry",

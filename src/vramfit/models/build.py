@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from vramfit.errors import CheckpointError, WorkloadError
-from vramfit.models.decoders import in_full_precision, make_ready
+from vramfit.models.configuration import default_attention, in_full_precision, make_ready, supported_attention
 from vramfit.models.resolve import ResolvedModel
-from vramfit.models.tasks import default_attention, supported_attention
 from vramfit.tasks import find_task
 from vramfit.workload import CHOICES, Workload
 

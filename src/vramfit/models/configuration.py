@@ -1,12 +1,22 @@
-"""From `config.json` to a transformers configuration: read with suspicion, every fault named by its field."""
+"""From `config.json` to a transformers configuration: read with suspicion, every fault named by its field.
 
+And what a configuration's family has and needs: heads and attention kernels, asked of transformers, but for packed
+rows, which were compared; and what its decoders need before batches.
+"""
+
+import inspect
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vramfit.errors import CheckpointError, nearest_names
+from vramfit.errors import CheckpointError, WorkloadError, nearest_names
+from vramfit.quiet import import_modelling
+from vramfit.tasks import all_tasks, find_task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MAX_FILE_BYTES = 10 * 10**6
 """A configuration is a few kilobytes; a larger file is something else."""
@@ -31,6 +41,25 @@ SIZE_LIMITS: Mapping[str, tuple[int, int]] = {
 
 _OTHER_SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim|layers|heads|groups|labels)|dim")
 _OTHER_LIMIT = 2**24
+
+ENCODER = "AutoModel"
+"""The auto class of an encoder alone."""
+PACKED_ENCODERS = (
+    *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esmc", "gte"),
+    *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert"),
+    *("xlm-roberta", "xlm-roberta-xl"),
+)
+PACKED_DECODERS = (
+    *("arcee", "axk1", "ctrl", "deepseek_v2", "deepseek_v3", "diffllama", "exaone4", "gemma", "gemma3_text", "glm"),
+    *("glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe"),
+    *("llama", "minicpm3", "ministral", "ministral3", "mistral", "mistral4", "mixtral", "modernbert-decoder", "olmo"),
+    *("olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("seed_oss", "smollm3", "starcoder2"),
+)
+"""Model types whose gradients of packed rows were compared with those of padded ones (`benchmarks/family_steps.py`).
+Not those that look along a row besides attention, or make attention's masks or scores in a way of their own, though
+they have the attention interface: EuroBERT, ESM, MobileBERT, Doge, Gemma 2, gpt-oss, MiniMax, Nemotron."""
+PACKED_FAMILIES = (*PACKED_ENCODERS, *PACKED_DECODERS)
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -155,3 +184,165 @@ def _kind(data: object) -> str:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def supported_tasks(config: Any) -> tuple[str, ...]:
+    """The tasks that transformers has a head for, for this configuration's family."""
+    return tuple(task.name for task in all_tasks() if _find_class(config, task.auto_class) is not None)
+
+
+def class_for_task(config: Any, task: str) -> type:
+    """The transformers class of a task for this configuration's family.
+
+    Raises:
+        WorkloadError: no such task, or the family has no head for it; says which it has.
+    """
+    found = _find_class(config, find_task(task).auto_class)
+    if found is None:
+        family = getattr(config, "model_type", "") or type(config).__name__
+        supported = supported_tasks(config)
+        raise WorkloadError(
+            [f"{family} models have no head for task {task!r}; they have {', '.join(supported) or 'none'}"],
+            hint=f"take task {supported[0]!r}" if supported else None,
+        )
+    return found
+
+
+def task_of_class(model_class: type, config: Any, *, preferred: str) -> str:
+    """The task a model class is for; `preferred` where several are, or none, share that class."""
+    matching = [task.name for task in all_tasks() if _find_class(config, task.auto_class) is model_class]
+    return matching[0] if matching and preferred not in matching else preferred
+
+
+def supported_attention(model: Any) -> tuple[str, ...]:
+    """The attention kernels of a model, best first.
+
+    `packed` stands for a kernel of our own: it needs the attention interface of transformers, and a family whose other
+    code does not look along a row.
+
+    Args:
+        model: a configuration, a model class or a model.
+    """
+    flags = _flags_of(model)
+    offered = {
+        "sdpa": ("_supports_sdpa",),
+        "packed": ("_supports_attention_backend",),
+        # Older remote code still carries the name with a version.
+        "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
+        "flex_attention": ("_supports_flex_attn",),
+    }
+    kernels = [name for name, names in offered.items() if any(getattr(flags, n, False) for n in names)]
+    if getattr(getattr(flags, "config_class", None), "model_type", None) not in PACKED_FAMILIES:
+        kernels = [name for name in kernels if name != "packed"]
+    kernels.insert(1 if "sdpa" in kernels else 0, "eager")
+    return tuple(kernels)
+
+
+def default_attention(model: Any) -> str:
+    """What transformers takes when nothing is asked: sdpa where the model has it, else eager."""
+    return "sdpa" if "sdpa" in supported_attention(model) else "eager"
+
+
+def _flags_of(model: Any) -> Any:
+    if isinstance(model, type) or hasattr(model, "forward"):
+        return model
+    return encoder_class(model)
+
+
+def encoder_class(config: Any) -> type | None:
+    """The class of an encoder without a head."""
+    return _find_class(config, ENCODER)
+
+
+def _find_class(config: Any, auto_class: str) -> type | None:
+    """The class an auto class would build for this configuration, without building it."""
+    import transformers
+
+    import_modelling()
+    mapping = getattr(transformers, auto_class)._model_mapping
+    try:
+        found: Any = mapping.get(type(config), None)
+    except (ImportError, AttributeError):  # the family needs a package that is not installed
+        return None
+    if isinstance(found, tuple | list):
+        named = getattr(config, "architectures", None) or ()
+        found = next((c for c in found if c.__name__ in named), found[0])
+    return found if isinstance(found, type) else None
+
+
+def is_causal(model: "nn.Module") -> bool:
+    """Whether a token of the model sees only those before it; of an encoder-decoder, in one of its stacks."""
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
+
+
+def pools_last_token(model_class: type) -> bool:
+    """Whether a classification head reads the rightmost token that is not padding, as the heads of decoders do.
+
+    All of them look for it under one name, in transformers' generic head and in those that are older.
+    """
+    own = (vars(kind).get("forward") for kind in model_class.__mro__)  # some hand on to the generic head
+    codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in own if callable(forward))
+    return any("last_non_pad_token" in getattr(code, "co_varnames", ()) for code in codes)
+
+
+def padding_id(config: Any) -> int:
+    """The token that fills up shorter texts: the configuration's, else the one that ends a text, else the first.
+
+    >>> from types import SimpleNamespace
+    >>> padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=[7, 8]))
+    7
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    named, end = (getattr(text, name, None) for name in ("pad_token_id", "eos_token_id"))
+    end = end[0] if isinstance(end, list | tuple) and end else end
+    return next((token for token in (named, end) if isinstance(token, int) and token >= 0), 0)
+
+
+def in_full_precision(config: Any) -> None:
+    """Have a configuration name no type for weights, and its parts neither.
+
+    transformers builds the backbone of a generic head in the type that the configuration names, and the head in fp32;
+    which type weights have is for the precision of a workload to say.
+    """
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if getattr(part, "dtype", None) is not None:
+            part.dtype = None
+
+
+def make_ready(model: Any) -> None:
+    """Let a decoder take batches: its configuration names a padding token, and it keeps no keys and values.
+
+    A head that reads the last token must know which one is padding, and refuses batches otherwise. A cache would hold
+    the keys and values of every layer beside those that attention keeps; nothing is generated here. Models that are
+    not decoders are left alone.
+
+    A configuration may ask a decoder to see whole texts (`is_causal` false). transformers follows it in the masks that
+    it makes, and attends causally where no token is padding and no mask is made; here attention follows it too.
+    """
+    reads_last = pools_last_token(type(model))
+    if not reads_last and not is_causal(model):
+        return
+    text = model.config.get_text_config()
+    if reads_last and getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = padding_id(text)
+    sees_all = getattr(text, "is_causal", True) is False
+    for module in model.modules():  # stacks of encoder-decoders have configurations of their own
+        if getattr(getattr(module, "config", None), "use_cache", False):
+            module.config.use_cache = False
+        if sees_all and getattr(module, "is_causal", None) is True:
+            module.is_causal = False
+
+
+def pad_as_configured(tokenizer: Any, config: Any) -> None:
+    """Have a tokenizer fill up with the token that the model takes for padding.
+
+    Some decoders come with no padding token, or with one that their configuration does not name: their heads would read
+    padding as text.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    is_named = getattr(text, "pad_token_id", 0) is not None
+    if tokenizer.pad_token_id is not None and is_named:
+        return
+    token = tokenizer.convert_ids_to_tokens(padding_id(text))
+    if isinstance(token, str):
+        tokenizer.pad_token = token

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import CheckpointError
-from vramfit.models.configuration import MAX_FILE_BYTES
-from vramfit.models.tasks import class_for_task
+from vramfit.models.configuration import MAX_FILE_BYTES, class_for_task
 from vramfit.tasks import find_task
 
 

@@ -4,7 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.catalogue import find_entry, unknown_model
-from vramfit.models.configuration import check_sizes, make_config, parse_config, read_config_file
+from vramfit.models.configuration import (
+    check_sizes,
+    class_for_task,
+    make_config,
+    parse_config,
+    read_config_file,
+    task_of_class,
+)
 from vramfit.models.hub import (
     NotOnHubError,
     fetch_config,
@@ -23,10 +30,9 @@ from vramfit.models.hub import (
     remote_class,
 )
 from vramfit.models.sentence_folder import marks_of, read_parts, transformer_folder
-from vramfit.models.tasks import class_for_task, task_of_class
 from vramfit.tasks import DEFAULT, all_tasks, find_task
+from vramfit.tasks.embedding import HeadParts
 from vramfit.tasks.parts.heads import problem_of
-from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,8 +43,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ResolvedModel:
-    """A model that is known well enough to be built."""
+class FoundModel:
+    """A model whose configuration is known, and whose class is not imported yet: that takes a second or more."""
 
     name: str
     """What to call it: the catalogue name, the folder, the hub id, or the class of an object."""
@@ -46,12 +52,10 @@ class ResolvedModel:
     """Where the configuration came from."""
     config: Any
     """The transformers configuration, a copy that is ours; None for a module that has none."""
-    model_class: type
-    """The class that `task` needs."""
     task: str
     """The task; for a module, the one its class is for."""
-    saved_with: str | None
-    """The transformers version the configuration was written with."""
+    own_class: Callable[[], type] | None = None
+    """Gives the class where it is not transformers' own for the task."""
     folder: Path | None = None
     """The folder the configuration lies in, for `origin` folder."""
     parts: HeadParts | None = None
@@ -60,52 +64,19 @@ class ResolvedModel:
     """The module that was given, untouched."""
 
     @property
-    def is_of_transformers(self) -> bool:
-        """Whether the model is built from a configuration by a class of transformers: its code is known."""
-        return self.module is None and self.model_class.__module__.startswith("transformers.")
-
-    @property
     def max_length(self) -> int | None:
         """Tokens at which the folder says that texts are cut, for a task that pools."""
         return None if self.parts is None else self.parts.max_length
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FoundModel:
-    """A model whose configuration is known, and whose class is not imported yet: that takes a second or more."""
-
-    name: str
-    origin: Origin
-    config: Any
-    task: str
-    own_class: Callable[[], type] | None = None
-    """Gives the class where it is not transformers' own for the task."""
-    folder: Path | None = None
-    parts: HeadParts | None = None
-    module: "nn.Module | None" = field(default=None, repr=False)
-
-    @property
-    def max_length(self) -> int | None:
-        """Tokens at which the folder says that texts are cut, for a task that pools."""
-        return None if self.parts is None else self.parts.max_length
-
-    def resolve(self, num_labels: int | None = None) -> ResolvedModel:
+    def resolve(self, num_labels: int | None = None) -> "ResolvedModel":
         """The model with its class, and with its labels set in the configuration.
 
         Raises:
             WorkloadError: the model has no head for the task, or a module has another number of labels.
         """
-        resolved = ResolvedModel(
-            name=self.name,
-            origin=self.origin,
-            config=self.config,
-            model_class=class_for_task(self.config, self.task) if self.own_class is None else self.own_class(),
-            task=self.task,
-            saved_with=getattr(self.config, "transformers_version", None),
-            folder=self.folder,
-            parts=self.parts,
-            module=self.module,
-        )
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        model_class = class_for_task(self.config, self.task) if self.own_class is None else self.own_class()
+        resolved = ResolvedModel(model_class=model_class, **known)
         if num_labels is None and self.module is None:
             num_labels = find_task(self.task).num_labels()
         if num_labels is not None:
@@ -119,6 +90,24 @@ class FoundModel:
         except VramfitError:
             self.resolve()
             raise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ResolvedModel(FoundModel):
+    """A model that is known well enough to be built."""
+
+    model_class: type
+    """The class that `task` needs."""
+
+    @property
+    def saved_with(self) -> str | None:
+        """The transformers version the configuration was written with."""
+        return getattr(self.config, "transformers_version", None)
+
+    @property
+    def is_of_transformers(self) -> bool:
+        """Whether the model is built from a configuration by a class of transformers: its code is known."""
+        return self.module is None and self.model_class.__module__.startswith("transformers.")
 
 
 def resolve(
@@ -210,14 +199,15 @@ def _from_file(file: Path, name: str, task: str, trust: bool) -> FoundModel:
     data = marks_of(file.parent) | read_config_file(file)
     given = Path(name).expanduser()
     parts = parts_for(task, given if given.is_dir() else file.parent)
-    own_class = None
-    if trust and has_own_code(data):
-        config = load_remote_config(str(file.parent))
-        own_class = partial(remote_class, config, task, str(file.parent))
-    else:
-        config = make_config(data, where=str(file))
-    found = {"config": config, "task": task, "own_class": own_class, "folder": file.parent, "parts": parts}
-    return FoundModel(name=name, origin="folder", **found)
+    where, own = str(file), str(file.parent)
+    known = _by_own_code(task, own) if trust and has_own_code(data) else {"config": make_config(data, where=where)}
+    return FoundModel(name=name, origin="folder", task=task, folder=file.parent, parts=parts, **known)
+
+
+def _by_own_code(task: str, source: str, revision: str | None = None) -> dict[str, Any]:
+    """Configuration and class that come with a model. **Runs its code.**"""
+    config = load_remote_config(source, revision=revision)
+    return {"config": config, "own_class": partial(remote_class, config, task, source, revision=revision)}
 
 
 def parts_for(task: str, folder: Path) -> HeadParts | None:
@@ -236,11 +226,9 @@ def _from_hub(hub_id: str, task: str, trust: bool, revision: str | None) -> Foun
         raise unknown_model(hub_id, because=f"no such folder; {reason}") from None
     where = f"{hub_id}/config.json"
     data = parse_config(content, where=where)
-    if trust and has_own_code(data):
-        config = load_remote_config(hub_id, revision=revision)
-        own_class = partial(remote_class, config, task, hub_id, revision=revision)
-        return FoundModel(name=hub_id, origin="hub", config=config, task=task, own_class=own_class)
-    return FoundModel(name=hub_id, origin="hub", config=make_config(data, where=where), task=task)
+    is_own = trust and has_own_code(data)
+    known = _by_own_code(task, hub_id, revision) if is_own else {"config": make_config(data, where=where)}
+    return FoundModel(name=hub_id, origin="hub", task=task, **known)
 
 
 def _from_object(model: Any, task: str) -> FoundModel:

@@ -13,7 +13,7 @@ from typing import Any
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models.configuration import MAX_FILE_BYTES
 from vramfit.models.hub import plain_file
-from vramfit.tasks.parts.sentence_head import JOINED, MODES, HeadParts, LayerPart
+from vramfit.tasks.embedding import JOINED, MODES, HeadParts, LayerPart
 from vramfit.units import shown
 
 MODULES = "modules.json"
@@ -21,6 +21,8 @@ SETTINGS = "config_sentence_transformers.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LENGTHS = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
 """Where a folder says how texts are cut: the names that sentence-transformers 6.2 tries, in its order."""
+PLACES = ("", "[0-9]*_*/", "onnx/")
+"""Where a folder has a model's own files: its modules' folders are named by their number."""
 PACKAGE = "sentence_transformers."
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -360,3 +362,9 @@ def _layer_config(layer: LayerPart) -> dict[str, Any]:
         "bias": layer.bias,
         "activation_function": f"torch.nn.modules.{where}.{layer.activation}",
     }
+
+
+def own_files(folder: Path, *endings: str) -> list[Path]:
+    """A model's files that end so, without those of the run that made it: its checkpoints come and go."""
+    found = (file for place in PLACES for end in endings for file in folder.glob(f"{place}*{end}"))
+    return sorted({file for file in found if file.is_file()})

@@ -5,7 +5,7 @@ from typing import Any
 
 from vramfit.errors import CheckpointError
 from vramfit.models.catalogue import find_entry
-from vramfit.models.decoders import pad_as_configured
+from vramfit.models.configuration import pad_as_configured
 from vramfit.models.hub import NotOnHubError, fetch_config, plain_file
 from vramfit.models.sentence_folder import lowers_case, transformer_folder
 
@@ -14,7 +14,7 @@ FILES = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model"),
 )
 """What a tokenizer may be read from."""
-HINT = "name a folder that holds tokenizer.json or vocab.txt beside config.json"
+HINT = "name a folder that holds tokenizer.json or vocab.txt next to config.json"
 
 
 def load_tokenizer(path_or_name: str | Path, config: Any = None) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from vramfit.records.codec import cannot_write, replace_file, to_data
+from vramfit.records.estimate import FIGURES
 from vramfit.records.watch import MemorySample, WatchRecord
 
 
@@ -79,23 +80,17 @@ class Prometheus:
 def prometheus_text(sample: MemorySample, record: WatchRecord) -> str:
     """One moment in Prometheus' text format."""
     device = f'device="{record.device}"'
-    kinds = ("requested", "allocated", "reserved", "process")
-    now = {kind: getattr(sample, f"{kind}_bytes") for kind in kinds}
-    peaks = {kind: getattr(record, f"peak_{kind}_bytes") for kind in kinds}
+    now = {f'{device},kind="{kind}"': getattr(sample, f"{kind}_bytes") for kind in FIGURES}
+    peaks = {f'{device},kind="{kind}"': getattr(record, f"peak_{kind}_bytes") for kind in FIGURES}
     phases = {
-        (phase, kind): getattr(use, f"peak_{kind}_bytes") for phase, use in record.phases.items() for kind in kinds[:3]
+        f'{device},phase="{phase}",kind="{kind}"': getattr(use, f"peak_{kind}_bytes")
+        for phase, use in record.phases.items()
+        for kind in FIGURES[:3]
     }
     lines = [
-        *_metric("vramfit_memory_bytes", "gauge", "Memory now.", {f'{device},kind="{k}"': v for k, v in now.items()}),
-        *_metric(
-            "vramfit_peak_memory_bytes", "gauge", "Most so far.", {f'{device},kind="{k}"': v for k, v in peaks.items()}
-        ),
-        *_metric(
-            "vramfit_phase_peak_bytes",
-            "gauge",
-            "Most in a phase.",
-            {f'{device},phase="{phase}",kind="{k}"': v for (phase, k), v in phases.items()},
-        ),
+        *_metric("vramfit_memory_bytes", "gauge", "Memory now.", now),
+        *_metric("vramfit_peak_memory_bytes", "gauge", "Most so far.", peaks),
+        *_metric("vramfit_phase_peak_bytes", "gauge", "Most in a phase.", phases),
         *_metric("vramfit_fragmentation_ratio", "gauge", "Reserved and in no block.", {device: sample.fragmentation}),
         *_metric("vramfit_allocator_retries_total", "counter", "Allocator retries.", {device: record.num_retries}),
         *_metric("vramfit_out_of_memory_total", "counter", "Out-of-memory errors.", {device: record.num_ooms}),

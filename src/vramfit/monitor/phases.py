@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -20,26 +20,19 @@ from vramfit.monitor.noticing import OutputHook, RetainedGraphs
 from vramfit.monitor.places import all_frames, locals_of, tensors_in
 from vramfit.records.watch import WatchPhase
 
+if TYPE_CHECKING:
+    from vramfit.monitor.watch import Watch
+
 LOOKS_ALWAYS_UNTIL, LOOKS_EVERY = 4, 16
 """Calls in training after each of which other models are looked for, and then each so many; they also are after every
 step and every evaluation pass, where no backward comes whose recomputation would pass the hook module by module."""
 MAX_OUTPUTS_HOOKED = 4
 
 
-class PhaseListener(Protocol):
-    """Who wants to know."""
-
-    def on_phase(self, old: WatchPhase, new: WatchPhase) -> None: ...
-    def on_forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None: ...
-    def on_output(self, model: torch.nn.Module, output: Any) -> None: ...
-    def on_backward(self, forward_number: int) -> None: ...
-    def on_step(self, optimizer: torch.optim.Optimizer) -> None: ...
-
-
 class Phases:
     """Follows a program through its phases, in the thread that entered it."""
 
-    def __init__(self, listener: PhaseListener, guard: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, listener: "Watch", guard: Callable[[Callable[[], None]], None]) -> None:
         self.current: WatchPhase = "load"
         self.step = 0
         self.num_forwards = 0

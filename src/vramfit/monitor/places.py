@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -41,13 +42,9 @@ def is_library(filename: str) -> bool:
 
 def user_frames(frame: FrameType | None = None) -> Iterator[FrameType]:
     """Frames of the user's own code, innermost first."""
-    frame = frame or sys._getframe(1)
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return
-        if not is_library(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    for outer in islice(all_frames(frame or sys._getframe(1)), MAX_FRAMES):
+        if not is_library(outer.f_code.co_filename):
+            yield outer
 
 
 def user_line(frame: FrameType | None = None) -> str:
@@ -142,21 +139,9 @@ def line_that_fills(frame: FrameType, name: str) -> str | None:
     return None
 
 
-def modules_on(frames: Iterator[FrameType]) -> list[torch.nn.Module]:
-    """Modules whose forward runs, outermost last, found by the `self` of the frames."""
-    found: list[torch.nn.Module] = []
-    for frame in frames:
-        owner = locals_of(frame).get("self")
-        if owner is not None and issubclass(type(owner), torch.nn.Module) and (not found or found[-1] is not owner):
-            found.append(owner)
-    return found
-
-
-def all_frames(frame: FrameType | None) -> Iterator[FrameType]:
+def all_frames(frame: FrameType) -> Iterator[FrameType]:
     """From a frame outwards."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return (outer for outer, _ in walk_stack(frame))
 
 
 def module_name(module: torch.nn.Module, root: torch.nn.Module | None) -> str:
@@ -181,11 +166,7 @@ def requested_bytes(error: BaseException) -> int | None:
 
 def frames_of(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     """Frames of a traceback with the line each was at, innermost first."""
-    found = []
-    while trace is not None:
-        found.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return found[::-1]
+    return list(walk_tb(trace))[::-1]
 
 
 def source_of(frames: list[tuple[FrameType, int]]) -> str:
@@ -197,8 +178,9 @@ def source_of(frames: list[tuple[FrameType, int]]) -> str:
 
 def module_of(frames: list[tuple[FrameType, int]], model: torch.nn.Module | None) -> str:
     """Path of the innermost module whose code was running."""
-    modules = modules_on(frame for frame, _ in frames)
-    return module_name(modules[0], model) if modules else ""
+    owners = (locals_of(frame).get("self") for frame, _ in frames)
+    running = next((owner for owner in owners if issubclass(type(owner), torch.nn.Module)), None)
+    return "" if running is None else module_name(running, model)
 
 
 def remedies_without_a_model(report: OutOfMemoryReport) -> Iterator[str]:

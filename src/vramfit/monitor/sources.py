@@ -2,8 +2,9 @@
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +15,7 @@ from vramfit.records.watch import MemorySample, PhaseUse, WatchPhase
 PROCESS_EVERY_S = 2.0
 """NVML takes milliseconds to answer."""
 MAX_SAMPLES = 2_000
-_FIGURES = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+FIGURES = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,19 +75,9 @@ class CudaMemory:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         if not stats:
             return Reading(requested_bytes=0, allocated_bytes=0, reserved_bytes=0)
-        requested, allocated, reserved = (
-            stats[name]["all"] for name in ("requested_bytes", "allocated_bytes", "reserved_bytes")
-        )
-        return Reading(
-            requested_bytes=requested["current"],
-            allocated_bytes=allocated["current"],
-            reserved_bytes=reserved["current"],
-            peak_requested_bytes=requested["peak"],
-            peak_allocated_bytes=allocated["peak"],
-            peak_reserved_bytes=reserved["peak"],
-            num_retries=stats["num_alloc_retries"],
-            num_ooms=stats["num_ooms"],
-        )
+        figures = {name: stats[name]["all"]["current"] for name in FIGURES}
+        figures |= {f"peak_{name}": stats[name]["all"]["peak"] for name in FIGURES}
+        return Reading(**figures, num_retries=stats["num_alloc_retries"], num_ooms=stats["num_ooms"])
 
     def restart_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -167,11 +158,7 @@ def read_peaks(device: torch.device) -> PhaseMeasurement:
     """The peaks since `restart_peaks`, when all work queued so far is done."""
     torch.cuda.synchronize(device)
     stats = torch.cuda.memory_stats(device)
-    return PhaseMeasurement(
-        peak_requested_bytes=stats.get("requested_bytes.all.peak", 0),
-        peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
-        peak_reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
-    )
+    return PhaseMeasurement(**{f"peak_{name}": stats.get(f"{name}.all.peak", 0) for name in FIGURES})
 
 
 def read_counts(device: torch.device) -> AllocatorCounts:
@@ -205,20 +192,6 @@ def process_bytes(gpu: PresentGPU | None, *, pid: int | None = None) -> int | No
     return by_pid.get(own)
 
 
-@dataclass(slots=True)
-class _Use:
-    num_times: int = 0
-    time_s: float = 0.0
-    requested_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-
-    def raise_to(self, name: str, value: int | None) -> None:
-        known = getattr(self, name)
-        if value is not None and (known is None or value > known):
-            setattr(self, name, value)
-
-
 class PhasePeaks:
     """Peaks by phase.
 
@@ -232,7 +205,7 @@ class PhasePeaks:
         self.samples: list[MemorySample] = []
         self.last = Reading()
         self.peak_process_bytes: int | None = None
-        self._uses: dict[WatchPhase, _Use] = {}
+        self._uses: dict[str, PhaseUse] = {}
         self._entered = Reading()
         self._entered_at = self.began_at
         self._device = ""
@@ -246,23 +219,28 @@ class PhasePeaks:
 
     def leave(self, phase: WatchPhase, reading: Reading) -> None:
         """A phase ends, with what is held now and the allocator's peaks."""
-        use = self._uses.setdefault(phase, _Use())
-        use.num_times += 1
-        use.time_s += time.perf_counter() - self._entered_at
-        self._see(use, reading)
+        self.see(phase, reading)
+        use = self._uses[phase]
+        time_s = use.time_s + time.perf_counter() - self._entered_at
+        self._uses[phase] = replace(use, num_times=use.num_times + 1, time_s=time_s)
 
     def see(self, phase: WatchPhase, reading: Reading) -> None:
         """Something in the middle of a phase."""
-        self._see(self._uses.setdefault(phase, _Use()), reading)
-
-    def _see(self, use: _Use, reading: Reading) -> None:
         self.last = reading
-        for name in _FIGURES:
-            use.raise_to(name, getattr(self._entered, name))
-            use.raise_to(name, getattr(reading, name))
-            before, after = getattr(self._entered, f"peak_{name}"), getattr(reading, f"peak_{name}")
-            if after is not None and (before is None or after > before):
-                use.raise_to(name, after)
+        use = self._uses.get(phase, PhaseUse(num_times=0, time_s=0.0))
+        most: dict[str, Any] = {}
+        for name in FIGURES:
+            peak = f"peak_{name}"
+            before, after = getattr(self._entered, peak), getattr(reading, peak)
+            was_raised = after is not None and (before is None or after > before)
+            seen = (
+                getattr(use, peak),
+                getattr(self._entered, name),
+                getattr(reading, name),
+                after if was_raised else None,
+            )
+            most[peak] = _most(seen)
+        self._uses[phase] = replace(use, **most)
 
     def sample(self, sample: MemorySample, device: str) -> None:
         """Keep a sample; when there are too many, every other one goes.
@@ -285,18 +263,12 @@ class PhasePeaks:
 
     def phases(self) -> dict[str, PhaseUse]:
         """What each phase took at the most."""
-        return {
-            phase: PhaseUse(
-                num_times=use.num_times,
-                time_s=use.time_s,
-                peak_requested_bytes=use.requested_bytes,
-                peak_allocated_bytes=use.allocated_bytes,
-                peak_reserved_bytes=use.reserved_bytes,
-            )
-            for phase, use in list(self._uses.items())
-        }
+        return dict(self._uses)
 
     def peak(self, name: str) -> int | None:
         """The most of all phases, of one figure."""
-        seen = [getattr(use, name) for use in list(self._uses.values())]
-        return max((value for value in seen if value is not None), default=None)
+        return _most(getattr(use, f"peak_{name}") for use in list(self._uses.values()))
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

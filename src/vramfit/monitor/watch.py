@@ -29,7 +29,7 @@ from vramfit.monitor.places import (
     source_of,
     user_line,
 )
-from vramfit.monitor.sources import MemorySource, PhasePeaks, Reading, held_bytes
+from vramfit.monitor.sources import FIGURES, MemorySource, PhasePeaks, Reading, held_bytes
 from vramfit.records.watch import LiveTensors, MemoryFinding, MemorySample, OutOfMemoryReport, WatchPhase, WatchRecord
 
 MAX_GROUPS = 200
@@ -148,9 +148,7 @@ class Watch(ContextDecorator):
             num_forwards=self._phases.num_forwards,
             capacity_bytes=self._source.capacity_bytes,
             phases=self._peaks.phases(),
-            peak_requested_bytes=self._peaks.peak("requested_bytes"),
-            peak_allocated_bytes=self._peaks.peak("allocated_bytes"),
-            peak_reserved_bytes=self._peaks.peak("reserved_bytes"),
+            **{f"peak_{name}": self._peaks.peak(name) for name in FIGURES},
             peak_process_bytes=self._peaks.peak_process_bytes,
             num_retries=max(last.num_retries - began.num_retries, 0),
             num_ooms=max(last.num_ooms - began.num_ooms, 0),
@@ -173,12 +171,8 @@ class Watch(ContextDecorator):
             time_s=self._now(),
             phase=self._phases.current,
             step=self._phases.step,
-            requested_bytes=reading.requested_bytes,
-            allocated_bytes=reading.allocated_bytes,
-            reserved_bytes=reading.reserved_bytes,
             process_bytes=self._source.process_bytes(),
-            num_retries=reading.num_retries,
-            num_ooms=reading.num_ooms,
+            **{name: getattr(reading, name) for name in (*FIGURES, "num_retries", "num_ooms")},
         )
 
     def capture(
@@ -275,12 +269,7 @@ class Watch(ContextDecorator):
         if self._ledger is not None:
             self._source.restart_peaks()
             self._ledger.restart_peak()
-            reading = replace(
-                reading,
-                peak_requested_bytes=reading.requested_bytes,
-                peak_allocated_bytes=reading.allocated_bytes,
-                peak_reserved_bytes=reading.reserved_bytes,
-            )
+            reading = replace(reading, **{f"peak_{name}": getattr(reading, name) for name in FIGURES})
         self._peaks.enter(reading)
 
     def _categories(self) -> dict[int, str]:

@@ -23,7 +23,7 @@ from vramfit.planner.heuristics import (
     WORTH_PACKING,
 )
 from vramfit.planner.job import Job
-from vramfit.planner.predictions import Choice, can_start_over, correct, host_share, predict
+from vramfit.planner.predictions import Choice, can_start_over, compares_too_much, correct, host_share, predict
 from vramfit.planner.recipes import Proposal, Recipe, asked_to_capture, ladder, may_pack, recipes
 from vramfit.planner.search import Search
 from vramfit.planner.varied import padding_share, quicker, time_on_lengths
@@ -50,7 +50,7 @@ class Margin:
     is_tight: bool = False
     """Whether nothing of it is for batches of varied lengths."""
     is_thin: bool = False
-    """Whether what is for them is less than was seen to be enough everywhere, or nothing."""
+    """True if the reserve for fragmentation is below what was enough in all measured runs, or nothing."""
 
 
 def _why(basis: str, workload: Workload) -> str:
@@ -190,6 +190,8 @@ def find(job: Job) -> Found | None:
 
     Thin-margin plans that cannot run a step again after `empty_cache()` are a last resort.
     """
+    if compares_too_much(job, job.budget_bytes):
+        return None
     return _mildest(job) or _mildest(replace(job, starts_over=False))
 
 
@@ -246,7 +248,7 @@ def why_not_packed(job: Job, recipe: Recipe) -> str | None:
         "this model has no such attention": not job.can_pack,
         "its kernel needs a GPU of sm_80 or newer": job.capability < BF16_CAPABILITY,
         f"its kernel computes in 16 bits, not in {recipe.arithmetic}": recipe.is_32_bit,
-        "that is not planned beside what waits in host memory": recipe.offloads,
+        "that is not planned together with offloading": recipe.offloads,
         "that is planned where lengths are known (--lengths, --data) or where it is asked for (--attention packed)": (
             job.lengths is None
         ),

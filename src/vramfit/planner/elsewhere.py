@@ -12,7 +12,16 @@ from vramfit.estimator.traced import collection_paused
 from vramfit.models.catalogue import all_entries, find_entry
 from vramfit.planner.choose import find, margins
 from vramfit.planner.job import Job, num_layers
-from vramfit.planner.predictions import Choice, fits_host, floor_bytes, host_bytes, least_bytes, predict, safe_bytes
+from vramfit.planner.predictions import (
+    Choice,
+    compares_too_much,
+    fits_host,
+    floor_bytes,
+    host_bytes,
+    least_bytes,
+    predict,
+    safe_bytes,
+)
 from vramfit.planner.reasons import words_of
 from vramfit.planner.recipes import Proposal, Recipe, Training, levels, micro_batches, recipes, trainings
 from vramfit.planner.request import Request
@@ -40,7 +49,7 @@ def no_plan_fits(job: Job, margin_bytes: int) -> NoPlanFits:
     w = job.base
     return NoPlanFits(
         f"{w.model} does not fit: batch {w.batch} × {w.seq} tokens needs {format_bytes(best.safe_reserved_bytes)} at "
-        f"the least, and {format_bytes(job.budget_bytes)} less a margin of {format_bytes(margin_bytes)} leave "
+        f"the least, and {format_bytes(job.budget_bytes)} less a headroom of {format_bytes(margin_bytes)} leave "
         f"{format_bytes(limit_bytes)}: {format_bytes(shortfall_bytes)} too little",
         best=best,
         shortfall_bytes=shortfall_bytes,
@@ -125,7 +134,7 @@ def _stays_within(job: Job, recipe: Recipe, limit_bytes: int) -> bool:
 
 
 def _may_stay_within(job: Job, recipe: Recipe, limit_bytes: float) -> bool:
-    if floor_bytes(job, recipe) > limit_bytes:
+    if floor_bytes(job, recipe) > limit_bytes or compares_too_much(job, limit_bytes, recipe):
         return False
     return least_bytes(job, _all_layers(job, recipe), _smallest_size(job)) <= limit_bytes
 

@@ -13,8 +13,8 @@ from vramfit.estimator.resolve import Target, resolve_workload
 from vramfit.estimator.traced import TracedWorkload
 from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import build_for
+from vramfit.models.configuration import supported_attention
 from vramfit.models.resolve import resolve
-from vramfit.models.tasks import supported_attention
 from vramfit.planner.heuristics import MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
 from vramfit.settings.attention import precision_needed
@@ -92,6 +92,7 @@ class Job:
             "request": self.request,
             "lengths": self.lengths,
             "workload": self.base,
+            "teacher": self.base.teacher_written_ns if self.base.holds_teacher else None,
             "target": self.target,
             "timed_gpu": self.timed_gpu,
             "speed": speed_of(self.timed_gpu),

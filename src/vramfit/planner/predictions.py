@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vramfit.estimator.peaks import peak_requested, peaks_of_parts, predict_peaks, restart_bytes
+from vramfit.estimator.peaks import Asked, peak_requested, predict_peaks, restart_bytes
 from vramfit.estimator.predict import (
     Timed,
     after_recorded,
@@ -141,9 +141,8 @@ def is_lean(job: Job, micro_batch: int) -> bool:
 @once
 def weight_bytes(job: Job, recipe: Recipe) -> int:
     """What the weights ask for, which no recipe's gradients exceed."""
-    stream = traced_passes(job, recipe, PROBED_PASSES if job.base.share > 1 else 1).stream(ANY_BATCH, num_steady=1)
-    end = next(index for index, part in stream.parts if part != "load")
-    return sum(event for event in stream.events[:end] if event > 0)
+    template = traced_passes(job, recipe, PROBED_PASSES if job.base.share > 1 else 1).template(ANY_BATCH)
+    return sum(template.instantiate(ANY_BATCH, [("load", "load")]).events)
 
 
 @once
@@ -170,6 +169,29 @@ def floor_bytes(job: Job, recipe: Recipe) -> int:
         return all_bytes
     floor = all_bytes + learned_bytes * (1 + recipe.state_copies) + num_learned * recipe.state_bytes
     return int(floor) // (job.base.num_gpus if job.base.shards else 1)
+
+
+@once
+def _vectors_bytes(job: Job) -> int:
+    return job.traced.vectors_bytes()
+
+
+@once
+def _compared_bytes(job: Job) -> int:
+    return job.traced.compared_bytes()
+
+
+def compares_too_much(job: Job, limit_bytes: float, recipe: Recipe | None = None) -> bool:
+    """Whether a step cannot compare its texts within a limit, however it is split; beside what a recipe holds then."""
+    if not job.base.is_joint:
+        return False
+    if _vectors_bytes(job) > limit_bytes:
+        return True
+    num_bytes = _compared_bytes(job)
+    if recipe is not None and not recipe.offloads and not job.base.shards:
+        all_bytes, learned_bytes, num_learned = _shapes(job, recipe.of_weights())
+        num_bytes += all_bytes + int(learned_bytes * recipe.state_copies + num_learned * recipe.state_bytes)
+    return num_bytes > limit_bytes
 
 
 def least_bytes(job: Job, recipe: Recipe, micro_batch: int) -> int:
@@ -224,9 +246,16 @@ def peek(job: Job, recipe: Recipe, micro_batch: int) -> Peek:
 @once
 def _asked_bytes(job: Job, recipe: Recipe, micro_batch: int) -> tuple[int, int]:
     """The peak of what tensors ask for, and that of the optimizer's step."""
-    traced, template = _probed(job, recipe, micro_batch)
-    peaks = peaks_of_parts(template.instantiate(micro_batch, traced.order(num_steady=1)))
+    _, template = _probed(job, recipe, micro_batch)
+    peaks = _asked(job, recipe, ANY_BATCH if template.probe else micro_batch).peaks(micro_batch)
     return max(peaks.values()), peaks["optimizer"]
+
+
+@once
+def _asked(job: Job, recipe: Recipe, traced_at: int) -> Asked:
+    """What a probe asks for at any batch that its trace serves."""
+    traced, template = _probed(job, recipe, traced_at)
+    return Asked(template, traced.order(num_steady=1))
 
 
 def _probed(job: Job, recipe: Recipe, micro_batch: int) -> tuple[TracedWorkload, Any]:
@@ -268,9 +297,9 @@ def _split(job: Job, recipe: Recipe, micro_batch: int, batch: int) -> Workload:
     return replace(job.base, **recipe.keywords(), **passes_of(min(micro_batch, batch), batch * job.base.num_gpus))
 
 
-def time_of(job: Job, template: Any, workload: Workload, micro_batch: int) -> Timed:
-    """The time of a step on the GPU; on a usual one where its rates are not known."""
-    timed = time_workload(template, workload, micro_batch, replace(job.target, gpu=job.timed_gpu))
+def time_of(job: Job, template: Any, workload: Workload, micro_batch: int, num_passes: int | None = None) -> Timed:
+    """The time of a step on the GPU, on a usual one where its rates are not known; of so many passes, where given."""
+    timed = time_workload(template, workload, micro_batch, replace(job.target, gpu=job.timed_gpu), num_passes)
     assert timed is not None  # the job has taken a GPU whose rates are known
     return timed
 
@@ -278,7 +307,13 @@ def time_of(job: Job, template: Any, workload: Workload, micro_batch: int) -> Ti
 @once
 def work_by_length(job: Job, recipe: Recipe, seq: int) -> Any:
     """What passes of a recipe do at another length."""
-    return traced_passes(job, recipe, PROBED_PASSES).work_by_length(seq, ANY_BATCH)
+    passes = partial(_passes_at, job, recipe.of_passes(), seq)
+    return traced_passes(job, recipe, PROBED_PASSES).work_by_length(seq, ANY_BATCH, passes)
+
+
+@once
+def _passes_at(job: Job, recipe: Recipe, seq: int) -> Any:
+    return traced_passes(job, recipe, PROBED_PASSES).trace(None, passes_at=seq)
 
 
 # Evaluation

@@ -130,10 +130,12 @@ def _why_offload(found: Found) -> str:
         f", and of the {found.choice.step_time_s:.2g} s of a step copies of layers and gradients take "
         f"{times.get(COPIES, 0.0):.2g} s and the optimizer {times.get(HOST_STEP, 0.0):.2g} s"
     )
+    is_first = found.job.request.allow and not found.proposal.training.needs
+    instead = ". It comes before what is allowed: --no-offload (offload=False) uses that instead" if is_first else ""
     return (
         f"nothing fits that stays on the GPU, where weights, gradients and {recipe.optimizer}'s state alone "
         f"would take {format_bytes(on_device)}; {format_bytes(found.estimate.host_bytes)} wait in host memory"
-        f"{spent if times else ''}"
+        f"{spent if times else ''}{instead}"
     )
 
 
@@ -273,7 +275,7 @@ def _why_not(chosen: Found, other: Choice) -> str:
         if other_s >= own_s:
             return f"on the real lengths a step takes {other_s:.3g} s, and {own_s:.3g} s by this plan"
     if other.safe_reserved_bytes > chosen.search.limit_bytes:
-        return "it leaves less free than the margin of this plan"
+        return "it leaves less free than the headroom of this plan"
     if chosen.recipe.captures_graphs and not other.recipe.captures_graphs:
         return "recorded passes do not wait for the host, whose time differs from machine to machine"
     more = [each.words for each in other.recipe.priced if each not in chosen.recipe.priced]

@@ -6,6 +6,7 @@ common; `recipes` makes them of what the settings propose, and leaves out what c
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -76,6 +77,10 @@ class Recipe(_Settings):  # type: ignore[misc]
     def with_any_optimizer(self) -> "Recipe":
         """The recipe for comparisons in which the optimizer does not count."""
         return replace(self, optimizer=None)
+
+    def of_passes(self) -> "Recipe":
+        """A recipe whose passes are the same: the optimizer has no part in them, unless they are captured."""
+        return self if self.captures_graphs else replace(self, optimizer=Recipe().optimizer)
 
     def steps_like(self, other: "Recipe") -> bool:
         """Whether both have the same optimizer."""
@@ -241,7 +246,8 @@ def usual(job: Job) -> dict[str, Any]:
         if job.request.wishes.get(name) is False or (job.request.exact and setting.not_exact):
             found[name] = setting.default
         else:
-            found[name] = setting.planned(job.base, meta_model(job), job.capability)
+            ask = setting.wished if job.request.wishes.get(name) else setting.planned
+            found[name] = ask(job.base, meta_model(job), job.capability)
     return found
 
 
@@ -268,8 +274,11 @@ def _is_possible(job: Job, recipe: Recipe) -> bool:
 def micro_batches(request: Request, batch: int) -> list[int]:
     """Samples of a forward pass worth trying, most first: for each number of passes the least that does."""
     fixed = request.micro_batch(batch)
-    if fixed is not None:
-        return [fixed]
+    return list(_sizes(batch)) if fixed is None else [fixed]
+
+
+@lru_cache(maxsize=8)
+def _sizes(batch: int) -> list[int]:
     found, size = [], batch
     while size > 0:
         found.append(-(-batch // -(-batch // size)))  # 32 samples in passes of 12 are as many as in passes of 11

@@ -111,7 +111,7 @@ class Request:
                 problems.append(f"exact and {name} do not go together: {SETTINGS[name].not_exact}")
         for name, bits in (("int8", 8), ("nf4", 4)):
             if name in allow and not {"lora", "freeze"} & (allow | set(given)):
-                problems.append(f"allow {name}: weights in {bits} bits do not learn; allow lora or freeze beside it")
+                problems.append(f"allow {name}: weights in {bits} bits do not learn; allow lora or freeze as well")
         if problems:
             raise WorkloadError(problems)
         return Request(fixed=given, allow=allow, margin=margin, steps=steps, wishes=wishes, offloads=offloads, **on)

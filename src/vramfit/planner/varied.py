@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from random import Random
 from statistics import mean
@@ -20,11 +19,9 @@ from vramfit.planner.predictions import (
 )
 from vramfit.planner.recipes import Recipe
 from vramfit.planner.search import Search
-from vramfit.settings.sizes import passes_of
 from vramfit.step.splitting import even_rows, packed_rows, padded_passes
 from vramfit.tasks import find_task
 from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
-from vramfit.workload import Workload
 
 MIN_TRACED = 8
 TIMED_PASSES = 4
@@ -62,21 +59,16 @@ class PassTimes:
 
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
-        workload = replace(traced_passes(self._job, self._recipe, PROBED_PASSES).workload, seq=seq)
+        workload = traced_passes(self._job, self._recipe, PROBED_PASSES).workload
         template = work_by_length(self._job, self._recipe, seq)
         num = -(-num // workload.texts_per_sample)
         fewest = PROBED_PASSES if workload.runs_twice else 1  # one pass would not run twice
         few, several = (
-            time_of(self._job, template, self._passes(workload, n, num), num).step.seconds
-            for n in (fewest, fewest + TIMED_PASSES)
+            time_of(self._job, template, workload, num, num_passes).step.seconds
+            for num_passes in (fewest, fewest + TIMED_PASSES)
         )
         each = (several - few) / TIMED_PASSES
         return each, max(few - fewest * each, 0.0)
-
-    @staticmethod
-    def _passes(workload: Workload, num_passes: int, num: int) -> Workload:
-        """So many passes of so many samples on each GPU."""
-        return replace(workload, **passes_of(num, num_passes * num * workload.num_gpus))
 
 
 @once

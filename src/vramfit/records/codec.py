@@ -7,9 +7,9 @@ import os
 import secrets
 import shutil
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vramfit.errors import VramfitError
 from vramfit.units import format_bytes
@@ -96,24 +96,20 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin in (Union, types.UnionType):
         return _decode_union(args, value, where)
-    if origin is ClassVar:
-        raise AssertionError(f"{where}: class variables are not stored")
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
         return from_data(hint, value, where=where)
     if origin is tuple:
         items = _expect(list, value, where)
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+        if args[-1] is Ellipsis:
+            args = (args[0],) * len(items)
         if len(items) != len(args):
             raise RecordError(f"{where}: expected {len(args)} items, found {len(items)}")
         return tuple(_decode(arg, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, items, strict=True)))
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if origin in (dict, Mapping):
         pairs = _expect(dict, value, where)
         return {key: _decode(args[1], item, f"{where}.{key}") for key, item in pairs.items()}
-    if origin is list or (isinstance(origin, type) and issubclass(origin, Sequence)):
-        return [_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, value, where))]
-    if origin is not None and not isinstance(origin, type):  # Literal
+    if origin is Literal:
         if value not in args:
             raise RecordError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}")
         return value
@@ -123,16 +119,14 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
 def _decode_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in args:
         return None
-    failure: RecordError | None = None
+    failures: list[RecordError] = []
     for arg in args:
-        if arg is type(None):
-            continue
-        try:
-            return _decode(arg, value, where)
-        except RecordError as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
+        if arg is not type(None):
+            try:
+                return _decode(arg, value, where)
+            except RecordError as error:
+                failures.append(error)
+    raise failures[0]
 
 
 def _expect(kind: Any, value: Any, where: str) -> Any:

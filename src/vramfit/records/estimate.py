@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import replace_file
@@ -15,15 +15,9 @@ from vramfit.workload import Workload
 Basis = Literal["verified", "derived", "outside"]
 TimeBasis = Literal["catalogue", "calibrated"]
 Category = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "workspaces", "inputs"]
-CATEGORIES: tuple[Category, ...] = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "temporaries",
-    "workspaces",
-    "inputs",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+FIGURES = ("requested", "allocated", "reserved", "process")
+"""The four figures, each at most the next."""
 PHASES = ("load", "first_step", "steady_step")
 """Phases of an estimate, in order; an inference's first and steady steps are its first and later batches."""
 COPIES, HOST, HOST_STEP = "transfers", "host", "step from host memory"

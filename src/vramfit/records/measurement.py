@@ -1,16 +1,16 @@
-"""What was measured on a GPU: a workload beside its prediction, and how fast the GPU and its machine are."""
+"""What was measured: a workload beside its prediction, how fast a GPU and its machine are, and models side by side."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from vramfit.records.estimate import Estimate
 from vramfit.records.finding import Displayed
 from vramfit.workload import Workload
 
 Figure = Literal["requested", "allocated", "reserved"]
-FIGURES: tuple[Figure, ...] = ("requested", "allocated", "reserved")
+FIGURES: tuple[Figure, ...] = get_args(Figure)
 JUDGED_FIGURES: tuple[Figure, ...] = ("allocated", "reserved")
 """What a tolerance is held against: the figures that users see and that run out."""
 REFERENCE = Workload(model="bert-mini", batch=1, seq=32, mask="none", optimizer="sgd")
@@ -195,3 +195,52 @@ class Calibration:
     """`REFERENCE`, as measured."""
     host_factor: float = 1.0
     """How many times slower this host is than the one that the step-time model was fitted on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRow:
+    """One of the models."""
+
+    model: str
+    model_class: str
+    num_layers: int
+    hidden_size: int
+    num_parameters: int
+    disk_bytes: int | None
+    """Of the files that hold its weights; None where they are not in a folder."""
+    training_bytes: int
+    """Reserved at most by a training step, as `vramfit estimate` predicts it."""
+    serving_bytes: int
+    """Reserved at most by a forward pass, as `vramfit estimate --mode infer` predicts it."""
+    latency_s: float
+    """Seconds for one row by itself, measured: the median."""
+    worst_latency_s: float
+    """The same for the slowest of twenty."""
+    samples_per_s: float
+    """Rows a second in batches, measured."""
+    quality: float
+    """The value of the table's metric."""
+    metrics: Mapping[str, Any]
+    """As `vramfit evaluate` names them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTable:
+    """Models of one task, compared on one data set; the first is what others are compared with."""
+
+    task: str
+    data: str
+    device: str
+    """Where speed was measured, in words."""
+    gpu: str | None
+    """The GPU that memory was predicted for; None for any."""
+    num_samples: int
+    batch: int
+    """Samples of a training step and of a forward pass, in predictions."""
+    seq: int
+    """Tokens of each."""
+    metric: str
+    higher_is_better: bool
+    rows: tuple[ModelRow, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -170,7 +170,8 @@ class Plan(Displayed):
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise VramfitError(f"cannot read {path}: {error}", hint="give the file that plan.save wrote") from None
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise VramfitError(f"cannot read {path}: {why}", hint="give the file that plan.save wrote") from None
         return from_json(Plan, text)
 
     def training_arguments(self) -> dict[str, Any]:

@@ -29,6 +29,29 @@ class EvaluationResult:
     """Whether nothing before it was better."""
 
 
+Cause = Literal["less memory", "more memory", "retries", "recoveries", "slower"]
+"""Why a run changed its settings."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingsChange:
+    """Settings that a run changed between two steps, since memory was not what it had been planned for."""
+
+    step: int
+    """Batches learned from before it."""
+    cause: Cause
+    said: str
+    """What happened, in one sentence, as it was said when it happened."""
+    available_bytes: int
+    """What the run held and could still take."""
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    step_time_s: float
+    """Predicted seconds of a step from now on."""
+    plan_s: float
+    """Seconds that planning took; 0 where the settings had been planned before."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunRecord(Displayed):
     """One fine-tuning run, finished."""
@@ -69,6 +92,8 @@ class RunRecord(Displayed):
     """How often a batch ran out of memory and was done again."""
     final_micro_batch: int
     """Samples of full length in a forward pass at the end: smaller than planned after memory ran out."""
+    changes: tuple[SettingsChange, ...] = ()
+    """What it changed on the way, since memory was not what it had been planned for."""
     train_loss: float | None = None
     """Mean loss of the last batches, of one epoch at most."""
     num_loss_batches: int = 0

@@ -1,12 +1,13 @@
 """Tables, bars, curves and points in lines of text: as wide as their place, and readable without colour."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from math import ceil
+from typing import Concatenate, ParamSpec
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.style import Style
@@ -14,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vramfit.records.estimate import TimelinePoint
-from vramfit.report.words import MEMORY, size
+from vramfit.report.words import MEMORY, shorten_path, size
+
+P = ParamSpec("P")
 
 MIN_WIDTH = 8
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -72,6 +75,43 @@ def indented(text: str, style: str = "dim") -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, 2))
 
 
+@dataclass(frozen=True)
+class _ForWidth:
+    """Lines that are made when the width they have is known."""
+
+    make: Callable[[int], Iterator[RenderableType]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.make(options.max_width)
+
+
+def for_width(
+    make: Callable[Concatenate[int, P], Iterator[RenderableType]],
+) -> Callable[P, RenderableType]:
+    """Have a function called when its lines are drawn, with their width as its first argument."""
+
+    @wraps(make)
+    def later(*args: P.args, **keywords: P.kwargs) -> RenderableType:
+        return _ForWidth(lambda width: make(width, *args, **keywords))
+
+    return later
+
+
+def with_paths(width: int, rows: Sequence[tuple[Sequence[str], str, str]], *, least: int) -> Table:
+    """Rows of figures and a name, and as much of a module's path as there is room for.
+
+    Args:
+        rows: the texts of a row, the name last; the path; the style of the figures.
+        least: the room from which paths are shown.
+    """
+    room = width - sum(max(map(len, column)) + 2 for column in zip(*(texts for texts, _, _ in rows), strict=True))
+    made = grid(*["right"] * (len(rows[0][0]) - 1), "left", "left")
+    for (*figures, name), path, style in rows:
+        where = shorten_path(path, room) if room >= least else ""
+        made.add_row(*(Text(f, style=style) for f in figures), Text(name), Text(where, style="dim"))
+    return made
+
+
 def has_colour(console: Console) -> bool:
     """Whether colours reach the reader."""
     return console.color_system is not None and not console.no_color
@@ -105,9 +145,6 @@ class Meter:
             yield Segment("▁" * (limit - filled), Style.parse("dim"))
         yield Segment(" " * (width - max(filled, limit)))
 
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(MIN_WIDTH, options.max_width)
-
 
 @dataclass(frozen=True)
 class StackedBar:
@@ -124,9 +161,6 @@ class StackedBar:
             glyph, style = category_mark(category, colour=has_colour(console))
             yield Segment(glyph * (end - start), Style.parse(style or "none"))
         yield Segment.line()
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(MIN_WIDTH, options.max_width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +181,6 @@ class Timeline:
                 line.append(glyph, PART_STYLES.get(point.part, ""))
             yield line
         yield label_parts([p.part for p in columns])
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(MIN_WIDTH, options.max_width)
 
 
 def resample(points: Sequence[TimelinePoint], width: int) -> list[TimelinePoint]:
@@ -224,6 +255,3 @@ class Scatter:
 
     def _row(self, num_bytes: int, top: int) -> int:
         return min(round(num_bytes / top * (self.height - 1)), self.height - 1)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(MIN_PLOT_WIDTH, options.max_width)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vramfit.records.estimate import CATEGORIES, Estimate, MaxBatch
+from vramfit.records.estimate import CATEGORIES, FIGURES, Estimate, MaxBatch
 from vramfit.records.finding import LoadReport
 from vramfit.records.measurement import Comparison, Measurement
 from vramfit.records.plan import Fitting, Plan
 from vramfit.records.run import RunRecord
 from vramfit.records.watch import WatchRecord
-from vramfit.report.html.markup import tag, text
+from vramfit.report.html import tag, text
 from vramfit.report.words import (
     MEMORY,
     Tone,
@@ -27,7 +27,6 @@ from vramfit.units import counted, format_bytes
 from vramfit.workload import Workload
 
 MAX_NAMES = 4
-FIGURES = ("requested", "allocated", "reserved", "process")
 TONES = {"good": "#17915c", "tight": "#b07500", "bad": "#d43c4c", "open": "inherit"}
 WIDTH, HEIGHT = 800, 34
 
@@ -41,7 +40,7 @@ def max_batch_repr(m: MaxBatch) -> str:
     """The batch, and what limits it."""
     e, w = m.estimate, m.estimate.workload
     found = f"batch {m.batch:,}" if m.batch else "not even one sample fits"
-    found += f", {m.margin_batch:,} with the margin that plans keep" if m.margin_batch is not None else ""
+    found += f", {m.margin_batch:,} with the headroom that plans keep" if m.margin_batch is not None else ""
     return _shown("MaxBatch", f"{found}: {_job(w, batch=False)}; {target(e)}", f"limited by: {m.limited_by}")
 
 
@@ -177,7 +176,7 @@ def plan_html(p: Plan) -> str:
 
 def max_batch_html(m: MaxBatch) -> str:
     """A largest batch, and what limits it."""
-    e, margin = m.estimate, f"{m.margin_batch or 0:,} with the margin that plans keep: {m.margin_reason}."
+    e, margin = m.estimate, f"{m.margin_batch or 0:,} with the headroom that plans keep: {m.margin_reason}."
     found = f"Largest batch: {m.batch:,}" if m.batch else "Not even one sample fits"
     return _card(
         _head(e.workload.model, [e.workload.task, e.workload.mode, *job(e.workload, batch=False), target(e)]),

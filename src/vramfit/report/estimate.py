@@ -15,15 +15,18 @@ from vramfit.report.charts import (
     StackedBar,
     Timeline,
     category_mark,
+    for_width,
     grid,
     has_colour,
     indented,
     marked,
     table,
+    with_paths,
 )
 from vramfit.report.words import (
     COLD,
     NO_BREAK,
+    OUTSIDE,
     duration,
     group_name,
     job,
@@ -32,7 +35,6 @@ from vramfit.report.words import (
     peak_place,
     percent,
     phase_name,
-    shorten_path,
     size,
     target,
     unbroken,
@@ -57,7 +59,7 @@ VERDICT_MARKS = {
 BASIS = {
     "verified": "Verified: this torch on this architecture was compared with measurements.",
     "derived": "Derived: rules carried over from a measured GPU; keep a few percent spare.",
-    "outside": "Outside what is promised: PyTorch 1.x takes more than is predicted here. Keep a quarter spare.",
+    "outside": OUTSIDE,
 }
 
 TIME_BASIS = {"catalogue": " · catalogue rates", "calibrated": " · calibrated"}
@@ -92,11 +94,11 @@ def render_estimate(estimate: Estimate, advice: Sequence[Advice] | None = None) 
         Text(),
         render_verdict(estimate),
         Text(),
-        Figures(estimate),
+        four_figures(estimate),
         Text(),
         *render_peak(estimate),
         Text(),
-        Largest(estimate),
+        _largest(estimate),
         Text(),
         *_step(estimate),
         _phases(estimate),
@@ -128,27 +130,22 @@ def render_verdict(estimate: Estimate, what: str = "Does not fit", *, says_cold:
     return Group(*lines)
 
 
-@dataclass(frozen=True)
-class Figures:
+@for_width
+def four_figures(width: int, e: Estimate) -> Iterator[RenderableType]:
     """The four numbers, each with its share of the GPU's memory, or of the memory that was given."""
-
-    estimate: Estimate
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        e, wide = self.estimate, options.max_width >= WIDE
-        given = e.workload.memory is not None
-        limit = e.capacity_bytes if given else e.total_memory_bytes or e.capacity_bytes
-        scale = max(limit or 0, e.peak_process_bytes)
-        rows = grid("left", "right", "right", "bar", "left")
-        for name, meaning in FIGURES:
-            value: int = getattr(e, f"peak_{name}_bytes")
-            outside = given and name == "process"  # memory= is the allocator's; the context comes on top
-            of = percent(value, limit) if limit and not outside else ""
-            style = "bold" if name == "allocated" else ""
-            bar = Meter(value=value, limit=scale if outside or not limit else limit, scale=scale)
-            exact = f"{meaning:<21} {value:>15,} B" if wide else meaning
-            rows.add_row(Text(name, style), Text(size(value), style), of, bar, Text(exact, "dim"))
-        yield rows
+    given = e.workload.memory is not None
+    limit = e.capacity_bytes if given else e.total_memory_bytes or e.capacity_bytes
+    scale = max(limit or 0, e.peak_process_bytes)
+    rows = grid("left", "right", "right", "bar", "left")
+    for name, meaning in FIGURES:
+        value: int = getattr(e, f"peak_{name}_bytes")
+        outside = given and name == "process"  # memory= is the allocator's; the context comes on top
+        of = percent(value, limit) if limit and not outside else ""
+        style = "bold" if name == "allocated" else ""
+        bar = Meter(value=value, limit=scale if outside or not limit else limit, scale=scale)
+        exact = f"{meaning:<21} {value:>15,} B" if width >= WIDE else meaning
+        rows.add_row(Text(name, style), Text(size(value), style), of, bar, Text(exact, "dim"))
+    yield rows
 
 
 def _step(estimate: Estimate) -> Iterator[RenderableType]:
@@ -162,10 +159,10 @@ def _step(estimate: Estimate) -> Iterator[RenderableType]:
 
 
 def _phases(estimate: Estimate) -> RenderableType:
-    figures = ("requested", "allocated", "reserved")
+    figures = [name for name, _ in FIGURES[:-1]]
     rows = table("Peak of each phase", *figures, right=figures, gap=3)
     known = [name for name in PHASES if name in estimate.phases]
-    for name in [*known, *(n for n in estimate.phases if n not in known)]:
+    for name in dict.fromkeys([*known, *estimate.phases]):
         peaks = (getattr(estimate.phases[name], f"peak_{figure}_bytes") for figure in figures)
         rows.add_row(phase_name(name, estimate.workload), *map(size, peaks))
     return rows
@@ -230,32 +227,17 @@ class _Legend:
         yield rows
 
 
-@dataclass(frozen=True)
-class Largest:
+@for_width
+def _largest(width: int, estimate: Estimate) -> Iterator[RenderableType]:
     """The largest groups of blocks at the peak: what they are and where they come from."""
-
-    estimate: Estimate
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        groups = self.estimate.groups[:MAX_GROUPS]
-        if not groups:
-            return
-        yield Text("Largest at the peak", style="bold")
-        shown = [
-            (
-                size(g.allocated_bytes),
-                percent(g.allocated_bytes, self.estimate.peak_allocated_bytes),
-                f"{g.num_blocks:,} ×",
-                group_name(g),
-            )
-            for g in groups
-        ]
-        room = options.max_width - sum(max(map(len, column)) + 2 for column in zip(*shown, strict=True))
-        rows = grid("right", "right", "right", "left", "left")
-        for group, (*figures, name) in zip(groups, shown, strict=True):
-            where = shorten_path(group.module, room) if room >= MIN_WIDTH else ""
-            rows.add_row(*figures, Text(name), Text(where, style="dim"))
-        yield rows
+    if not estimate.groups:
+        return
+    yield Text("Largest at the peak", style="bold")
+    rows = []
+    for g in estimate.groups[:MAX_GROUPS]:
+        share = percent(g.allocated_bytes, estimate.peak_allocated_bytes)
+        rows.append(((size(g.allocated_bytes), share, f"{g.num_blocks:,} ×", group_name(g)), g.module, ""))
+    yield with_paths(width, rows, least=MIN_WIDTH)
 
 
 def render_advice(advice: Sequence[Advice], estimate: Estimate) -> RenderableType:

@@ -2,17 +2,24 @@
 that are watched."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vramfit.records.explanation import Explanation, Holding
 from vramfit.records.finding import Finding, Severity
-from vramfit.records.watch import WATCH_PHASES, MemorySample, PhaseUse, WatchRecord, layers_together, origin_words
-from vramfit.report.charts import Meter, grid, indented, marked, table
+from vramfit.records.watch import (
+    WATCH_PHASES,
+    Explanation,
+    Holding,
+    MemorySample,
+    PhaseUse,
+    WatchRecord,
+    layers_together,
+    origin_words,
+)
+from vramfit.report.charts import Meter, for_width, grid, indented, marked, table
 from vramfit.report.estimate import FIGURES
-from vramfit.report.words import percent, size
+from vramfit.report.words import percent, sentence, size
 from vramfit.units import counted
 
 MARKS: dict[Severity, tuple[str, str]] = {
@@ -54,7 +61,7 @@ def summarize(findings: Sequence[Finding]) -> str:
     num_errors = sum(f.severity == "error" for f in findings)
     num_warnings = sum(f.severity == "warning" for f in findings)
     if not num_errors and not num_warnings:
-        return "Nothing stands in the way."
+        return "No problems found."
     found = ((num_errors, "error"), (num_warnings, "warning"))
     return " and ".join(counted(count, word) for count, word in found if count) + "."
 
@@ -100,24 +107,19 @@ def _holdings(explanation: Explanation) -> Iterator[RenderableType]:
     names = [explanation.gpu, *explanation.gpus_alike] if explanation.gpu else []
     gpu = f" (as a {' or a '.join(names)} has)" if names else ""
     yield Text(f"Where {size(total)}{gpu} were", style="bold")
-    yield _Shares(holdings, total)
+    yield _shares(holdings, total)
     yield Text()
 
 
-@dataclass(frozen=True)
-class _Shares:
+@for_width
+def _shares(width: int, holdings: Sequence[Holding], total: int) -> Iterator[RenderableType]:
     """What held the memory of a GPU: figures and words; bars where there is room for them."""
-
-    holdings: Sequence[Holding]
-    total_bytes: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        total, has_bars = self.total_bytes, options.max_width >= WIDTH_WITH_BARS
-        rows = grid("left", "right", "right", *(["bar"] if has_bars else []), None, bar=40)
-        for h in self.holdings:
-            bar = [Meter(value=min(h.num_bytes, total), limit=total, scale=total)] if has_bars else []
-            rows.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), *bar, h.who)
-        yield rows
+    has_bars = width >= WIDTH_WITH_BARS
+    rows = grid("left", "right", "right", *(["bar"] if has_bars else []), None, bar=40)
+    for h in holdings:
+        bar = [Meter(value=min(h.num_bytes, total), limit=total, scale=total)] if has_bars else []
+        rows.add_row(f"  {h.name}", Text(size(h.num_bytes), "bold"), percent(h.num_bytes, total), *bar, h.who)
+    yield rows
 
 
 def render_live(record: WatchRecord) -> RenderableType:
@@ -144,7 +146,7 @@ def render_watch(record: WatchRecord) -> RenderableType:
         parts += [_line(size(g.num_bytes), origin_words(g)) for g in layers_together(record.largest)[:MAX_LARGEST]]
     if record.findings:
         parts += [Text(), render_findings([finding.as_finding() for finding in record.findings])]
-    parts += [Text(f"{note[:1].upper()}{note[1:]}.", style="dim") for note in record.notes]
+    parts += [Text(sentence(note), style="dim") for note in record.notes]
     return Group(*parts)
 
 
@@ -187,18 +189,11 @@ def _phases(record: WatchRecord) -> Iterator[RenderableType]:
         use = record.phases.get(phase)
         if use is not None:
             rows.add_row(phase, *_figures(use), f"{use.num_times:,}", f"{use.time_s:.1f}")
-    whole = PhaseUse(
-        num_times=0,
-        time_s=record.time_s,
-        peak_requested_bytes=record.peak_requested_bytes,
-        peak_allocated_bytes=record.peak_allocated_bytes,
-        peak_reserved_bytes=record.peak_reserved_bytes,
-    )
-    rows.add_row("all", *_figures(whole), "", f"{record.time_s:.1f}", style="bold")
+    rows.add_row("all", *_figures(record), "", f"{record.time_s:.1f}", style="bold")
     yield rows
 
 
-def _figures(use: PhaseUse) -> Iterator[str]:
+def _figures(use: PhaseUse | WatchRecord) -> Iterator[str]:
     for value in (use.peak_requested_bytes, use.peak_allocated_bytes, use.peak_reserved_bytes):
         yield "–" if value is None else size(value)
 
@@ -216,7 +211,6 @@ def _counters(record: WatchRecord) -> Iterator[RenderableType]:
     if record.peak_process_bytes is not None:
         words.append(f"the process held {size(record.peak_process_bytes)}")
     if words:
-        text = ", ".join(words)
-        yield Text(f"{text[:1].upper()}{text[1:]}.", style="dim")
+        yield Text(sentence(", ".join(words)), style="dim")
     if record.peak_allocated_bytes is not None and not record.detailed:
         yield Text("Peaks of single phases are lower bounds in light mode; of all, exact.", style="dim")

@@ -1,17 +1,27 @@
-"""Models side by side, for the terminal."""
+"""Models side by side: a table, and in a report also quality against size, speed and memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vramfit.records.model_table import ModelRow, ModelTable
+from vramfit.records.measurement import ModelRow, ModelTable
 from vramfit.report.charts import table
-from vramfit.report.words import duration
-from vramfit.units import counted, format_bytes
+from vramfit.report.html import Drawn, Figure, section, tag, text
+from vramfit.report.html import table as html_table
+from vramfit.report.html.figures import CURVE_COLOURS, axis, figure, legend, scatter
+from vramfit.report.words import duration, sentence
+from vramfit.units import MIB, counted, format_bytes
 
 COLUMNS = ("model", "layers", "parameters", "on disk", "training", "serving", "latency", "rows/s")
 """The metric comes last, by its name."""
+AXES: tuple[tuple[str, str, Callable[[ModelRow], float]], ...] = (
+    ("latency", "milliseconds for one row", lambda row: 1e3 * row.latency_s),
+    ("parameters", "million parameters", lambda row: row.num_parameters / 1e6),
+    ("training", "MiB reserved in training", lambda row: row.training_bytes / MIB),
+    ("serving", "MiB reserved in serving", lambda row: row.serving_bytes / MIB),
+)
+"""Name, axis and figure of each picture; the score is the other axis."""
 
 
 def render_models(found: ModelTable) -> RenderableType:
@@ -69,4 +79,36 @@ def about(found: ModelTable) -> Iterator[str]:
     rows = counted(found.num_samples, "row")
     yield f"Measured on {found.device}: {found.metric}, latency (one row, median) and rows/s, {rows} of {found.data}."
     yield f"Predicted{where}: what training and serving reserve at most, batch {found.batch}, {found.seq} tokens, fp32."
-    yield from (f"{note[:1].upper()}{note[1:]}." for note in found.notes)
+    yield from map(sentence, found.notes)
+
+
+def models_head(found: ModelTable) -> str:
+    """The first card of the report."""
+    asked = f"{found.task} · {found.data} · measured on {found.device}"
+    headline = f"{counted(len(found.rows), 'model')} compared"
+    return tag("section", tag("p", text(asked), class_="quiet"), tag("h1", text(headline)), class_="card head")
+
+
+def models_sections(found: ModelTable, drawn: Drawn) -> Iterator[str]:
+    """The table, then a picture for each figure that a model may be smaller in."""
+    names = short_names(found)
+    head = (*COLUMNS, found.metric)
+    rows = [(name, *cells) for name, cells in zip(names, cells_of(found), strict=True)]
+    yield section("Side by side", html_table(head, rows, right=range(1, len(head))), about=" ".join(about(found)))
+    made = []
+    for name, title, value in AXES:
+        said = f"{found.metric} against {title}"
+        place = drawn.place(f"models-{name}", _points(found, names, title, value), said)
+        made.append(tag("div", tag("h3", text(said)), place))
+    better = "Better is up and left." if found.higher_is_better else "Better is down and left."
+    yield section("What a smaller model costs", tag("div", *made, class_="grid"), about=better)
+
+
+def _points(found: ModelTable, names: list[str], title: str, value: Callable[[ModelRow], float]) -> Figure:
+    data = []
+    for place, (name, row) in enumerate(zip(names, found.rows, strict=True)):
+        look = {"size": 13, "color": CURVE_COLOURS[place % len(CURVE_COLOURS)]}
+        hover = f"%{{y:.4f}} {found.metric}, %{{x:,.3g}} {title}<extra></extra>"
+        x = [round(value(row), 4)]
+        data.append(scatter(name, x, [row.quality], mode="markers", marker=look, hovertemplate=hover))
+    return figure(data, 320, xaxis=axis(title, rangemode="tozero"), yaxis=axis(found.metric), legend=legend(-0.3))

@@ -3,19 +3,17 @@ is missing where no plan fits."""
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from vramfit.errors import NoPlanFits
 from vramfit.records.codec import to_data
 from vramfit.records.plan import Alternative, InstanceFit, Plan
-from vramfit.report.charts import Meter, Point, Scatter, grid, indented, marked, table
-from vramfit.report.estimate import Sized
-from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, job, model_name, percent, size, target
+from vramfit.report.charts import Meter, Point, Scatter, for_width, grid, indented, marked, table
+from vramfit.report.estimate import BASIS, Sized
+from vramfit.report.words import KIND_WORDS, NO_BREAK, duration, job, model_name, percent, sentence, size, target
 from vramfit.settings import PLANNED, SETTINGS
 from vramfit.settings.setting import Kind
 from vramfit.tasks import DEFAULT, find_task
@@ -112,16 +110,15 @@ def _settings(plan: Plan) -> RenderableType:
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a name such as amp-fp16."""
-    first = text.partition(" ")[0]
-    start = text[:1] if "-" in first else text[:1].upper()
-    return f"{start}{text[1:].rstrip('.')}."
+    made = sentence(text)
+    return text[:1] + made[1:] if "-" in text.partition(" ")[0] else made
 
 
 def _others(plan: Plan) -> Iterator[RenderableType]:
     shown = plan.alternatives[:MAX_ALTERNATIVES]
     if not shown:
         return
-    yield Text.assemble(("Memory against time", "bold"), " of what was predicted")
+    yield Text.assemble(("Memory and time", "bold"), " of the settings that were predicted")
     yield Scatter(points=[*map(_point, reversed(shown)), _chosen_point(plan)], limit_bytes=plan.budget_bytes)
     legend = Text("             ", style="dim")
     for mark, style, name in (("●", "bold green", "this plan"), ("○", "cyan", "fits"), ("×", "red", "does not fit")):
@@ -164,14 +161,15 @@ def _next(plan: Plan, path: str, *, is_saved: bool) -> Iterator[RenderableType]:
     w = plan.workload
     yield Text("Run it", style="bold") + Text("" if is_saved else "  (--save plan.json writes the plan)", style="dim")
     if find_task(w.task).is_trained:
-        for line in wrap_command(train_command(w, path)):
-            yield Text(f"  {line}", overflow="fold")
+        yield from map(_indented, wrap_command(train_command(w, path)))
         yield Text("Or in a loop of your own", style="bold")
-    for line in snippet(w, path):
-        yield Text(f"  {line}", overflow="fold")
+    yield from map(_indented, snippet(w, path))
     yield Text("Look closer", style="bold")
-    for line in wrap_command(estimate_command(w)):
-        yield Text(f"  {line}", overflow="fold")
+    yield from map(_indented, wrap_command(estimate_command(w)))
+
+
+def _indented(line: str) -> Text:
+    return Text(f"  {line}", overflow="fold")
 
 
 def train_command(workload: Workload, path: str) -> str:
@@ -257,25 +255,18 @@ def _remarks(plan: Plan) -> Iterator[RenderableType]:
         is_basis = note.startswith(("derived", "outside"))
         yield marked("!" if is_basis else "·", _sentence(note), "yellow" if is_basis else "dim")
     if plan.estimate.basis == "verified":
-        yield Text("Verified: this torch on this architecture was compared with measurements.", style="dim")
+        yield Text(BASIS["verified"], style="dim")
 
 
 def render_instances(fits: Sequence[InstanceFit]) -> RenderableType:
     """Cloud instances, smallest first."""
-    return Sized([Instances(fits), Text("Each plan is for one of the instance's GPUs.", style="dim")])
+    return Sized([_instances(fits), Text("Each plan is for one of the instance's GPUs.", style="dim")])
 
 
-@dataclass(frozen=True, slots=True)
-class Instances:
+@for_width
+def _instances(width: int, fits: Sequence[InstanceFit]) -> Iterator[RenderableType]:
     """The table of instances; a narrow terminal does without their number of GPUs and the size of these."""
-
-    fits: Sequence[InstanceFit]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _instances(self.fits, is_narrow=options.max_width < INSTANCES_WIDTH)
-
-
-def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
+    is_narrow = width < INSTANCES_WIDTH
     numbers = ("passes", "a step", "reserved") if is_narrow else ("GPUs", "passes", "a step", "reserved", "of")
     columns = ("", "Instance", "GPU", *numbers, "Settings")
     rows = table(*columns, right=numbers, wraps=("Settings",), gap=1 if is_narrow else 2)
@@ -287,7 +278,7 @@ def _instances(fits: Sequence[InstanceFit], *, is_narrow: bool) -> Table:
         settings = fit.settings if fit.fits else Text(fit.settings, "dim")
         num_gpus, budget = ([], []) if is_narrow else ([str(fit.num_gpus)], [size(fit.budget_bytes)])
         rows.add_row(mark, fit.instance, fit.gpu, *num_gpus, passes, seconds, used, *budget, settings)
-    return rows
+    yield rows
 
 
 def render_no_plan(failure: NoPlanFits) -> RenderableType:
@@ -307,7 +298,7 @@ def render_no_plan(failure: NoPlanFits) -> RenderableType:
         Text(),
         Text(f"✗ No plan fits: {size(failure.shortfall_bytes)} too little.", style="bold red"),
         rows,
-        Text(f"  {room} are left of {size(budget)} after a margin of {size(failure.margin_bytes)}.", style="dim"),
+        Text(f"  {room} are left of {size(budget)} after a headroom of {size(failure.margin_bytes)}.", style="dim"),
         Text(),
         Text("Nearest settings", style="bold"),
         Text(f"  {', '.join(job(w)[1:])}"),
@@ -334,14 +325,5 @@ def _remedies(failure: NoPlanFits) -> Iterator[RenderableType]:
 
 def no_plan_data(failure: NoPlanFits) -> dict[str, Any]:
     """For `--json`."""
-    return {
-        "error": str(failure),
-        "shortfall_bytes": failure.shortfall_bytes,
-        "budget_bytes": failure.budget_bytes,
-        "margin_bytes": failure.margin_bytes,
-        "allow": list(failure.allow),
-        "gpu": failure.gpu,
-        "model": failure.model,
-        "host_bytes": failure.host_bytes,
-        "best": to_data(failure.best),
-    }
+    names = ("shortfall_bytes", "budget_bytes", "margin_bytes", "allow", "gpu", "model", "host_bytes", "best")
+    return {"error": str(failure), **{name: to_data(getattr(failure, name)) for name in names}}

@@ -106,6 +106,7 @@ def _run_rows(r: RunRecord) -> Iterator[tuple[str, str]]:
             "recoveries",
             f"{r.num_recoveries:,}: memory ran out and nothing was lost; micro-batch {r.final_micro_batch}",
         )
+    yield from (("changed", change.said) for change in r.changes)
     if r.loss_scale is not None:
         yield "fp16", f"loss scale {r.loss_scale:g}, {counted(r.num_skipped, 'step')} skipped"
     if r.train_loss is not None:
@@ -147,7 +148,7 @@ def render_load_report(report: LoadReport) -> RenderableType:
     if said:
         lines += [Text(""), render_findings(said)]
     if report.comparison is not None:
-        lines += [Text(""), Text("Beside full precision", style="bold"), facts(_comparison(report.comparison))]
+        lines += [Text(""), Text("Compared with full precision", style="bold"), facts(_comparison(report.comparison))]
     return Group(*lines)
 
 
@@ -159,13 +160,13 @@ def _load_rows(report: LoadReport) -> Iterator[tuple[str, str]]:
     yield "time", f"{report.time_s:.2f} s"
     if report.final_device_bytes is not None and report.peak_device_bytes is not None:
         over = report.peak_device_bytes - report.final_device_bytes
-        way = f"never more than {format_bytes(over)} above that on the way" if over else "never more on the way"
+        way = f"never more than {format_bytes(over)} above that during the run" if over else "never more during the run"
         yield "on the GPU", f"{format_bytes(report.final_device_bytes)}, {way}"
     if report.host_anonymous_bytes is not None:
         yield "on the host", f"{format_bytes(report.host_anonymous_bytes)} at most"
     if report.num_resident_layers < report.num_layers:
         waiting = report.num_layers - report.num_resident_layers
-        yield "offloaded", f"{waiting} of {report.num_layers} layers wait in host memory and come for their turn"
+        yield "offloaded", f"{waiting} of {report.num_layers} layers wait in host memory and are copied when needed"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from vramfit.records.estimate import Estimate, MaxBatch, TensorGroup
-from vramfit.report.charts import grid, marked
-from vramfit.report.estimate import Figures, Sized, render_headline, render_peak, render_remarks, render_verdict
-from vramfit.report.words import group_name, peak_moment, shorten_path, size
+from vramfit.report.charts import for_width, grid, marked, with_paths
+from vramfit.report.estimate import Sized, four_figures, render_headline, render_peak, render_remarks, render_verdict
+from vramfit.report.words import group_name, peak_moment, size
 from vramfit.units import GIB, MIB
 
 CELL_WIDTH = 9
@@ -41,7 +41,7 @@ def render_table(estimates: Sequence[Estimate], show: str = "allocated") -> Rend
         show: `requested`, `allocated`, `reserved` or `process`.
     """
     parts: list[RenderableType] = [render_headline(estimates[0], batch=False, seq=False), Text()]
-    parts += [_Grid(estimates, show), *_key(estimates)]
+    parts += [_grid(estimates, show), *_key(estimates)]
     pair = lengths_to_compare(estimates)
     if pair is not None:
         parts += [Text(), *render_growth(*pair)]
@@ -59,41 +59,34 @@ def lengths_to_compare(estimates: Sequence[Estimate]) -> tuple[Estimate, Estimat
     return fitting[-1] if fitting else pairs[0]
 
 
-@dataclass(frozen=True)
-class _Grid:
+@for_width
+def _grid(width: int, estimates: Sequence[Estimate], show: str) -> Iterator[RenderableType]:
     """The figures in one unit; more batches than the width has room for go to further tables below."""
+    peaks = {(e.workload.seq, e.workload.batch): getattr(e, f"peak_{show}_bytes") for e in estimates}
+    unit, name = (GIB, "GiB") if max(peaks.values()) >= GIB else (MIB, "MiB")
+    cells = {(e.workload.seq, e.workload.batch): e for e in estimates}
+    seqs, batches = (sorted(set(sizes)) for sizes in zip(*cells, strict=True))
+    num_columns = max(1, (width - CELL_WIDTH) // CELL_WIDTH)
+    for start in range(0, len(batches), num_columns):
+        shown = batches[start : start + num_columns]
+        caption = f"Peak {show}, {name}; batch →" if not start else "… batch →"
+        yield Text(caption, style="bold")
+        rows = grid(*["right"] * (len(shown) + 1), gap=1)
+        for column in rows.columns:
+            column.min_width = CELL_WIDTH - 1
+        rows.add_row(Text("length ↓", style="bold"), *(Text(f"{b:,}  ", style="bold") for b in shown))
+        for seq in seqs:
+            numbers = (_cell(cells[seq, b], f"{peaks[seq, b] / unit:,.{2 if unit == GIB else 0}f}") for b in shown)
+            rows.add_row(Text(f"{seq:,}", style="bold"), *numbers)
+        yield rows
 
-    estimates: Sequence[Estimate]
-    show: str
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        seqs = sorted({e.workload.seq for e in self.estimates})
-        batches = sorted({e.workload.batch for e in self.estimates})
-        unit, name = (GIB, "GiB") if max(map(self._bytes, self.estimates)) >= GIB else (MIB, "MiB")
-        num_columns = max(1, (options.max_width - CELL_WIDTH) // CELL_WIDTH)
-        cells = {(e.workload.seq, e.workload.batch): self._cell(e, unit) for e in self.estimates}
-        for start in range(0, len(batches), num_columns):
-            shown = batches[start : start + num_columns]
-            caption = f"Peak {self.show}, {name}; batch →" if not start else "… batch →"
-            yield Text(caption, style="bold")
-            rows = grid(*["right"] * (len(shown) + 1), gap=1)
-            for column in rows.columns:
-                column.min_width = CELL_WIDTH - 1
-            rows.add_row(Text("length ↓", style="bold"), *(Text(f"{b:,}  ", style="bold") for b in shown))
-            for seq in seqs:
-                rows.add_row(Text(f"{seq:,}", style="bold"), *(cells[seq, b] for b in shown))
-            yield rows
-
-    def _bytes(self, estimate: Estimate) -> int:
-        return int(getattr(estimate, f"peak_{self.show}_bytes"))
-
-    def _cell(self, estimate: Estimate, unit: int) -> Text:
-        number = f"{self._bytes(estimate) / unit:,.2f}" if unit == GIB else f"{self._bytes(estimate) / unit:,.0f}"
-        if estimate.fits is False:
-            return Text(f"{number} ✗", style="red")
-        if estimate.num_retries:
-            return Text(f"{number} !", style="yellow")
-        return Text(f"{number}  ", style="green" if estimate.fits else "")
+def _cell(estimate: Estimate, number: str) -> Text:
+    if estimate.fits is False:
+        return Text(f"{number} ✗", style="red")
+    if estimate.num_retries:
+        return Text(f"{number} !", style="yellow")
+    return Text(f"{number}  ", style="green" if estimate.fits else "")
 
 
 def _key(estimates: Sequence[Estimate]) -> Iterator[RenderableType]:
@@ -210,7 +203,7 @@ def render_growth(before: Estimate, after: Estimate) -> Iterator[RenderableType]
     if (before.peak.phase, before.peak.part) != (after.peak.phase, after.peak.part):
         moments = [peak_moment(e.peak, e.workload) for e in (before, after)]
         yield Text(f"The peak moved: {moments[0]} at first, {moments[1]} now.", style="yellow")
-    yield _Grown([g for g in groups if g.grown_bytes > 0][:MAX_GROUPS])
+    yield _grown([g for g in groups if g.grown_bytes > 0][:MAX_GROUPS])
     yield Text("Memory grows", style="bold")
     rows = grid("right", "right", "right", None)
     for law, reason in REASONS.items():
@@ -224,39 +217,23 @@ def _step(before_bytes: int, after_bytes: int) -> str:
     return f"{size(before_bytes)} → {size(after_bytes)}, {after_bytes / before_bytes:.2f} times as much"
 
 
-@dataclass(frozen=True)
-class _Grown:
+@for_width
+def _grown(width: int, groups: Sequence[Growth]) -> Iterator[RenderableType]:
     """The groups that grew most, in bytes."""
-
-    groups: Sequence[Growth]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown = [
-            (
-                f"+{size(g.grown_bytes)}",
-                size(g.before_bytes),
-                f"→ {size(g.after_bytes):>10}",
-                f"×{g.after_bytes / g.before_bytes:.2f}" if g.before_bytes else "new",
-                group_name(g.group),
-            )
-            for g in self.groups
-        ]
-        if not shown:
-            return
-        room = options.max_width - sum(max(map(len, column)) + 2 for column in zip(*shown, strict=True))
-        rows = grid("right", "right", "right", "right", "left", "left")
-        for g, (*figures, name) in zip(self.groups, shown, strict=True):
-            where = shorten_path(g.group.module, room) if room >= MIN_PATH else ""
-            style = "red" if g.law == "square" else ""
-            rows.add_row(*(Text(f, style=style) for f in figures), Text(name), Text(where, style="dim"))
-        yield rows
+    rows = []
+    for g in groups:
+        times = f"×{g.after_bytes / g.before_bytes:.2f}" if g.before_bytes else "new"
+        sizes = f"+{size(g.grown_bytes)}", size(g.before_bytes), f"→ {size(g.after_bytes):>10}"
+        rows.append(((*sizes, times, group_name(g.group)), g.group.module, "red" if g.law == "square" else ""))
+    if rows:
+        yield with_paths(width, rows, least=MIN_PATH)
 
 
 def render_max_batch(found: MaxBatch) -> RenderableType:
     """The answer first, then the estimate at that batch in short."""
     e = found.estimate
     parts: list[RenderableType] = [render_headline(e, batch=False), Text(), *_answer(found), Text()]
-    parts += [Figures(e), Text(), *render_peak(e), Text(), *render_remarks(e)]
+    parts += [four_figures(e), Text(), *render_peak(e), Text(), *render_remarks(e)]
     return Sized(parts)
 
 
@@ -267,10 +244,10 @@ def _answer(found: MaxBatch) -> Iterator[RenderableType]:
         yield Text(f"Largest batch: {found.batch:,}{with_margin(found)}", style="bold green")
         yield render_verdict(found.estimate, says_cold=False)
     if found.margin_reason:
-        yield marked("·", f"The margin of plans: {found.margin_reason}.", "dim")
+        yield marked("·", f"The headroom of plans: {found.margin_reason}.", "dim")
     if found.usual_batch is not None:
         lower = f"fp32 is only the default: --precision {found.usual_precision}, the usual one here,"
-        yield marked("→", f"{lower} allows {found.usual_batch:,} with the same margin.", "cyan")
+        yield marked("→", f"{lower} allows {found.usual_batch:,} with the same headroom.", "cyan")
     if found.cold_batch < found.batch:
         yield marked(
             "!",
@@ -289,11 +266,11 @@ def _answer(found: MaxBatch) -> Iterator[RenderableType]:
 
 
 def with_margin(found: MaxBatch) -> str:
-    """Behind the largest batch that fits: the largest that leaves the margin that plans keep."""
+    """Behind the largest batch that fits: the largest that leaves the headroom that plans keep."""
     if found.margin_batch is None:
         return ""
     batch = f"{found.margin_batch:,}" if found.margin_batch else "not even one"
-    return f", or {batch} with the margin that plans keep"
+    return f", or {batch} with the headroom that plans keep"
 
 
 def name_batches(batches: Sequence[int]) -> str:

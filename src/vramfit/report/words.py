@@ -132,6 +132,11 @@ def size(num_bytes: int) -> str:
     return format_bytes(num_bytes).replace(" ", NO_BREAK)
 
 
+def sentence(text: str) -> str:
+    """A remark with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def unbroken(text: str) -> str:
     """A sentence whose byte counts have no-break spaces before their units."""
     return _SIZE.sub(NO_BREAK, text)

@@ -12,6 +12,7 @@ from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.loader.load import find_device
 from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
+from vramfit.step.recovery import free_memory
 from vramfit.units import format_bytes, parse_bytes
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -85,6 +86,29 @@ class RunDevice:
         with self.emulated:
             yield
 
+    def read(self) -> Reading:
+        """The allocator's counters now; nothing waits for the device."""
+        return self._memory.read()
+
+    def available_bytes(self, limit_bytes: int) -> int:
+        """What this process holds on the device and could still take, but for the limit it has set itself.
+
+        Args:
+            limit_bytes: that limit; a lower one has been set by others, and counts.
+        """
+        if self.device.type != "cuda":
+            return self._memory.budget_bytes() or 0
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        allowed_bytes = int(torch.cuda.get_per_process_memory_fraction(self.device) * total_bytes)
+        there = free_bytes + torch.cuda.memory_reserved(self.device)
+        return min(there, allowed_bytes) if allowed_bytes < limit_bytes - 1 else there  # the fraction is rounded
+
+    def release_cache(self) -> None:
+        """Give back what is cached, so that the device's free memory is what others can take."""
+        free_memory()
+        if self.emulated is not None:
+            self.emulated.empty_cache()
+
     @property
     def reserved_bytes(self) -> int | None:
         """The reserved peak so far; None on the CPU."""
@@ -150,7 +174,7 @@ def use_expandable_segments(device: torch.device) -> bool:
 
 
 def enforce(memory: str | int, device: torch.device) -> int:
-    """Cap what PyTorch may reserve on a GPU from now on; gives the cap in bytes.
+    """Cap what PyTorch may reserve on a GPU from now on, and have segments grow in place; gives the cap in bytes.
 
     Elsewhere than on a GPU there is no such allocator, and nothing is done.
 
@@ -161,6 +185,7 @@ def enforce(memory: str | int, device: torch.device) -> int:
     num_bytes = parse_bytes(memory, name="memory")
     if device.type != "cuda":
         return num_bytes
+    use_expandable_segments(device)
     total = torch.cuda.get_device_properties(device).total_memory
     if num_bytes > total:
         raise WorkloadError([f"memory {format_bytes(num_bytes)} is more than the {format_bytes(total)} of {device}"])

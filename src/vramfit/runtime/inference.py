@@ -101,7 +101,7 @@ class Inference:
         self._state = ModelState(model)
         self._dtype = None if workload is None else workload.autocast_dtype
         words = getattr(model, "get_output_embeddings", lambda: None)()
-        self.packs = packing.is_applied(model) and words is None  # a logit for every word is not laid out twice
+        self.packs = packing.is_applied(model) and words is None  # unpacking would copy logits of every word
         """Whether sequences lie end to end, so that padding takes nothing."""
 
     def run(

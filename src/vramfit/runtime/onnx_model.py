@@ -15,8 +15,8 @@ from vramfit.models.hub import plain_file
 from vramfit.models.resolve import resolve
 from vramfit.settings import SETTINGS, having
 from vramfit.tasks import find_task
+from vramfit.tasks.embedding import HeadParts
 from vramfit.tasks.parts.pooling import head_of
-from vramfit.tasks.parts.sentence_head import HeadParts
 
 if TYPE_CHECKING:
     from vramfit.runtime.device import RunDevice
@@ -26,6 +26,7 @@ FOLDER = "onnx"
 """Where optimum and sentence-transformers look for exported files, inside a model's folder."""
 WHOLE = "model.onnx"
 QUANTIZED = "model_qint8_*.onnx"
+INT8 = "int8"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
@@ -45,7 +46,7 @@ def exported_file(model: str) -> Path | None:
 
 def arithmetic_of(file: Path) -> str:
     """What the weights of an exported file are."""
-    return "fp32" if file.name == WHOLE else "int8"
+    return "fp32" if file.name == WHOLE else INT8
 
 
 def open_exported(file: Path, model: str, workload: "Workload", run_device: "RunDevice") -> torch.nn.Module:

@@ -106,7 +106,7 @@ def receipt_of_run(record: RunRecord, plan: Plan) -> Receipt:
         measured=ReceiptFigures(
             allocated_bytes=record.measured_allocated_bytes,
             reserved_bytes=record.measured_reserved_bytes,
-            step_time_s=record.step_time_s,
+            step_time_s=None if record.changes else record.step_time_s,  # steps of several plans
         ),
         ran_out=record.num_recoveries > 0,
         num_retries=record.num_retries or 0,

@@ -5,13 +5,13 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from vramfit.errors import DataError, WorkloadError
+from vramfit.models.sentence_folder import find_prompt
 from vramfit.runtime.data.examples import BadRow, refuse, shown_columns
 from vramfit.runtime.data.rows import Table, open_table
 from vramfit.runtime.data.samples import Samples
@@ -22,7 +22,7 @@ from vramfit.runtime.trained import TrainedModel
 from vramfit.tasks.parts import vector_metrics
 from vramfit.tasks.parts.joint import width_of
 from vramfit.tasks.parts.pooling import head_of
-from vramfit.tasks.parts.reading import BadValue, Reference, Row, text_in
+from vramfit.tasks.parts.reading import BadValue, Reference, Row, number_of, text_in
 from vramfit.units import shown
 
 IDS = ("_id", "id", "query-id", "query_id", "qid", "corpus-id", "corpus_id", "document_id", "doc_id", "docid", "pid")
@@ -204,11 +204,8 @@ def _id_in(row: Row, column: str) -> str:
 
 
 def _grade(value: Any, column: str) -> float:
-    try:
-        grade = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError):
-        grade = None
-    if grade is None or not isfinite(grade):
+    grade = number_of(value)
+    if grade is None:
         raise BadValue(f"{column} is {shown(value)}, not a finite number")
     return grade
 
@@ -223,9 +220,13 @@ class Search:
 
     def __init__(self, trained: TrainedModel, collection: Collection) -> None:
         self._collection = collection
-        how = trained.tokenizing
-        self.queries = Samples(trained.task, trained.kind.encode(collection.queries, how), how)
-        self.documents = Samples(trained.task, trained.kind.encode(collection.documents, how), how)
+
+        def tokenized(texts: list[Reference], prompt: str) -> Samples:
+            how = replace(trained.tokenizing, prompt=find_prompt(trained.parts, name=prompt))
+            return Samples(trained.task, trained.kind.encode(texts, how), how)
+
+        self.queries = tokenized(collection.queries, "query")
+        self.documents = tokenized(collection.documents, "document")
 
     @property
     def longest(self) -> Samples:

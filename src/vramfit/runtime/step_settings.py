@@ -3,7 +3,8 @@
 The checks also find modules and losses whose result depends on how a batch is split.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -12,17 +13,16 @@ import torch
 from vramfit.errors import WorkloadError, nearest_names
 from vramfit.monitor.places import warn_user
 from vramfit.records.plan import Plan
-from vramfit.settings import SETTINGS, asked_of
+from vramfit.settings import LIVE, PLANNED, SETTINGS, asked_of
+from vramfit.settings.attention import Attention
 from vramfit.settings.offload import Offload
-from vramfit.settings.values import Choice
-from vramfit.step.plain import Batch
+from vramfit.step.plain import Batch, bring, each_tensor
 from vramfit.step.splitting import width_of
 from vramfit.tasks.base import PER_TOKEN
-from vramfit.techniques import offloading
+from vramfit.techniques import offloading, packing
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
-from vramfit.techniques.packing import is_per_token
 from vramfit.units import parse_bytes, plain
-from vramfit.workload import Workload
+from vramfit.workload import Workload, settings_of
 
 IN_BATCH = ("contrastive", "infonce", "multiplenegatives", "ntxent", "gistembed", "tripletsemihard", "supcon", "clip")
 """Losses that compare the samples of a batch with each other, by parts of their names."""
@@ -144,11 +144,12 @@ class MicroBatchSize:
 
     def state_dict(self) -> dict[str, Any]:
         """For a resumed run."""
-        return {"now": self.now, "patience": self._patience, "num_quiet": self._num_quiet}
+        return {"now": self.now, "allowed": self._allowed, "patience": self._patience, "num_quiet": self._num_quiet}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a `state_dict` was taken."""
-        self.now, self._patience, self._num_quiet = state["now"], state["patience"], state["num_quiet"]
+        """Go on where a `state_dict` was taken; not where another size has been asked for or planned since."""
+        if state.get("allowed", self._allowed) == self._allowed:
+            self.now, self._patience, self._num_quiet = state["now"], state["patience"], state["num_quiet"]
 
 
 _Asked: Any = asked_of("precision", "offload", "attention")
@@ -204,6 +205,28 @@ class StepSettings(_Asked):  # type: ignore[misc]
             waits = SETTINGS[Offload.keyword].words(self)
             raise WorkloadError([f"{waits} is for one GPU: with several, shard the model (Shards)"])
 
+    def check_change(self, workload: Workload, *, packs: bool) -> None:
+        """Refuse a workload that a run with these settings cannot go on with from one step to the next.
+
+        Args:
+            packs: whether the run packs its batches.
+
+        Raises:
+            WorkloadError: what differs.
+        """
+        names = [f.name for f in fields(self) if f.name in (*PLANNED, "seq") and f.name not in LIVE]
+        now = {name: getattr(self, name) for name in names} | ({Attention.keyword: "packed"} if packs else {})
+        after = {name: getattr(workload, name) for name in now if name != "seq" or self.seq is not None}
+        if not packs and not workload.is_packed and None in (now[Attention.keyword], after[Attention.keyword]):
+            del after[Attention.keyword]  # the model's own, whichever it is
+        problems = [
+            f"{name} {value} cannot take the place of {now[name]} in a run"
+            for name, value in after.items()
+            if value != now[name]
+        ]
+        if problems:
+            raise WorkloadError(problems, hint="plan with what the run has: give these settings to the plan")
+
     @classmethod
     def of(cls, plan: Plan | Workload | None, given: dict[str, Any]) -> Self:
         """Those that are given, and of the others those of a plan.
@@ -221,7 +244,7 @@ class StepSettings(_Asked):  # type: ignore[misc]
             raise WorkloadError(problems)
         made: dict[str, Any] = {}
         if plan is not None:
-            workload = plan.workload if isinstance(plan, Plan) else plan
+            workload = settings_of(plan)
             made = {name: getattr(workload, name) for name in names}
             made["memory"] = plan.budget_bytes if isinstance(plan, Plan) else workload.memory
         made |= {name: plain(value) for name, value in given.items() if value is not None}
@@ -245,6 +268,15 @@ def check(
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
     if settings.weight_dtype is torch.float16:
         problems.append("precision fp16 cannot train: take amp-fp16 (with a GradScaler), amp-bf16 or bf16")
+    own = {id(p) for p in model.parameters()}
+    if not settings.steps_on_host and not any(
+        id(p) in own for group in optimizer.param_groups for p in group["params"]
+    ):
+        problems.append("the optimizer has no parameter of the model: make it of the prepared model's parameters")
+    wrapped = [type(held) for held in vars(optimizer).values() if isinstance(held, torch.optim.Optimizer)]
+    if wrapped:
+        wrapper, name = type(optimizer).__name__, wrapped[0].__name__
+        problems.append(f"{wrapper} is a wrapper: give {name} itself, and leave it out of `prepare`")
     if isinstance(optimizer, torch.optim.LBFGS):
         problems.append("LBFGS evaluates the loss inside its step, so a window cannot be done again")
     if problems:
@@ -258,13 +290,15 @@ def check_batch(batch: Any) -> None:
     Raises:
         WorkloadError: what it holds.
     """
-    if not batch:
-        raise WorkloadError(["the batch is empty"], hint="give a dict of tensors, one row a sample")
-    arrays = [name for name, value in batch.items() if type(value).__module__ == "numpy"]
-    if arrays:
-        problem = f"{', '.join(arrays)} of the batch: numpy arrays, not tensors"
-        raise WorkloadError([problem], hint="make tensors of them with torch.from_numpy")
-    rows = {name: value.shape[0] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
+    if not isinstance(batch, Mapping) or not batch:
+        what = "is empty" if isinstance(batch, Mapping) else f"is no dict, but of class {type(batch).__name__}"
+        raise WorkloadError([f"the batch {what}"], hint="give a dict of tensors, one row a sample")
+    others = [f"{name} ({type(v).__name__})" for name, v in batch.items() if not isinstance(v, torch.Tensor)]
+    rows = {name: value.shape[0] if value.dim() else 0 for name, value in batch.items() if not others}
+    others += [name for name, count in rows.items() if not count]
+    if others:
+        problem = f"{', '.join(others)} of the batch: not tensors with a row for each sample"
+        raise WorkloadError([problem], hint="make tensors of arrays and lists with torch.as_tensor; leave out all else")
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
         raise WorkloadError(
@@ -273,9 +307,14 @@ def check_batch(batch: Any) -> None:
 
 
 def _wrong_values(settings: StepSettings) -> list[str]:
-    """Settings with a fixed list of values that have another one."""
-    choices = [s for s in SETTINGS.values() if isinstance(s.value, Choice) and hasattr(settings, s.keyword)]
-    return [text for s in choices for text in s.value.problems(s.keyword, getattr(settings, s.keyword))]
+    """Settings that have a value which is none, but for what is checked where it is used."""
+    names = [
+        f.name
+        for f in fields(settings)
+        if f.name in SETTINGS and f.name not in ("micro_batch", "memory", "host_memory")
+    ]
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    return [text for name, value in given.items() for text in SETTINGS[name].value.problems(name, value)]
 
 
 def _wrong_offload(model: torch.nn.Module, settings: StepSettings) -> list[str]:
@@ -294,6 +333,25 @@ def _wrong_offload(model: torch.nn.Module, settings: StepSettings) -> list[str]:
     return []
 
 
+def bring_packed(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch) -> Batch:
+    """A micro-batch on its device, packed where a model takes it so.
+
+    Raises:
+        WorkloadError: a model that is to take it so and was not prepared for it.
+    """
+    if packed_by is not None:
+        if not packing.is_applied(packed_by):  # its sequences would see each other
+            problem = f"attention packed: {type(packed_by).__name__} is not prepared for packed rows"
+            raise WorkloadError([problem], hint="prepare it with vramfit.prepare(model, plan), or take attention sdpa")
+        batch = packing.pack(batch, packed_by)
+    return each_tensor(batch, lambda value: bring(value, device))
+
+
+def autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
+    """The context of a forward pass in a lower precision; none where there is no `dtype`."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)
+
+
 def largest_like(batch: Batch, num_samples: int, seq: int, *, packs: bool = False) -> Batch:
     """A batch of `num_samples` sequences of `seq` tokens, its samples and tokens repeated.
 
@@ -307,7 +365,7 @@ def largest_like(batch: Batch, num_samples: int, seq: int, *, packs: bool = Fals
     made = {}
     for name, value in batch.items():
         chosen = value.index_select(0, rows % value.shape[0])
-        made[name] = chosen.index_select(1, columns) if is_per_token(name, chosen, width) else chosen
+        made[name] = chosen.index_select(1, columns) if packing.is_per_token(name, chosen, width) else chosen
     if "attention_mask" in made and made["attention_mask"].dim() == PER_TOKEN:
         made["attention_mask"] = torch.ones_like(made["attention_mask"])
         if seq > PER_TOKEN and not packs:

@@ -6,7 +6,6 @@ checkpointing. The step itself is taken whole.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,24 +14,33 @@ import torch
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.monitor.places import warn_user
 from vramfit.records.plan import Plan
-from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.runtime.device import enforce
 from vramfit.runtime.graphs import CannotCapture, GraphUse
 from vramfit.runtime.interruption import uninterrupted
 from vramfit.runtime.model_state import Failed, ModelState, untouched
-from vramfit.runtime.step_settings import MicroBatchSize, StepSettings, check, check_batch, check_once, largest_like
+from vramfit.runtime.step_settings import (
+    MicroBatchSize,
+    StepSettings,
+    autocast,
+    bring_packed,
+    check,
+    check_batch,
+    check_once,
+    largest_like,
+)
 from vramfit.settings import checkpointing
 from vramfit.settings.casts import keeps_copies
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
-from vramfit.step.plain import Batch, bring, each_tensor
+from vramfit.step.plain import Batch, bring
 from vramfit.step.recovery import free_memory, is_out_of_memory
 from vramfit.step.splitting import Alone, Ranks, passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import compiling, offloading, packing
-from vramfit.techniques.application import apply_to_steps, compile_layers
+from vramfit.techniques.application import apply_to_steps, change, compile_layers, try_out
 from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.packing.attention import has_packed_kernel
-from vramfit.workload import Workload
+from vramfit.workload import Workload, settings_of
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
@@ -98,6 +106,7 @@ class Stepper:
         """Told of every failure before the window is begun again, while all that it had is still alive."""
         self.num_skipped = 0
         """Windows whose fp16 gradients overflowed: no step, and the scheduler waited."""
+        self._chosen = chosen
         self._packs = packing.is_applied(model) if chosen.has_own_attention else chosen.is_packed
         self._size = MicroBatchSize(chosen.micro_batch)
         self._seq, self._texts = chosen.seq, chosen.texts_per_sample
@@ -107,12 +116,12 @@ class Stepper:
         layers = offloading.layer_slots_of(model)
         self._device = next(model.parameters()).device if layers is None else layers.device
         if chosen.memory is not None:
-            use_expandable_segments(self._device)
             enforce(chosen.memory, self._device)
+        try_out(model, self._device, chosen.autocast_dtype if self._packs else None)
         self.host = HostStep(model, optimizer, host_memory=chosen.host_bytes) if chosen.steps_on_host else None
         """The optimizer's home in host memory; None where it is on the device."""
         keeps_casts = keeps_copies(on_host=self.host is not None, in_shards=self.ranks.is_sharded)
-        self._autocast = partial(_autocast, self._device.type, chosen.autocast_dtype, keeps_casts)
+        self._autocast = partial(autocast, self._device.type, chosen.autocast_dtype, keeps_casts)
         scaled_on = self._device.type if self.host is None else "cpu"  # where the gradients are
         self._step = Step(
             model,
@@ -123,7 +132,7 @@ class Stepper:
             autocast=self._autocast,
             max_grad_norm=chosen.max_grad_norm,
         )
-        self._step.bring = self._bring = partial(_bring, model if self._packs else None, self._device)
+        self._step.bring = self._bring = partial(bring_packed, model if self._packs else None, self._device)
         self._step.place = partial(bring, device=self._device)
         self.loss: HeadLoss | None = None
         """Of the user's, or of the next batch where a loop sets it; None where the labels of each batch decide."""
@@ -133,8 +142,8 @@ class Stepper:
         self._step.on_output = check_once(loss_fn)
         self._state = ModelState(model, loss=loss_fn)
         is_plain = ranks is None and self.host is None and self._step.scaler is None and self.loss is None
-        is_able = self._packs and is_plain and has_packed_kernel(self._device, chosen)
-        self._graph_use = GraphUse(model, self._autocast, is_on=chosen.graphs and is_able)
+        self._can_capture = self._packs and is_plain and has_packed_kernel(self._device, chosen)
+        self._graph_use = GraphUse(model, self._autocast, is_on=chosen.graphs and self._can_capture)
         if chosen.has_tf32:
             torch.set_float32_matmul_precision("high")
 
@@ -201,6 +210,23 @@ class Stepper:
         self._gradients(batch)
         self._step.forget()
         self._state.put_back(is_tried_out=True)
+
+    def change(self, plan: Plan | Workload) -> None:
+        """Go on with the settings of another plan that can change between two steps: how a batch is split, which layers
+        are computed twice, and whether passes are captured. All else stays as it is.
+
+        Raises:
+            WorkloadError: the plan differs in what cannot.
+            BudgetExceeded: the process holds more than a plan's budget.
+        """
+        w = settings_of(plan)
+        self._chosen.check_change(w, packs=self._packs)
+        self._graph_use.release()
+        change(self.model, w)
+        self._size = MicroBatchSize(w.micro_batch)
+        self._graph_use = GraphUse(self.model, self._autocast, is_on=w.captures_graphs and self._can_capture)
+        if isinstance(plan, Plan):
+            enforce(plan.budget_bytes, self._device)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimizer and scheduler."""
@@ -287,8 +313,11 @@ class Stepper:
             self._step.forget()
             self._graph_use.stop()
 
+        def recovers(e: BaseException) -> bool:
+            return is_out_of_memory(e) or isinstance(e, CannotCapture)
+
         try:
-            return self._state.attempt(window, recovers=_is_recovered, see=see, drop=drop)
+            return self._state.attempt(window, recovers=recovers, see=see, drop=drop)
         except BaseException as error:
             self._step.forget()
             self.ranks.votes.give_up(error)
@@ -361,7 +390,7 @@ class Stepper:
 
     def _shrink(self, attempts: list[str]) -> None:
         """Go on with less: half the micro-batch, and for a single sample its layers computed twice."""
-        if self.micro_batch == 1 and not self._checkpoint():
+        if self.micro_batch == 1 and not checkpointing.turn_on(self.model):
             raise RecoveryExhausted(
                 f"one sample of {self._seq} tokens does not fit, after {len(attempts)} tries",
                 attempts=attempts,
@@ -369,28 +398,3 @@ class Stepper:
             )
         self._size.shrink()
         del attempts[SAME_SIZE_RETRIES:]
-
-    def _checkpoint(self) -> bool:
-        """Turn checkpointing on, if there is any to turn on."""
-        model: Any = self.model
-        able = model.training and getattr(model, "supports_gradient_checkpointing", False)
-        if not able or getattr(model, "is_gradient_checkpointing", False):
-            return False
-        checkpointing.apply(model, "full")
-        return True
-
-
-def _is_recovered(error: BaseException) -> bool:
-    """Whether a window that ended in an error is done again."""
-    return is_out_of_memory(error) or isinstance(error, CannotCapture)
-
-
-def _bring(packed_by: torch.nn.Module | None, device: torch.device, batch: Batch) -> Batch:
-    """A micro-batch on its device, packed where a model takes it so."""
-    if packed_by is not None:
-        batch = packing.pack(batch, packed_by)
-    return each_tensor(batch, lambda value: bring(value, device))
-
-
-def _autocast(device_type: str, dtype: torch.dtype | None, keeps_casts: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=keeps_casts)

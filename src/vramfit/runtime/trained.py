@@ -14,25 +14,28 @@ from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
 from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
+from vramfit.models.build import build_for
+from vramfit.models.configuration import supported_attention, supported_tasks
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
-from vramfit.models.tasks import supported_attention, supported_tasks
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.codec import RecordError, from_json
 from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, read_samples
 from vramfit.runtime.data.source import DataSource
-from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.runtime.device import RunDevice, enforce
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.onnx_model import exported_file, open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED
+from vramfit.settings.fused import Fused
 from vramfit.tasks import Task, encoder_alone, find_task, ranking_task, trained_tasks, vector_task
+from vramfit.tasks.embedding import HeadParts
 from vramfit.tasks.parts.heads import problem_of, thresholds_of
+from vramfit.tasks.parts.pooling import head_of
 from vramfit.tasks.parts.reading import Tokenizing, texts_of
-from vramfit.tasks.parts.sentence_head import HeadParts
-from vramfit.techniques.application import prepare
+from vramfit.techniques.application import can_fuse, prepare
 from vramfit.techniques.packing.attention import FLASH_CAPABILITY, has_packed_kernel, takes_heads
 from vramfit.workload import Workload
 
@@ -136,15 +139,27 @@ class TrainedModel:
             settings: of the workload; `gpu` is the one that a batch is to be chosen for, where it is another one.
 
         Raises:
-            WorkloadError: no such settings, or packed for a task whose outputs are not laid out again.
+            WorkloadError: no such settings, or packed for a task whose outputs are not laid out again, or fused where
+                batches are not packed or layers not known.
             UnknownGPU: no such GPU in the catalogue.
         """
+        fused = settings.pop(Fused.keyword, False)
         w, why_not = self.workload(**settings), self.kind.why_not_unpacked
         if w.is_packed and why_not is not None:
             raise WorkloadError([f"attention packed: {self.task} {why_not}; take sdpa"])
         pays = w.has_own_attention and "packed" in self.attentions and why_not is None
         pays = pays and (w.gpu is None or find_gpu(w.gpu).compute_capability >= FLASH_CAPABILITY)
-        return settings | (PACKED if pays and has_packed_kernel(run_device.device, w) else {})
+        if not ((pays or w.is_packed) and has_packed_kernel(run_device.device, w)):
+            if fused:
+                raise WorkloadError(
+                    ["fused is for packed batches on a GPU, and these are not packed"], hint="leave out fused"
+                )
+            return settings
+        if not fused:
+            return settings | PACKED
+        w = self.workload(**settings | PACKED | {Fused.keyword: True})
+        model = build_for(_resolve(self.model, self.task, self.trust_remote_code), w)
+        return settings | PACKED | {Fused.keyword: can_fuse(model, w, run_device.device)}
 
     def workload(self, **settings: Any) -> Workload:
         """Inference with this model, at its full length unless `seq` says otherwise.
@@ -183,10 +198,16 @@ class TrainedModel:
         if batch is None:
             batch = self._fitting(run_device, w, budget_bytes)
         if w.memory is not None:
-            use_expandable_segments(run_device.device)
             enforce(w.memory, run_device.device)
         model = self.load_weights(w, run_device, budget_bytes, progress=progress)
+        self.cut_vectors(model)
         return Inference(model, run_device, max_tokens=batch * longest, workload=w)
+
+    def cut_vectors(self, model: torch.nn.Module) -> None:
+        """Have a model give vectors of the length that its folder says."""
+        head = head_of(model)
+        if head is not None and self.parts is not None:
+            head.dims = self.parts.dims
 
     def load_weights(
         self,

@@ -57,7 +57,7 @@ def advise(job: JobSeen, report: OutOfMemoryReport, source: MemorySource) -> Seq
 
 
 def _command(folder: str, job: JobSeen, budget_bytes: int, *, evaluating: bool) -> list[str]:
-    from vramfit.models.tasks import task_of_class
+    from vramfit.models.configuration import task_of_class
     from vramfit.tasks import DEFAULT, find_task
 
     assert job.model is not None

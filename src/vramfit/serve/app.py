@@ -13,7 +13,7 @@ import vramfit
 from vramfit.serve.pool import Figures, Pool
 from vramfit.serve.requests import MODEL, Refused, Reply, dumps, problem
 from vramfit.serve.settings import BODY_S, MAX_BODY_BYTES, MAX_COMING_BYTES
-from vramfit.serve.shapes import READERS, openai, shaped, tei
+from vramfit.serve.shapes import MODELS, READERS, info, list_of_models, model_entry, shaped
 from vramfit.serve.waiting import Full, Mailbox, PendingRequest
 from vramfit.units import shown
 
@@ -25,7 +25,7 @@ ROUTES = {
     "/health": LOOK,
     "/metrics": ("GET",),
     "/info": LOOK,
-    openai.MODELS: LOOK,
+    MODELS: LOOK,
     **dict.fromkeys(READERS, SEND),
 }
 OPEN = ("/ping", "/health")
@@ -57,7 +57,7 @@ class Metrics:
         )
 
     def total(self, name: str) -> int:
-        """A count so far: accepted, answered or worker_restarts."""
+        """A count so far: accepted or answered."""
         return int(self._registry.get_sample_value(f"vramfit_{name}_total") or 0)
 
     def text(self, figures: Sequence[Figures | None], num_waiting: int) -> bytes:
@@ -116,6 +116,8 @@ class App:
         name, path = self._split(scope["path"])
         try:
             self._check(scope, path)
+            if name is not None:
+                self._pool_of(name)
             if path in READERS:
                 reply = await self._invoke(scope, receive, name)
                 self._metrics.replies.labels(reply.status).inc()
@@ -133,9 +135,13 @@ class App:
         if path.startswith(BY_PATH):
             for name in self._pools:
                 if path.startswith(f"{BY_PATH}{name}/"):
-                    return name, path.removeprefix(f"{BY_PATH}{name}")
-        if path.startswith(f"{openai.MODELS}/"):
-            return path.removeprefix(f"{openai.MODELS}/"), openai.MODELS
+                    rest = path.removeprefix(f"{BY_PATH}{name}")
+                    return self._split(rest) if rest.startswith(MODELS) else (name, rest)
+            for end in ROUTES:  # of a model that there is not
+                if path.endswith(end):
+                    return path.removeprefix(BY_PATH).removesuffix(end), end
+        if path.startswith(f"{MODELS}/"):
+            return path.removeprefix(f"{MODELS}/"), MODELS
         return None, path
 
     def _check(self, scope: dict[str, Any], path: str) -> None:
@@ -155,11 +161,10 @@ class App:
         if path in OPEN:
             is_ready = all(pool.is_ready for pool in self._pools.values())
             return Reply(200, b"{}") if is_ready else problem(503, "no worker is ready")
-        if path == openai.MODELS:
+        if path == MODELS:
             if name is None:
-                return Reply(200, dumps(openai.models(self._pools, self._since)))
-            self._pool_of(name)
-            return Reply(200, dumps(openai.model(name, self._since)))
+                return Reply(200, dumps(list_of_models(self._pools, self._since)))
+            return Reply(200, dumps(model_entry(name, self._since)))
         return Reply(200, dumps(self._info(name)))
 
     def _info(self, name: str | None) -> dict[str, Any]:
@@ -171,7 +176,7 @@ class App:
             "max_batch_tokens": ready.max_tokens,
             "tokenization_workers": settings.num_workers,
         }
-        said = tei.info(name, ready.known, limits) | {"version": vramfit.__version__}
+        said = info(name, ready.known, limits) | {"version": vramfit.__version__}
         return said if len(self._pools) == 1 else said | {"models": list(self._pools)}
 
     def _figures(self) -> bytes:
@@ -188,7 +193,7 @@ class App:
         except Refused as refusal:
             return refusal.reply
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        request = PendingRequest.of(
+        request = PendingRequest(
             body,
             deliver=lambda reply: self._mailbox.put(future, reply),
             is_wanted=lambda: not future.done(),

@@ -9,13 +9,13 @@ import torch
 
 from vramfit.errors import RecoveryExhausted
 from vramfit.runtime.data.samples import Samples
-from vramfit.serve.loading import Loaded
+from vramfit.serve.loading import Loaded, load_model
 from vramfit.serve.requests import INVOCATIONS, Answers, Asked, Known, Refused, Reply, beginning, has_more, problem
-from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS
+from vramfit.serve.settings import MAX_REQUEST_CHARACTERS, MAX_REQUEST_TOKENS, ServeSettings
 from vramfit.serve.shapes import READERS
 from vramfit.tasks.parts import pooling
+from vramfit.tasks.parts.joint import width_of
 from vramfit.tasks.parts.reading import Encoded, texts_of
-from vramfit.tasks.parts.sentence_head import JOINED
 
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Before a text that does not fit by itself is tried again: others may leave the GPU meanwhile."""
@@ -157,19 +157,17 @@ class Engine:
             Refused: too much to tokenize; known before all of it is.
         """
         made, size = [], 0
+        tokenizer = self._trained.tokenizer
         for reference in asked.references:
-            one = self._cut_one(reference)
+            one = self._kind.cut_request(reference, lambda text: beginning(text, tokenizer, self.max_length))
             made.append(one)
             size += sum(map(len, texts_of(one)))
             if size > MAX_REQUEST_CHARACTERS:
                 what = f"the texts have more than the {MAX_REQUEST_CHARACTERS:,} characters of one request"
                 raise Refused(413, what, SEVERAL)
-            if "context" in one and has_more(one["context"], self._trained.tokenizer, MAX_REQUEST_TOKENS):
+            if "context" in one and has_more(one["context"], tokenizer, MAX_REQUEST_TOKENS):
                 raise Refused(413, f"a context has more than {MAX_REQUEST_TOKENS:,} tokens", SEVERAL)
         return made
-
-    def _cut_one(self, reference: Row) -> Row:
-        return self._kind.cut_request(reference, lambda text: beginning(text, self._trained.tokenizer, self.max_length))
 
     def _run_alone(self, work: Round, number: int, left: dict[int, None], send: OnReplies) -> None:
         failure = None
@@ -238,6 +236,19 @@ class Engine:
             return problem(500, "the model gives values that are no numbers", "look at its weights: vramfit doctor")
 
 
+def open_engine(settings: ServeSettings, worker: int = 0) -> Engine:
+    """The engine of one worker; where there is a budget, its largest batch has been run.
+
+    Raises:
+        NoPlanFits, RecoveryExhausted: the memory does not hold the weights and one text of full length.
+        CheckpointError, UnknownModel, WorkloadError: as `load_model`.
+    """
+    engine = Engine(load_model(settings, worker))
+    if engine.run_device.has_budget:
+        engine.rehearse()
+    return engine
+
+
 def known_of(loaded: Loaded) -> Known:
     """What requests depend on of a model."""
     trained, model = loaded.trained, loaded.inference.model
@@ -251,17 +262,11 @@ def known_of(loaded: Loaded) -> Known:
         num_labels=num_labels,
         label_names=names if num_labels else (),
         problem_type=getattr(config, "problem_type", None),
-        num_dims=0 if head is None else _num_dims(head, config.hidden_size),
-        normalizes=head is not None and head.normalizes,
+        num_dims=0 if head is None else width_of(head, model),
+        normalizes=head is not None and head.normalizes and head.dims is None,
         pooling=None if head is None else head.pooling,
         dtype=str(getattr(model, "dtype", torch.float32)).removeprefix("torch."),
     )
-
-
-def _num_dims(head: pooling.EmbeddingHead, hidden_size: int) -> int:
-    """Numbers of a vector: as many as the last dense layer gives, else as were pooled."""
-    dense = [layer.linear.out_features for layer in head.layers if isinstance(layer, pooling.Dense)]
-    return int(dense[-1]) if dense else hidden_size * len(head.pooling.split(JOINED))
 
 
 def _has_logits(work: Round, number: int) -> bool:

@@ -80,11 +80,12 @@ def load_model(settings: ServeSettings, worker: int = 0) -> Loaded:
     if share_bytes is not None:
         enforce(share_bytes, run_device.device)
     if not workload.offloads:  # packed where torch has a kernel for it
-        workload = replace(workload, **trained.suited(run_device, **settings.of_weights))
+        workload = replace(workload, **trained.suited(run_device, **settings.of_weights, **settings.of_layers))
     memory = room.weights_bytes if room.weights_bytes is not None else budget_bytes
     model = trained.load_weights(workload, run_device, memory, hint=FINE_TUNE_OR_VECTORS)
     if trained.kind.gives_vectors and not trained.kind.pools_itself:
         pooling.attach(model, pooling.EmbeddingHead(settings.pools_by or "mean", normalizes=False))
+    trained.cut_vectors(model)
     if settings.fail_every is not None:
         _rehearse(model, settings.fail_every)
     inference = Inference(model, run_device, max_tokens=room.max_tokens, workload=workload)

@@ -328,15 +328,11 @@ def work(pipe: Connection, settings: ServeSettings, number: int) -> None:
 def _engine(settings: ServeSettings, number: int) -> Any:
     import torch
 
-    from vramfit.serve.engine import Engine
-    from vramfit.serve.loading import load_model
+    from vramfit.serve.engine import open_engine
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.num_workers))
-    engine = Engine(load_model(settings, number))
-    if engine.run_device.has_budget:
-        engine.rehearse()
-    return engine
+    return open_engine(settings, number)
 
 
 def _read(pipe: Connection, engine: Any, rounds: "queue.Queue[Any]", say: Callable[[Any], None]) -> None:

@@ -125,7 +125,7 @@ def read_body(body: bytes, task: str) -> Asked:
     top_k = _top_k(data.get(PARAMETERS, {}), task)
     others = [name for name in data if name not in (key, PARAMETERS, MODEL)]
     if others:
-        raise Refused(400, f"{shown(others[0])} is not known beside {key!r}", _hint(task))
+        raise Refused(400, f"{shown(others[0])} is not a known field next to {key!r}", _hint(task))
     given = data[key]
     is_list = isinstance(given, list)
     references = read_inputs(given if is_list else [given], task, key, is_list=is_list)
@@ -155,18 +155,21 @@ def parse(body: bytes, hint: str) -> Any:
         raise Refused(400, f"the body is not JSON: {what}", hint) from None
 
 
-def read_inputs(inputs: Sequence[Any], task: str, key: str, *, is_list: bool = True) -> list[Reference]:
+def read_inputs(
+    inputs: Sequence[Any], task: str, key: str, *, is_list: bool = True, hint: str | None = None
+) -> list[Reference]:
     """Inputs as their task reads them.
 
     Args:
         key: what they came under.
         is_list: whether they came as a list: a problem then says which one it is in.
+        hint: what a request looks like; None says it of /invocations.
 
     Raises:
         Refused: none, too many, or one that the task does not take.
     """
     if not inputs:
-        raise Refused(400, f"{key} is an empty list", _hint(task))
+        raise Refused(400, f"{key} is an empty list", hint or _hint(task))
     if len(inputs) > MAX_REQUEST_TOKENS:
         many = f"{len(inputs):,} inputs have more than the {MAX_REQUEST_TOKENS:,} tokens of one request"
         raise Refused(413, many, "send them in several requests")
@@ -180,7 +183,7 @@ def read_inputs(inputs: Sequence[Any], task: str, key: str, *, is_list: bool = T
             made.append(_reference(one, task))
         except BadValue as error:
             where = f"{key}[{number}]: " if is_list else ""
-            raise Refused(400, f"{where}{error}", _hint(task)) from None
+            raise Refused(400, f"{where}{error}", hint or _hint(task)) from None
     return made
 
 

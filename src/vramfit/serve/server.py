@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
+from vramfit.listening import Server, listen, url_of
 from vramfit.listening.connections import most_connections
-from vramfit.listening.server import Server, listen, url_of
 from vramfit.serve.app import App, Metrics
 from vramfit.serve.pool import START_S, Failed, Pool, Ready, error_of
 from vramfit.serve.settings import STOP_S, Need, ServeSettings
@@ -110,7 +110,6 @@ class Served:
 
     num_accepted: int
     num_answered: int
-    num_restarts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +172,7 @@ def serve(
             pool.stop()
         bound.close()
         signal.signal(signal.SIGTERM, usual)
-    return Served(metrics.total("accepted"), metrics.total("answered"), metrics.total("worker_restarts"))
+    return Served(metrics.total("accepted"), metrics.total("answered"))
 
 
 class _Server(Server):

@@ -1,5 +1,6 @@
 """`ServeSettings`: what a server is asked for, checked before anything heavy is imported; and its limits."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 from vramfit.errors import WorkloadError
 from vramfit.settings import SETTINGS, having
+from vramfit.settings.fused import Fused
 from vramfit.settings.values import Choice, Count, Number, Value
 from vramfit.tasks import all_tasks
 from vramfit.units import parse_bytes
@@ -87,6 +89,8 @@ class ServeSettings:
     quantize: str | None = None
     offload: str | None = None
     """`weights`: layers that do not fit wait in host memory."""
+    fused: bool = False
+    """Each layer as one function, in packed batches on a GPU."""
     memory: str | int | None = None
     """What PyTorch may reserve on a device, all workers together; None takes what is free."""
     gpu: str | None = None
@@ -138,6 +142,11 @@ class ServeSettings:
         """How the weights lie, as keywords of a workload."""
         return {name: getattr(self, name) for name in having(of_weights=True)}
 
+    @property
+    def of_layers(self) -> dict[str, Any]:
+        """How layers run, as keywords of a workload."""
+        return {Fused.keyword: getattr(self, Fused.keyword)}
+
     def sharers(self, worker: int) -> int:
         """Workers on the device of a worker, itself included."""
         here = self.device_of(worker)
@@ -168,7 +177,7 @@ def names_of(models: Sequence[str]) -> dict[str, str]:
         is_named = bool(mark) and not Path(given).expanduser().exists()
         model = after if is_named else given
         is_folder = Path(model).expanduser().is_dir() or model.count("/") != 1 or model.endswith("/")
-        own = Path(model).expanduser().resolve().name if is_folder else model
+        own = os.path.basename(os.path.abspath(Path(model).expanduser())) if is_folder else model
         name = before if is_named else re.sub(r"[^\w.\-/]+", "-", own, flags=re.ASCII)
         if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", name, re.ASCII):
             raise WorkloadError(

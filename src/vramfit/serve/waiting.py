@@ -5,14 +5,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
 from vramfit.serve.requests import INVOCATIONS, Reply
 from vramfit.serve.settings import BYTES_A_TOKEN, MAX_WAITING_BYTES
 
-_numbers = count()
 T = TypeVar("T")
 
 
@@ -20,7 +19,6 @@ T = TypeVar("T")
 class PendingRequest:
     """A request on its way."""
 
-    number: int
     body: bytes
     deliver: Callable[[Reply], None]
     """Takes the answer, from any thread."""
@@ -30,13 +28,8 @@ class PendingRequest:
     """Where it was sent to: what its body means."""
     num_deaths: int = 0
     """Workers that ended while they had it."""
-
-    @staticmethod
-    def of(
-        body: bytes, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool], path: str = INVOCATIONS
-    ) -> "PendingRequest":
-        """A request that has just come."""
-        return PendingRequest(next(_numbers), body, deliver, is_wanted, path)
+    number: int = field(default_factory=count().__next__)
+    """By which workers and the pool know it."""
 
 
 class Full(Exception):

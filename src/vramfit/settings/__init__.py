@@ -104,6 +104,10 @@ CHOSEN: tuple[str, ...] = tuple(s.keyword for s in SETTINGS.values() if s.is_pla
 """Keywords that a plan chooses and a person may: what is said of a plan in a line."""
 
 
+LIVE: tuple[str, ...] = having(is_live=True)
+"""Keywords that a run can have another value of from one step to the next."""
+
+
 def chosen_in_words(workload: "Workload") -> list[str]:
     """Phrases for what a plan chooses, but for how the batch is split."""
     return [text for text in (SETTINGS[name].brief(workload) for name in CHOSEN) if text is not None]
@@ -148,6 +152,7 @@ __all__ = [
     "BF16_CAPABILITY",
     "CHOSEN",
     "KINDS",
+    "LIVE",
     "PLANNED",
     "SETTINGS",
     "TECHNIQUES",

@@ -114,7 +114,7 @@ class Mask(Setting):
     label = "Attention mask"
     labels = (("padded", "padded: hides padding"), ("ones", "given, hides nothing"), ("none", "none given"))
     about = "Some kernels can only be used where no token is hidden."
-    help = "Whether the model gets an attention mask, and whether the mask hides tokens."
+    help = "Attention mask: none, one that hides no token (ones), or one that hides padding (padded)."
     in_inference = True
 
     def words(self, w: Workload) -> str | None:
@@ -125,7 +125,7 @@ class Dropout(Setting):
     keyword, order, applied = "dropout", 130, 60
     value = Switch()
     default = True
-    help = "Train with dropout, or without: modules then run as under model.eval(). Inference never uses it."
+    help = "Without dropout, modules train as under model.eval(). Inference never uses dropout."
     on_page = False
 
     def is_applied_for(self, w: Workload) -> bool:

@@ -32,8 +32,8 @@ class Casts(Setting):
     in_run = False
     hidden = True
     label, modes = "Cast weights by layer", ("train",)
-    about = "Under amp, a layer’s weights are cast to half precision at once, and let go of when the layer is done."
-    help = "In amp-* training, cast each weight by itself (each) or all weights of a layer in one call (together)."
+    about = "Under amp, a layer’s weights are cast to half precision in one call, and freed when the layer is done."
+    help = "In amp-* training, cast the weights of a layer one by one (each) or in one call (together)."
     is_planned = True
     must_match_on_resume = False
     asked = (keeps_casts, casts_by_layer)
@@ -41,7 +41,7 @@ class Casts(Setting):
         Technique(
             values=("together",),
             kind="free",
-            does="under autocast, a layer's weights are cast by one call and let go of when its forward ends",
+            does="under autocast, a layer's weights are cast by one call and freed when its forward ends",
             costs="none",
         ),
     )

@@ -51,7 +51,7 @@ class Checkpointing(Setting):
     help = "Activation checkpointing: recompute all layers in the backward pass (full), or the first K."
     pattern = r"^(full|[1-9][0-9]{0,2})$"
     is_observed = True
-    is_planned = True
+    is_planned = is_live = True
     in_trace = "step"
     asked = (is_checkpointed, is_fully_checkpointed, num_checkpointed)
     must_match_on_resume = is_kept_on_resume = False
@@ -60,7 +60,7 @@ class Checkpointing(Setting):
             values=("full", "K"),
             kind="free",
             does="a layer keeps only its input and is computed again in backward",
-            costs="none: time, up to a third of a step",
+            costs="none: time, about a third of a step, and more where the GPU waits for the host",
         ),
     )
 
@@ -82,6 +82,11 @@ class Checkpointing(Setting):
         return super().in_few_layers(w)
 
     def apply(self, model: Module, w: Workload) -> None:
+        apply(model, w.checkpointing)
+
+    def change(self, model: Module, w: Workload) -> None:
+        if getattr(model, "is_gradient_checkpointing", False):
+            take_off(model)
         apply(model, w.checkpointing)
 
 
@@ -106,6 +111,21 @@ def apply(model: Any, checkpointing: str | int | None) -> None:
         raise WorkloadError([f"checkpointing {checkpointing}: the model has {len(layers)} layers"])
     for layer in layers[int(checkpointing) :]:
         layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def turn_on(model: Any) -> bool:
+    """Checkpoint all layers of a model that trains; says whether there was any to turn on."""
+    able = model.training and getattr(model, "supports_gradient_checkpointing", False)
+    if not able or getattr(model, "is_gradient_checkpointing", False):
+        return False
+    apply(model, "full")
+    return True
+
+
+def take_off(model: Any) -> None:
+    """Let every layer keep what its backward needs, in place."""
+    model.gradient_checkpointing_disable()
+    model.disable_input_require_grads()
 
 
 def _is_not_of_caches(record: logging.LogRecord) -> bool:

@@ -1,15 +1,17 @@
 """What a student learns from a teacher's answers: which of them, how much they are softened, and what they count."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from vramfit.settings.setting import Module, Setting, Workload
-from vramfit.settings.values import Choice, Count, Number, is_text
+from vramfit.settings.setting import Module, Setting, Workload, given
+from vramfit.settings.values import Choice, Count, Number, Text
 from vramfit.tasks import all_tasks, find_task
 
-LOGITS, HIDDEN = "logits", "hidden"
+LOGITS, HIDDEN, RELATIONS = "logits", "hidden", "relations"
 TEMPERATURE, ALPHA = 2.0, 0.5
+AUTO, DISK, MEMORY = "auto", "disk", "memory"
+"""Where a run has a teacher's answers from."""
 
 
 def is_taught(w: Workload) -> bool:
@@ -17,9 +19,27 @@ def is_taught(w: Workload) -> bool:
     return w.distill is not None
 
 
+def teacher_written_ns(w: Workload) -> int | None:
+    """When the configuration of a held teacher was written; None for one that is no folder."""
+    try:
+        return (Path(w.held_teacher or "").expanduser() / "config.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def reads_hidden(w: Workload) -> bool:
     """Whether it learns from the outputs of the teacher's layers too."""
     return bool(w.distill == HIDDEN)
+
+
+def reads_relations(w: Workload) -> bool:
+    """Whether it learns from how the teacher's tokens are related too."""
+    return bool(w.distill == RELATIONS)
+
+
+def reads_layers(w: Workload) -> bool:
+    """Whether it learns from what is inside the teacher."""
+    return reads_hidden(w) or reads_relations(w)
 
 
 class OfTeaching(Setting):
@@ -34,24 +54,14 @@ class OfTeaching(Setting):
             yield f"{self.keyword} is for training with a teacher: take distill {LOGITS}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers(Choice):
-    """What of a teacher's answers is learned from; what people may expect besides is refused by name."""
-
-    def problems(self, name: str, value: Any) -> list[str]:
-        if is_text(value, "relations", "attention"):
-            return [
-                f"{name} {value}: attention relations are not learned from, since attention kernels give no weights of "
-                f"attention, and families name their queries, keys and values differently; take {name} {HIDDEN}"
-            ]
-        return super().problems(name, value)
-
-
 class Distill(OfTeaching):
     keyword, order, applied = "distill", 101, 7
-    value = Answers(names=(LOGITS, HIDDEN), optional=True)
-    help = "Learn from a teacher: its logits (or vectors, scores), or its layers' hidden states too."
-    asked = (is_taught, reads_hidden)
+    value = Choice(names=(LOGITS, HIDDEN, RELATIONS), optional=True)
+    help = (
+        "Distil from a teacher: learn its logits (for some tasks vectors or scores), or logits and hidden states, or "
+        "logits and attention relations."
+    )
+    asked = (is_taught, reads_hidden, reads_relations, reads_layers)
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         kind = find_task(w.task)
@@ -62,18 +72,27 @@ class Distill(OfTeaching):
             yield f"distill is for mode train, not {w.mode}"
         if w.captures_graphs:
             yield "graphs and distill do not go together: recorded passes read nothing but tokens and labels"
-        if w.reads_hidden and w.is_joint:
+        if w.reads_layers and w.is_joint:
             yield (
-                f"distill {HIDDEN} needs a loss for each pass, and this loss compares all texts of a step: "
+                f"distill {w.distill} needs a loss for each pass, and this loss compares all texts of a step: "
                 f"take distill {LOGITS}"
             )
         if w.distill_width is not None and (w.has_adapters or w.num_gpus > 1):
-            yield "distill_width needs a projection beside the student, which goes with neither lora nor several GPUs"
+            yield "distill_width adds a projection to the student, which works neither with lora nor on several GPUs"
         if w.reads_hidden and w.offloads:
             yield f"distill {HIDDEN} and offload {w.offload} do not go together: a layer's output must stay"
 
+        if w.reads_relations and not w.holds_teacher:
+            yield (
+                f"distill {RELATIONS} needs the teacher in memory, since its queries, keys and values are not kept on "
+                "the disk: take held_teacher"
+            )
+        if w.reads_relations and (w.is_compiled or w.is_fused):
+            how = "compile" if w.is_compiled else "fused"
+            yield f"distill {RELATIONS} and {how} do not go together: such layers do not call the attention interface"
+
     def in_few_layers(self, w: Workload) -> str | None:
-        if w.reads_hidden:
+        if w.reads_layers:
             raise LookupError("the loss reads the outputs of all layers")
         return w.distill
 
@@ -84,6 +103,11 @@ class Distill(OfTeaching):
             return
         if w.reads_hidden:
             give_hidden(model, w.distill_width)
+        if w.reads_relations:
+            from vramfit.techniques.relations import give_relations
+
+            give_relations(model)
+            number_layers(model)
         temperature = TEMPERATURE if w.distill_temperature is None else w.distill_temperature
         alpha = ALPHA if w.distill_alpha is None else w.distill_alpha
         config: Any = model.config
@@ -95,20 +119,27 @@ def give_hidden(model: Module, width: int | None = None) -> None:
     """Prepare a model to give the outputs of its layers.
 
     transformers puts its hooks on a model when it is first asked for them; a window that is done again would find them
-    there twice. Layers are numbered, so that no two are alike: a prediction runs them all.
+    there twice.
 
     Args:
         width: of the teacher's hidden states, where it is another one: a projection is learned beside the model.
     """
     from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-    from vramfit.models.anatomy import backbone, encoder_layers
+    from vramfit.models.anatomy import backbone
     from vramfit.tasks.parts.distilled import add_projection
 
     if width is not None:
         add_projection(model, width)
 
     maybe_install_capturing_hooks(backbone(model))
+    number_layers(model)
+
+
+def number_layers(model: Module) -> None:
+    """Mark the layers of a model, so that no two are alike: a prediction runs them all."""
+    from vramfit.models.anatomy import encoder_layers
+
     for place, layer in enumerate(encoder_layers(model)):
         layer.__dict__["_taught_at"] = place
 
@@ -117,7 +148,7 @@ class DistillTemperature(OfTeaching):
     keyword, order = "distill_temperature", 102
     value = Number(optional=True, high=1e3, words="a number above 0 and below 1,000")
     in_trace = "step"
-    help = f"What logits of teacher and student are divided by before they are compared. Default: {TEMPERATURE:g}."
+    help = f"Divides the logits of teacher and student before they are compared. Default: {TEMPERATURE:g}."
 
 
 class DistillWidth(OfTeaching):
@@ -130,8 +161,67 @@ class DistillWidth(OfTeaching):
             yield f"distill_width is for distill {HIDDEN}"
 
 
+class OfRelations(OfTeaching):
+    """A setting of attention relations."""
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        if not w.reads_relations:
+            yield f"{self.keyword} is for distill {RELATIONS}"
+
+
+class DistillRelationHeads(OfRelations):
+    keyword, order = "distill_relation_heads", 106
+    value = Count(optional=True)
+    help = "Number of heads that attention relations are compared in. Default: as many as the teacher has."
+
+
+class DistillRelationLayer(OfRelations):
+    keyword, order = "distill_relation_layer", 107
+    value = Count(optional=True)
+    help = "Layer of the teacher, counted from 1, whose relations the student's last layer learns. Default: the last."
+
+
 class DistillAlpha(OfTeaching):
     keyword, order = "distill_alpha", 103
     value = Number(optional=True, high=1.0000001, includes_low=True, words="a number from 0 to 1")
     in_trace = "step"
-    help = f"Share of the loss that is the teacher's; the rest is that of the labels. Default: {ALPHA:g}."
+    help = f"Weight of the teacher's answers in the loss; the labels have the rest. Default: {ALPHA:g}."
+
+
+class HeldTeacher(OfTeaching):
+    keyword, order, applied = "held_teacher", 105, 8
+    value = Text(such="my-teacher", metavar="MODEL")
+    in_run = False
+    help = (
+        "Predict a teacher in memory next to the student. Default: its answers come with the batch. vramfit distill "
+        "has --teacher-answers instead."
+    )
+    asked = (
+        given("held_teacher", "holds_teacher", "Whether a teacher is in memory beside its student."),
+        teacher_written_ns,
+    )
+    is_said = False
+
+    def contradictions(self, w: Workload) -> Iterator[str]:
+        yield from super().contradictions(w)
+        for is_wrong, why in (
+            (w.is_joint, "the loss compares all texts of a step, and the teacher is asked pass by pass"),
+            (w.loop != "stepper", "the plain loop does not ask it: take loop stepper"),
+            (w.num_gpus > 1, "each GPU would hold it"),
+            (w.offloads, f"offload {w.offload} is there to keep less in memory"),
+        ):
+            if is_wrong:
+                yield f"held_teacher: {why}"
+
+    def in_few_layers(self, w: Workload) -> None:
+        """Without a teacher, a step takes less."""
+
+    def apply(self, model: Module, w: Workload) -> None:
+        """A real teacher is loaded by the run."""
+        from vramfit.techniques.teachers import hold_on_meta
+
+        if next(model.parameters()).is_meta:
+            hold_on_meta(model, w)
+
+    def words(self, w: Workload) -> str | None:
+        return "teacher in memory" if w.holds_teacher else None

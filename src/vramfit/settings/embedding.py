@@ -93,8 +93,8 @@ class Pooling(OfComparison):
     value = Choice(names=POOLINGS, optional=True)
     modes = ("train", "forward", "infer")
     help = (
-        "How the vectors of a text's tokens become one. Default: as the model's folder says, else their mean; of a "
-        "causal decoder, the last."
+        "How the vectors of tokens become the vector of a text. Default: as the model's folder says, otherwise mean; "
+        "for a causal decoder, last."
     )
     at_load = in_inference = True
 
@@ -116,7 +116,7 @@ class Pooling(OfComparison):
 class Loss(OfComparison):
     keyword, order, applied = "loss", 94, 6
     value = Choice(names=LOSSES, optional=True)
-    help = "How texts are compared: with all others of a step (in-batch), or as the loss of that name does."
+    help = "Loss of embeddings and rerankers; in-batch compares each text with all others of the step."
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         kind = find_task(w.task)
@@ -141,14 +141,14 @@ class Temperature(OfComparison):
     keyword, order = "temperature", 95
     losses = (*IN_BATCH, "cosent", "angle", "listwise")
     value = Number(optional=True)
-    help = "What similarities are divided by, for in-batch, cosent and angle (default 0.05), and listwise (default 1)."
+    help = "Divides similarities in the losses in-batch, cosent, angle (default 0.05) and listwise (default 1)."
 
 
 class Margin(OfComparison):
     keyword, order = "loss_margin", 96
     losses = ("triplet", "contrastive")
     value = Number(optional=True)
-    help = "Distance to keep between texts that do not belong together, for triplet (default 5) and contrastive (0.5)."
+    help = "Least distance between texts that do not belong together, in triplet (default 5) and contrastive (0.5)."
 
 
 class MaskAbove(OfComparison):

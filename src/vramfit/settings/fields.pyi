@@ -32,6 +32,9 @@ class Fields:
     distill_temperature: float | None
     distill_alpha: float | None
     distill_width: int | None
+    held_teacher: str | None
+    distill_relation_heads: int | None
+    distill_relation_layer: int | None
     attention: str | None
     mask: str
     dropout: bool
@@ -82,6 +85,9 @@ class Fields:
         distill_temperature: float | None = ...,
         distill_alpha: float | None = ...,
         distill_width: int | None = ...,
+        held_teacher: str | None = ...,
+        distill_relation_heads: int | None = ...,
+        distill_relation_layer: int | None = ...,
         attention: str | None = ...,
         mask: str = ...,
         dropout: bool = ...,
@@ -186,6 +192,22 @@ class Fields:
     @property
     def reads_hidden(self) -> bool:
         """Whether it learns from the outputs of the teacher's layers too."""
+
+    @property
+    def reads_relations(self) -> bool:
+        """Whether it learns from how the teacher's tokens are related too."""
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it learns from what is inside the teacher."""
+
+    @property
+    def holds_teacher(self) -> bool:
+        """Whether a teacher is in memory beside its student."""
+
+    @property
+    def teacher_written_ns(self) -> int | None:
+        """When the configuration of a held teacher was written; None for one that is no folder."""
 
     @property
     def is_packed(self) -> bool:

@@ -21,7 +21,7 @@ class Frozen(Value):
     """Parts by name, the k lowest layers, patterns of parameter names, or several of these."""
 
     optional: bool = True
-    metavar: str | None = "NAME|K|PATTERN,…"
+    metavar: str | None = "NAME,…"
     kind: ClassVar[Any] = str | int | tuple[str, ...]
 
     def normal(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`fused`: a layer of BERT's kind as one function, with kernels of vramfit's own."""
+"""`fused`: a layer as one function, with kernels of vramfit's own."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,14 +17,17 @@ class Fused(Setting):
     value = Switch()
     default = False
     planned_default = True
-    label, modes = "Fused layers", ("train",)
+    label, modes = "Fused layers", ("train", "infer")
     about = "vramfit’s own kernels; for packed attention under amp."
-    help = "In packed amp-* training, run each BERT-type layer as one fused function; a plan uses it where possible."
-    is_planned = True
+    help = (
+        "In packed amp-* training and packed inference, run each layer as one fused function; plans use it for "
+        "BERT-type models."
+    )
+    is_planned = in_inference = True
     own_kernels = True
     if_possible = (
-        "layers are not fused: that is for packed rows of BERT and its kin in amp-bf16 or amp-fp16, on one GPU of "
-        "sm_80 or newer, with lengths given, and without compile, lora, quantize and offload"
+        "layers are not fused: that is for packed rows of models whose layers are known, in amp-bf16 or amp-fp16, on "
+        "one GPU of sm_80 or newer, with lengths given, and without compile, lora, quantize and offload"
     )
     not_exact = "sums of gradients are rounded otherwise"
     is_measured = False
@@ -34,7 +37,7 @@ class Fused(Setting):
         Technique(
             values=("True",),
             kind="free",
-            does="a layer of BERT's kind is one function, which keeps and copies less between its products",
+            does="a layer is one function, which keeps and copies less between its products",
             costs="none: sums of gradients are rounded less often",
         ),
     )
@@ -42,10 +45,10 @@ class Fused(Setting):
     is_of_steps = is_undone = True
 
     def contradictions(self, w: Workload) -> Iterator[str]:
-        if not w.trains or not w.is_packed:
-            yield "fused is for packed training: take attention packed"
-        if not w.autocasts:
-            yield f"fused is for precision amp-bf16 or amp-fp16, not {w.precision}"
+        if w.mode == "forward" or not w.is_packed:
+            yield "fused is for packed training and inference: take attention packed"
+        if w.trains and not w.autocasts:
+            yield f"fused is for training in precision amp-bf16 or amp-fp16, not {w.precision}"
         if w.compile:
             yield "fused and compile do not go together: either makes a layer's kernels"
         if w.lora is not None:
@@ -65,7 +68,15 @@ class Fused(Setting):
     def planned(self, w: Workload, model: Module, capability: tuple[int, int]) -> bool:
         from vramfit.techniques import fusing
 
+        return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.was_measured(model)
+
+    def wished(self, w: Workload, model: Module, capability: tuple[int, int]) -> bool:
+        from vramfit.techniques import fusing
+
         return w.num_gpus == 1 and capability >= TRITON_CAPABILITY and fusing.can_be(model)
+
+    def inferred(self, value: bool, *, packs: bool) -> bool:
+        return value and packs
 
     def gpu_problems(self, w: Workload, capability: tuple[int, int], gpu: str) -> Iterator[str]:
         if capability < TRITON_CAPABILITY:

@@ -17,11 +17,11 @@ class Graphs(Setting):
     label, modes = "CUDA graphs", ("train",)
     about = "Passes are captured once and replayed, which spares the CPU work; for packed attention."
     help = "Capture packed passes as CUDA graphs; a plan uses it in long runs in which the GPU would wait for the host."
-    is_planned = True
+    is_planned = is_live = True
     in_trace = "step"
     if_possible = (
-        "passes are not recorded: that is for packed ones in bfloat16 without checkpointing, and where gradients that "
-        "stay in memory fit"
+        "passes are not captured as CUDA graphs: that is for packed ones in bfloat16 without checkpointing, and "
+        "where gradients that stay in memory fit"
     )
     is_measured = False
     asked = (given("graphs", "captures_graphs", "Whether packed passes are captured as CUDA graphs and replayed."),)
@@ -55,6 +55,6 @@ class Graphs(Setting):
             yield f"graphs are for precision {' or '.join(PRECISIONS)}, not {w.precision}"
         if not w.steps_in_place:
             yield (
-                f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs some beside: "
+                f"graphs hold a pass's memory for good, and optimizer {w.optimizer} needs more: "
                 f"take {' or '.join(IN_PLACE)}"
             )

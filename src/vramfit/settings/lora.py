@@ -35,7 +35,7 @@ class Lora(Setting):
         Technique(
             values=("RANK",),
             kind="different training",
-            does="only thin matrices beside the attention projections (or lora_targets) learn, and the head",
+            does="only thin matrices added to the attention projections (or lora_targets) learn, and the head",
             costs="often little; hard tasks need a higher rank or the full model",
         ),
     )
@@ -63,7 +63,7 @@ class Targets(Value):
     """`all-linear`, or names of layers."""
 
     optional: bool = True
-    metavar: str | None = "all-linear|NAME,…"
+    metavar: str | None = "NAME,…"
     kind: ClassVar[Any] = tuple[str, ...]
 
     def normal(self, value: Any) -> Any:
@@ -98,14 +98,14 @@ class LoraTargets(Setting):
         Technique(
             values=("NAMES",),
             kind="different training",
-            does="adapters beside other linear layers than the attention projections",
-            costs="none beside lora's own: more layers adapted learn more, and take more memory",
+            does="adapters on other linear layers than the attention projections",
+            costs="none in addition to lora's own: more adapted layers learn more, and take more memory",
         ),
     )
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         if not w.has_adapters:
-            yield f"lora_targets {self.shown(w.lora_targets)} says where adapters go: give lora beside it, such as 16"
+            yield f"lora_targets {self.shown(w.lora_targets)} says where adapters go: give lora too, such as 16"
 
     def settled(self, chosen: Mapping[str, Any]) -> Any:
         return chosen[self.keyword] if chosen["lora"] is not None else None

@@ -110,7 +110,7 @@ class Parallel(Setting):
     value = Choice(names=("ddp", "fsdp"), optional=True)
     in_run = True
     asked = (shards,)
-    help = "How several GPUs share the model: `ddp` keeps all of it on each, `fsdp` one shard on each."
+    help = "How several GPUs share the model: `ddp` keeps a copy on each, `fsdp` a shard on each."
     is_measured = on_page = False
     must_match_on_resume = False
 
@@ -125,7 +125,7 @@ class NumNodes(Setting):
     keyword, order, group = "num_nodes", 280, "machine"
     value = Count()
     default = 1
-    help = "Number of machines with these GPUs, the same number in each."
+    help = "Number of machines among which the GPUs are divided equally."
     is_measured = on_page = False
     in_trace = ""
 

@@ -37,7 +37,7 @@ class Offload(Setting):
         ("weights", "layers, and the optimizer"),
     )
     about = "Waits in the computer’s RAM until the GPU needs it (offload): less memory, slower steps."
-    help = "What waits in host memory until the GPU needs it."
+    help = "What is kept in host memory until the GPU needs it."
     is_planned = in_inference = at_load = of_weights = True
     must_match_on_resume = False
     implies: ClassVar = {"weights": {"checkpointing": "full"}}  # its layers come again for backward
@@ -96,6 +96,9 @@ class Offload(Setting):
             yield "offload weights and lora do not go together: take offload optimizer"
         if w.is_quantized:
             yield f"offload weights and quantize {w.quantize} do not go together"
+
+    def kept(self, w: Workload) -> str | bool:
+        return w.offload or False
 
     def trainer_arguments(self, w: Workload) -> dict[str, str]:
         if w.offloads:

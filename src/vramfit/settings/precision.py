@@ -132,7 +132,7 @@ class Precision(Setting):
     value = Choice(names=NAMES, meant=_meant)
     default = "fp32"
     label, is_basic = "Precision", True
-    help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 products."
+    help = "Number format. amp-*: autocast over fp32 weights; fp16, bf16: weights in that type; tf32: TF32 matmuls."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "bf16"

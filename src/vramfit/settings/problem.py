@@ -17,7 +17,10 @@ class Problem(Setting):
     keyword, order, group, applied = "problem", 91, "job", 4
     value = Choice(names=PROBLEMS, optional=True)
     label, modes = "The head learns", ("train",)
-    help = "What a classification head learns: one class a text, several labels, or numbers. Default: as the data says."
+    help = (
+        "What a classification head learns: one class per text, several labels, or numbers. Default: what the data "
+        "says; single where there is none."
+    )
     in_run = True
     is_measured = on_page = False
     in_trace = "step"

@@ -27,7 +27,7 @@ class Quantize(Setting):
     label = "Weights in fewer bits"
     labels = (("", "none"),)
     about = "Quantized linear layers take less. In training only those that do not learn can be, with int8 or nf4."
-    help = "Quantize linear weights that are not trained; with lora, nf4 is QLoRA."
+    help = "Quantize linear weights that are not trained; nf4 with --lora is QLoRA."
     is_planned = in_inference = at_load = of_weights = True
     less_weight = "int8"
     not_fitted = "which a Trainer cannot save"

@@ -123,6 +123,9 @@ class Setting:
     """A value with which the weights of any model take less on a device, and are all there."""
     is_kept_on_resume: ClassVar[bool] = True
     """Whether a resumed run has it as it was, whatever it is planned for."""
+    is_live: ClassVar[bool] = False
+    """Whether a run can go on with another value from one step to the next, to the same result but for the order of
+    sums."""
     must_match_on_resume: ClassVar[bool] = True
     """Whether another value makes it another training, which a checkpoint is not for."""
     in_trace: ClassVar[Literal["layers", "step", ""]] = "layers"
@@ -197,6 +200,10 @@ class Setting:
         """The same for this model, which is on the meta device, and a GPU of this compute capability."""
         return self.usual
 
+    def wished(self, w: Workload, model: Module, capability: tuple[int, int]) -> Any:
+        """What a plan takes where the user asks for it, if it can be."""
+        return self.planned(w, model, capability)
+
     def settled(self, chosen: Mapping[str, Any]) -> Any:
         """What a plan takes: the value that was chosen, or the default where the other settings do not allow it."""
         return chosen[self.keyword]
@@ -231,6 +238,13 @@ class Setting:
 
     def undo(self, model: Module) -> None:
         """Take the change back, where it was made and can be."""
+
+    def change(self, model: Module, w: Workload) -> None:
+        """Give a model in a run the value of the workload that the run goes on with; for what `is_live`."""
+
+    def kept(self, w: Workload) -> Any:
+        """The value by which a plan is asked to leave the setting as a run has it; None: no plan would change it."""
+        return getattr(w, self.keyword)
 
     def words(self, w: Workload) -> str | None:
         """How a report calls it; None where it is as it is by itself."""

@@ -11,7 +11,7 @@ from vramfit.settings.values import Choice, Count, Counts, Number, Text
 class Model(Setting):
     keyword, order, group = "model", 10, "job"
     value = Text(such="bert-base-uncased", optional=False, metavar="MODEL")
-    help = "Catalogue name, folder with config.json, or hub id; in Python also a model or configuration."
+    help = "Catalogue name (see vramfit models), folder with config.json, or hub id."
     in_answers = True
     at_load = in_inference = True
 
@@ -32,7 +32,7 @@ class Mode(Setting):
     keyword, order, group, is_basic = "mode", 30, "job", True
     value = Choice(names=("train", "forward", "infer"))
     default = "train"
-    help = "What a step does: `forward` keeps what a backward pass needs, `infer` does not."
+    help = "What a step does. `forward` keeps activations for a backward pass, `infer` keeps none."
     in_answers = True
     in_inference = True
 
@@ -76,7 +76,7 @@ class Accumulate(Setting):
     label, modes, is_basic = "Passes a step", ("train",), True
     help = "Micro-batches per optimizer step; give this or --micro-batch, and the other follows."
     in_answers = True
-    is_planned = is_worked_out = True
+    is_planned = is_worked_out = is_live = True
     in_trace = ""
     asked = (num_passes,)
     techniques = (
@@ -111,9 +111,9 @@ class MicroBatch(Setting):
     value = Count(optional=True)
     label, modes = "Samples a pass", ("train",)
     about = "Where the batch should not be split evenly. The next change of batch or passes clears it."
-    help = "Samples per pass; of the largest pass, if the batch does not divide evenly."
+    help = "Samples per pass; if the batch does not divide evenly, of the largest pass."
     in_answers = True
-    is_planned = is_worked_out = True
+    is_planned = is_worked_out = is_live = True
     in_trace = ""
     must_match_on_resume = is_kept_on_resume = False
 
@@ -137,7 +137,7 @@ class Seq(Setting):
 class RealLengths(Setting):
     keyword, order, group = "lengths", 80, "job"
     value = Counts(metavar="FILE|N,…", of="tokens ")
-    help = "Real lengths of the sequences of a batch, for packed attention: numbers, or a file with one per line."
+    help = "Tokens of each sample of a batch, for packed attention: numbers, or a file with one number per line."
     is_measured = on_page = False
     in_trace = "step"
 

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,19 +12,19 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import num_layer_applications
-from vramfit.records.model_table import ModelRow, ModelTable
+from vramfit.records.measurement import ModelRow, ModelTable
 from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training.outcome import environment_of
+from vramfit.smaller.folder import weights_bytes
 from vramfit.stages import tell
 
 NUM_ALONE = 40
 """Rows that are timed one by one, of all lengths."""
 SLOW_SHARE = 0.95
-WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "*.onnx.data")
 DEFAULT_BATCH = 32
 
 
@@ -95,7 +94,7 @@ def compare(models: Sequence[str], data: str, **options: Any) -> ModelTable:
     return ModelTable(
         task=opened[0].task,
         data=request.data,
-        device=_device_name(run_device, environment),
+        device=device_name(run_device, environment),
         gpu=request.gpu,
         num_samples=read[0].num_samples,
         batch=request.batch,
@@ -130,10 +129,10 @@ def _check_alike(opened: Sequence[TrainedModel]) -> None:
 def _row(request: CompareRequest, trained: TrainedModel, samples: Samples, seq: int) -> ModelRow:
     tell(f"measuring {trained.model}")
     run_device = RunDevice(request.device, memory=request.memory)
-    given = {} if request.memory is None else {"memory": request.memory}
+    given: dict[str, Any] = {} if request.memory is None else {"memory": request.memory}
     inference = trained.load(run_device, samples, **trained.suited(run_device, **given))
     model: Any = inference.model
-    alone = _alone(inference, samples)
+    alone = time_alone(inference, samples)
     metrics = make_metrics(samples)
     began = time.perf_counter()
     inference.run(
@@ -156,7 +155,7 @@ def _row(request: CompareRequest, trained: TrainedModel, samples: Samples, seq: 
         model=trained.model,
         model_class=name,
         **sizes,
-        disk_bytes=_disk_bytes(trained.model),
+        disk_bytes=weights_bytes(trained.model) or None,
         training_bytes=_predicted_bytes(request, trained, seq, "train"),
         serving_bytes=_predicted_bytes(request, trained, seq, "infer"),
         latency_s=statistics.median(alone),
@@ -167,7 +166,7 @@ def _row(request: CompareRequest, trained: TrainedModel, samples: Samples, seq: 
     )
 
 
-def _alone(inference: Inference, samples: Samples) -> list[float]:
+def time_alone(inference: Inference, samples: Samples) -> list[float]:
     """Seconds of rows that go through by themselves, of all lengths; the first ones are for warming up."""
     by_length = sorted(range(len(samples)), key=lambda i: samples.lengths[i])
     step = max(len(by_length) // NUM_ALONE, 1)
@@ -195,16 +194,7 @@ def _predicted_bytes(request: CompareRequest, trained: TrainedModel, seq: int, m
     return predicted.safe_reserved_bytes
 
 
-def _disk_bytes(model: str) -> int | None:
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return None
-    kept = {path for pattern in WEIGHTS for path in folder.glob(pattern)}
-    kept |= {path for pattern in WEIGHTS for path in folder.glob(f"[0-9]_*/{pattern}")}  # of sentence-transformers
-    return sum(path.stat().st_size for path in kept) or None
-
-
-def _device_name(run_device: RunDevice, environment: dict[str, str]) -> str:
+def device_name(run_device: RunDevice, environment: dict[str, str]) -> str:
     if "gpu" in environment:
         return environment["gpu"]
     cores = torch.get_num_threads()

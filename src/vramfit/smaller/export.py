@@ -164,7 +164,7 @@ def _compare(model: Any, trained: TrainedModel, files: dict[str, Path], samples:
             Version(
                 name=name,
                 file=None if exported is None else f"{FOLDER}/{exported.name}",
-                num_bytes=exported.stat().st_size if exported is not None else _file_bytes(trained),
+                num_bytes=exported.stat().st_size if exported is not None else weights_bytes(trained.model),
                 max_difference=max(difference(a, b) for (a, _), (b, _) in pairs),
                 num_changed=sum(x != y for (_, a), (_, b) in pairs for x, y in zip(a, b, strict=True)),
                 least_cosine=min(cosines) if cosines else None,
@@ -173,11 +173,6 @@ def _compare(model: Any, trained: TrainedModel, files: dict[str, Path], samples:
             )
         )
     return tuple(made)
-
-
-def _file_bytes(trained: TrainedModel) -> int:
-    folder = Path(trained.model).expanduser()
-    return weights_bytes(folder) if folder.is_dir() else 0
 
 
 def _answers(model: Any, trained: TrainedModel, samples: Samples) -> Iterator[tuple[Answers, list[dict[str, Any]]]]:

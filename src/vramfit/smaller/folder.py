@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vramfit.errors import VramfitError
 from vramfit.records.codec import FULL_DISK, cannot_write
+from vramfit.runtime.onnx_model import exported_file
 
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data", "pytorch_model*.bin")
 """Files that hold weights."""
@@ -61,7 +62,11 @@ def fresh_folder(output: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def weights_bytes(folder: Path) -> int:
-    """Bytes of all files of a folder that hold weights."""
-    files = {file for pattern in WEIGHTS for file in folder.rglob(pattern)}
-    return sum(file.stat().st_size for file in files if file.is_file())
+def weights_bytes(model: str) -> int:
+    """Bytes of a folder's files that hold the model's weights; 0 for a hub id. Checkpoints of its run do not count."""
+    folder = Path(model).expanduser()
+    places = ("", "[0-9]_*/")  # of sentence-transformers
+    files = {file for place in places for pattern in WEIGHTS for file in folder.glob(place + pattern)}
+    if (exported := exported_file(model)) is not None:
+        files = {*exported.parent.glob(f"{exported.name}*")}  # the file that runs, and what lies beside it
+    return sum(file.stat().st_size for file in files)

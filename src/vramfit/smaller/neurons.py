@@ -1,29 +1,40 @@
-"""The feed-forward part of layers, asked of their modules: which neurons matter, and a layer with fewer of them.
+"""The parts of layers, asked of their modules: which neurons and heads matter, and a layer with fewer of them.
 
 A configuration of transformers says one intermediate size for all layers, so every layer keeps as many neurons.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.smaller.rows import outputs_of
 from vramfit.tasks.parts.losses import model_inputs
 
+NUM_ROWS = 256
+"""Rows that importance is measured on, where nothing else is asked for."""
+BATCH_ROWS = 16
+STEP = 8
+"""Neurons of a layer are a multiple of this, which kernels like."""
 SIZE_FIELDS = ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff")
 """Fields of configurations that say how many neurons a layer has."""
 ATTENTION = "att"
 """Part of the name of every attention module; what is inside is no feed-forward part."""
+WHY_NO_HEADS = (
+    "The configuration has no size of a head of its own, or its query heads share keys, so that it cannot say fewer "
+    "heads of the same size."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedForward:
-    """One layer's: what leads to the neurons, and what leads away."""
+    """One layer's: what leads to the neurons, and what leads away; or to attention's heads, end to end, and away."""
 
     ups: tuple[torch.nn.Linear, ...]
     """One, or two where one of them is a gate; a single one may hold both, end to end."""
@@ -89,10 +100,67 @@ def find_feed_forwards(model: Any) -> tuple[tuple[str, ...], list[FeedForward]]:
     return tuple(name for name in sizes if sizes[name] == size), found
 
 
+def find_attentions(model: Any) -> list[FeedForward]:
+    """What leads to the heads of each layer, and what leads away: the last linear layer of attention.
+
+    Raises:
+        WorkloadError: a family whose layers have none that is recognised; names it.
+    """
+    found: list[FeedForward] = []
+    for layer in encoder_layers(model):
+        linears = [
+            module
+            for name, module in layer.named_modules()
+            if isinstance(module, torch.nn.Linear) and ATTENTION in name.lower()
+        ]
+        if len(linears) < 2:
+            raise _refused(model, f"layer {len(found)} has no attention that is recognised")
+        found.append(FeedForward(tuple(linears[:-1]), linears[-1]))
+    return found
+
+
+def has_own_head_size(config: Any) -> bool:
+    """Whether a configuration can say fewer heads of the same size."""
+    num_heads = getattr(config, "num_attention_heads", None)
+    return isinstance(vars(config).get("head_dim"), int) and getattr(config, "num_key_value_heads", None) in (
+        None,
+        num_heads,
+    )
+
+
+def set_heads(config: Any, num_heads: int) -> None:
+    """Have a configuration say so many heads, of queries, keys and values alike."""
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, num_heads)
+
+
+def can_have_heads(config: Any, num_heads: int) -> bool:
+    """Whether transformers takes a configuration with so many heads: some want them to divide the hidden size."""
+    wanted = copy.deepcopy(config)
+    set_heads(wanted, num_heads)
+    try:
+        wanted.validate()
+    except StrictDataclassClassValidationError:
+        return False
+    return True
+
+
+def inputs_of_heads(heads: torch.Tensor, head_size: int) -> torch.Tensor:
+    """The numbers of heads, which lie in a row, by number of the head."""
+    return (heads[:, None] * head_size + torch.arange(head_size)).flatten()
+
+
+def best_heads(importance: Sequence[torch.Tensor], num_heads: int, count: int) -> list[torch.Tensor]:
+    """The most important heads of each layer, by the importance of their numbers."""
+    return best_neurons([one.reshape(num_heads, -1).sum(1) for one in importance], count)
+
+
 def _refused(model: Any, why: str) -> WorkloadError:
     family = getattr(model.config, "model_type", "") or type(model).__name__
     return WorkloadError(
-        [f"{family} models cannot be pruned: {why}"], hint="distil a smaller model from it instead: vramfit distill"
+        [f"{family} models cannot be pruned: {why}"],
+        hint="distil it into a smaller model that you name: vramfit distill … --student MODEL",
     )
 
 

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import VramfitError
@@ -40,12 +39,11 @@ def sizes_of(trained: "TrainedModel", model: Any) -> Sizes:
     """How large a loaded model is."""
     seq = min(SEQ, trained.max_length)
     layers = encoder_layers(model)
-    path = Path(trained.model).expanduser()
     return Sizes(
         vocabulary=vocab_size(model) or 0,
         num_parameters=sum(p.numel() for p in model.parameters()),
         encoder_parameters=sum(p.numel() for layer in layers for p in layer.parameters()),
-        file_bytes=weights_bytes(path) if path.is_dir() else 0,
+        file_bytes=weights_bytes(trained.model),
         serving_bytes=_predicted(trained, seq, "infer"),
         training_bytes=_predicted(trained, seq, "train"),
         batch=BATCH,

@@ -6,10 +6,15 @@ from typing import Any
 
 import torch
 
+from vramfit.errors import WorkloadError
 from vramfit.models.resolve import resolve
 from vramfit.runtime.device import RunDevice
+from vramfit.runtime.onnx_model import exported_file
 from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training.saving import write_model
+from vramfit.smaller.folder import check_output
+from vramfit.smaller.rows import Rows
+from vramfit.smaller.sizes import Sizes
 from vramfit.tasks.parts import pooling
 
 
@@ -29,9 +34,47 @@ class Source:
         Raises:
             UnknownModel, CheckpointError, WorkloadError: no model there, no tokenizer, or the head of another task.
         """
+        if exported_file(self.model) is not None:
+            raise WorkloadError([f"{self.model} is exported already"], hint="give the folder that it was exported from")
         return open_model(
             self.model, task=self.task, seq=self.seq, trust_remote_code=self.trust_remote_code, or_vectors=True
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduction:
+    """What is to be made smaller, by the rows of which files, and where to."""
+
+    source: Source
+    data: tuple[str, ...]
+    output: Path
+    text_columns: tuple[str, ...] = ()
+    max_rows: int | None = None
+
+    def open(self) -> tuple[TrainedModel, Rows]:
+        """The model and its rows, once the output is known to be free.
+
+        Raises:
+            UnknownModel, CheckpointError, WorkloadError: as `Source.open`.
+            VramfitError: the output is there already.
+        """
+        check_output(self.output)
+        trained = self.source.open()
+        return trained, Rows(files=self.data, task=trained.task, text_columns=self.text_columns, max_rows=self.max_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduced:
+    """What came of it."""
+
+    model: str
+    output: str
+    num_rows: int
+    """Rows that were read; `trim`: all of them have the same tokens as before."""
+    max_difference: float
+    """Between the answers of the folder and of the model that it was made of, with what was taken out masked."""
+    before: Sizes
+    after: Sizes
 
 
 def load_whole(trained: TrainedModel) -> Any:

@@ -1,7 +1,8 @@
-"""Students made of their teacher: some of its layers, with their weights, and all that is around them."""
+"""Students made of their teacher: some of its layers, or all of them narrower, and all that is around them."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from vramfit.loader.load import load_request, make_request
 from vramfit.models.anatomy import layer_list, num_layer_applications
 from vramfit.runtime.trained import TrainedModel
 from vramfit.runtime.training.saving import save_model
+from vramfit.smaller.neurons import NUM_ROWS
+from vramfit.smaller.rows import Rows, make_samples
+from vramfit.smaller.widths import GIVE_STUDENT, narrow
 from vramfit.units import counted
 
 
@@ -50,17 +54,28 @@ def chosen_layers(kept: int | Sequence[int] | None, num_layers: int) -> tuple[in
     return spread(count, num_layers)
 
 
-def make_student(teacher: TrainedModel, output: Path, kept: Sequence[int]) -> None:
+def make_student(
+    teacher: TrainedModel, output: Path, kept: Sequence[int], *, hidden_size: int | None = None, rows: Rows
+) -> None:
     """Write a folder with a model that has these layers of its teacher, its embeddings, head and tokenizer.
 
+    Args:
+        hidden_size: smaller than the teacher's; None keeps it.
+        rows: that say which dimensions, heads and neurons matter.
+
     Raises:
-        WorkloadError: layers cannot be taken out of the teacher.
+        WorkloadError: layers cannot be taken out of the teacher, or its hidden size cannot be made smaller.
+        DataError: rows that cannot be read.
         CheckpointError: the teacher's weights cannot be read.
     """
     request = make_request(teacher.model, task=teacher.task, device="cpu", trust_remote_code=teacher.trust_remote_code)
     model: Any
     model, _ = load_request(request)
-    keep_layers(model, kept)
+    if len(kept) < num_layer_applications(model):
+        keep_layers(model, kept)
+    if hidden_size is not None:
+        samples = make_samples(rows.first(rows.max_rows or NUM_ROWS), teacher)
+        _adopt(model, narrow(model.eval(), hidden_size, samples), f"of hidden size {hidden_size:,}")
     save_model(model, teacher.tokenizer, output, load_source=lambda: model, max_length=teacher.max_length)
 
 
@@ -77,7 +92,12 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
         held = counted(0 if layers is None else len(layers), "layer")
         raise WorkloadError(
             [f"{name} passes {num_layers} layers and holds the weights of {held}: none can be taken out"],
-            hint="give a student: --student MODEL",
+            hint=GIVE_STUDENT,
+        )
+    if first_is_special(layers) and 0 not in kept:
+        raise WorkloadError(
+            [f"the first layer of {name} is made otherwise than the others: none can take its place"],
+            hint="keep it: --keep-layers 0,…",
         )
     wanted = copy.deepcopy(model.config)
     for key, value in vars(wanted).items():  # such as layer_types
@@ -86,13 +106,24 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
     wanted.num_hidden_layers = len(kept)
     for place in reversed([place for place in range(num_layers) if place not in set(kept)]):
         del layers[place]
+    _adopt(model, wanted, f"with {counted(len(kept), 'layer')}")
+
+
+def first_is_special(layers: Iterable[torch.nn.Module]) -> bool:
+    """Whether the first layer has other parameters than the others."""
+    return len({tuple(name for name, _ in layer.named_parameters()) for layer in islice(layers, 2)}) > 1
+
+
+def _adopt(model: Any, wanted: Any, how: str) -> None:
+    """Give a model that was cut the configuration that says so.
+
+    Raises:
+        WorkloadError: it does not describe the weights.
+    """
     with torch.device("meta"):
         expected = {key: tuple(value.shape) for key, value in type(model)(wanted).state_dict().items()}
     found = {key: tuple(value.shape) for key, value in model.state_dict().items() if key in expected}
     if found != expected:
         different = next(key for key in expected if found.get(key) != expected[key])
-        raise WorkloadError(
-            [f"{name} with {counted(len(kept), 'layer')} would need other weights: {different}"],
-            hint="give a student: --student MODEL",
-        )
+        raise WorkloadError([f"{type(model).__name__} {how} would need other weights: {different}"], hint=GIVE_STUDENT)
     vars(model.config).update(vars(wanted))

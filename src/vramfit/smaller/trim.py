@@ -13,10 +13,10 @@ from vramfit.errors import CheckpointError, VramfitError
 from vramfit.models.anatomy import backbone, vocab_size
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.runtime.trained import TrainedModel
-from vramfit.smaller.folder import check_output, fresh_folder
+from vramfit.smaller.folder import fresh_folder
 from vramfit.smaller.rows import Answers, Rows, answers, difference, encoded, make_samples
-from vramfit.smaller.sizes import Sizes, sizes_of
-from vramfit.smaller.source import Source, load_whole, write_as_saved
+from vramfit.smaller.sizes import sizes_of
+from vramfit.smaller.source import Reduced, Reduction, load_whole, write_as_saved
 from vramfit.smaller.vocabulary import Trimmed, Vocabulary
 from vramfit.stages import tell
 from vramfit.tasks.parts.reading import Reference, texts_of
@@ -35,33 +35,14 @@ OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.mod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrimRequest:
-    """What is to be trimmed, and for which texts."""
-
-    source: Source
-    data: tuple[str, ...]
-    """Files whose texts are to be segmented as before."""
-    output: Path
-    text_columns: tuple[str, ...] = ()
-    max_rows: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrimReport:
+class TrimReport(Reduced):
     """What came of it."""
 
-    model: str
-    output: str
-    num_rows: int
-    """Rows of the corpus; all of them have the same tokens as before."""
     num_compared: int
     """Rows whose answers were compared."""
-    max_difference: float
-    before: Sizes
-    after: Sizes
 
 
-def trim(request: TrimRequest) -> TrimReport:
+def trim(request: Reduction) -> TrimReport:
     """Write a model that has only the tokens that a corpus uses, with all special tokens, bytes and characters.
 
     Raises:
@@ -69,9 +50,7 @@ def trim(request: TrimRequest) -> TrimReport:
         CheckpointError, UnknownModel: no model or tokenizer there, or one that cannot be trimmed.
         VramfitError: the output is there already, or the trimmed model gives other answers.
     """
-    check_output(request.output)
-    trained = request.source.open()
-    rows = Rows(files=request.data, task=trained.task, text_columns=request.text_columns, max_rows=request.max_rows)
+    trained, rows = request.open()
     vocabulary = Vocabulary(json.loads(trained.tokenizer.backend_tokenizer.to_str()))
     trimmed, num_rows = _trimmed(trained, rows, vocabulary)
     compared = rows.first(NUM_COMPARED)

@@ -84,7 +84,13 @@ def own_loss(model: torch.nn.Module, batch: Batch, *, autocast: Autocast = nullc
     with still(model), autocast():
         if LABELS & set(batch) and not LABELS & set(taken_by(model, batch)):
             return _readable(model, batch)
-        own = loss_of(model(**batch))
+        output = model(**batch)
+        own = loss_of(output)
+        if own is None and not LABELS & set(batch):
+            text = (
+                f"{type(model).__name__} gives {described(output)}: no loss of one number, and the batch has no labels"
+            )
+            raise WorkloadError([text], hint=CONTRACT)
         if own is None:
             return _readable(model, batch)
         known = _summed(model, batch)

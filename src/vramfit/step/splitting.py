@@ -6,6 +6,7 @@ what a step asks of the processes that share it; `Alone` stands for a single pro
 
 import heapq
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -246,8 +247,17 @@ def padded_passes(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, in
     [(2, 512), (2, 24)]
     """
     widest = max(lengths, default=0)
-    widths = [padded_width(length, widest) for length in lengths]
-    return [(len(rows), widths[rows[0]]) for rows in _group(widths, max_tokens)]
+    widths = Counter(padded_width(length, widest) for length in lengths)
+    passes: list[list[int]] = []
+    room = 0  # for samples in the last pass
+    for width, num in sorted(widths.items(), reverse=True):
+        while num:
+            if not room:
+                passes.append([0, width])
+                room = max(max_tokens // width, 1)
+            taken = min(num, room)
+            passes[-1][0], room, num = passes[-1][0] + taken, room - taken, num - taken
+    return [(num, width) for num, width in passes]
 
 
 def packed_rows(lengths: Sequence[int], max_tokens: int) -> list[int]:
@@ -277,7 +287,7 @@ def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # of equal ones, the first first
 
 
 def _group(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

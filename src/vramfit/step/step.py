@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vramfit.errors import WorkloadError
 from vramfit.step.commit import secure_state, take_host_step, take_step
 from vramfit.step.joint import joint_passes
 from vramfit.step.plain import Autocast, Batch, OnPart
@@ -94,6 +95,8 @@ class Step:
         for index, waiting in enumerate(parts):
             self.begin("forward", index, len(parts))
             batch = self.bring(waiting)
+            if loss.completes is not None:
+                batch = loss.completes(batch)
             with self.autocast():
                 output = self.model(**loss.inputs(batch))
                 self.on_output(output, batch)
@@ -101,6 +104,8 @@ class Step:
                 value = torch.stack(terms).sum() if len(terms) > 1 else terms[0]
                 if num_counted is not None and index >= num_counted:
                     value = value * 0
+            if not value.requires_grad:
+                raise WorkloadError(["the loss depends on no parameter that learns, so there is no gradient"])
             del output, terms
             self.begin("backward", index, len(parts))
             self.scaled(value).backward()

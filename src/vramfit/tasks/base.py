@@ -24,9 +24,9 @@ from vramfit.tasks.parts.reading import (
 if TYPE_CHECKING:
     import torch
 
+    from vramfit.tasks.embedding import HeadParts
     from vramfit.tasks.parts.losses import HeadLoss
     from vramfit.tasks.parts.results import RunningMetrics
-    from vramfit.tasks.parts.sentence_head import HeadParts
 
     Batch = dict[str, torch.Tensor]
 
@@ -108,6 +108,8 @@ class Task:
     """Losses to choose from, the usual one first; none for a task whose labels say what its loss is."""
     joint_losses: tuple[str, ...] = ()
     """Those of them that look at all texts of a step at once: no pass has a loss of its own."""
+    says: Mapping[str, Any] = {}
+    """What the configuration of a model says that has learned it."""
     why_not_unpacked: str | None = None
     """Why packed outputs are not laid out again as padded ones, in evaluation and prediction; None where they are."""
     reads_padding: bool = False
@@ -313,16 +315,12 @@ class Task:
         return ()
 
     # Answers.
-    def metrics_for(self, label_names: Sequence[str], references: References) -> "RunningMetrics":
-        """The metrics of some samples, at the start; by default those of the task."""
-        return self.metrics(label_names)
+    def metrics(self, how: Tokenizing, references: References) -> "RunningMetrics":
+        """The metrics of some samples, at the start.
 
-    def metrics_with(self, how: Tokenizing, references: References) -> "RunningMetrics":
-        """The same of a model whose thresholds were chosen before."""
-        return self.metrics_for(how.label_names, references)
-
-    def metrics(self, label_names: Sequence[str]) -> "RunningMetrics":
-        """Its metrics, at the start."""
+        Args:
+            how: the names of the classes, and thresholds that were chosen before.
+        """
         raise NotImplementedError(f"{self.name} has no metrics")
 
     def predictions(self, output: Any, batch: "Batch", references: References, how: Tokenizing) -> Rows:

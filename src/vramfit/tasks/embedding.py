@@ -1,14 +1,20 @@
-"""Sentence embedding: a vector for a text, learned from texts that belong together and texts that do not."""
+"""Sentence embedding: a vector for a text, learned from texts that belong together and texts that do not.
+
+`HeadParts` is what a sentence-transformers folder says of the head: pooling, layers after it, and what is kept beside
+them; plain data, read in `models/sentence_folder.py`.
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from vramfit.tasks.base import SINGLE_TEXTS, References, Rows, Task, zeros
+from vramfit.tasks.base import SINGLE_TEXTS, References, Rows, zeros
 from vramfit.tasks.parts import texts
-from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Row, Tokenizing, encode_texts
+from vramfit.tasks.parts.reading import Asked, Columns, Encoded, LabelNames, Reference, Tokenizing, encode_texts
 from vramfit.tasks.parts.results import place_of
-from vramfit.tasks.parts.sentence_head import HeadParts, make_head
 from vramfit.units import counted, shown
 
 LOSSES = ("in-batch", "in-batch-symmetric", "triplet", "contrastive", "cosent", "angle", "margin-mse")
@@ -19,20 +25,56 @@ OF_NEGATIVES = ("triplet", "margin-mse")
 """Losses that compare an anchor's positive with its negatives, and know no others."""
 SCORED = (*OF_PAIRS, "margin-mse")
 """Losses that read scores beside texts."""
+MODES = {"cls": "cls", "max": "max", "mean": "mean", "weightedmean": "weighted-mean", "lasttoken": "last"}
+"""Pooling in sentence-transformers → here."""
+JOINED = "+"
+"""Between the names of poolings whose vectors are joined end to end."""
 
 
-def texts_problems(loss: str, num_texts: int) -> Iterator[str]:
-    """Why a loss cannot take samples of so many texts."""
-    if loss in OF_PAIRS and num_texts != 2:
-        yield f"loss {loss} compares the two texts of a pair, and a sample has {num_texts}: take texts 2"
-    if loss in LOSSES[:2] and num_texts < 2:
-        yield f"loss {loss} needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
-    if loss in OF_NEGATIVES and num_texts < 3:
-        has = counted(num_texts, "text")
-        yield f"loss {loss} needs an anchor, a positive and a negative, and a sample has {has}: take texts 3 or more"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPart:
+    """A module after pooling."""
+
+    kind: str
+    """`Dense`, `LayerNorm` or `Normalize`, as sentence-transformers calls it."""
+    folder: Path | None = None
+    """Where its configuration and its weights lie."""
+    in_features: int = 0
+    out_features: int = 0
+    bias: bool = True
+    activation: str = "Identity"
+    """A class of `torch.nn`."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has a file of weights."""
+        return self.kind != "Normalize"
 
 
-class Embedding(Task):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadParts:
+    """All modules after the encoder, in order."""
+
+    pooling: str = "mean"
+    """One of `POOLINGS`, or several of them with `JOINED` between."""
+    layers: tuple[LayerPart, ...] = (LayerPart(kind="Normalize"),)
+    includes_prompt: bool = True
+    """Whether the tokens of a prompt are pooled too."""
+    max_length: int | None = None
+    """Tokens at which texts are cut."""
+    lowers_case: bool = False
+    """Whether texts are lowered before they are tokenized."""
+    settings: str = field(default="", repr=False)
+    """What config_sentence_transformers.json holds, prompts and similarity: kept, and written back."""
+
+    @property
+    def dims(self) -> int | None:
+        """Numbers that are kept of a vector, from its start; None for all. Training sees all of them."""
+        found = json.loads(self.settings or "{}").get("truncate_dim")
+        return found if type(found) is int and found > 0 else None
+
+
+class Embedding(texts.TaskOfTexts):
     """See the module."""
 
     name = "embedding"
@@ -40,22 +82,25 @@ class Embedding(Task):
     rank = 70
     auto_class = "AutoModel"
     has_head = False
-    is_trained = is_served = True
     gives_vectors = True
     answers = ("embedding",)
     pools_itself = True
-    labels = ("text_rows", "text_ids", "labels")
     losses = joint_losses = LOSSES
     num_texts = (1, texts.MOST_TEXTS)
-    text_names = ()
     naming_texts = "name them: --text-column ANCHOR,POSITIVE"
-    learns_numbers = True
 
     def fewest_texts(self, loss: str) -> int:
         return 3 if loss in OF_NEGATIVES else 2
 
     def texts_problems(self, loss: str, num_texts: int) -> Iterator[str]:
-        return texts_problems(loss, num_texts)
+        if loss in OF_PAIRS and num_texts != 2:
+            yield f"loss {loss} compares the two texts of a pair, and a sample has {num_texts}: take texts 2"
+        if loss in LOSSES[:2] and num_texts < 2:
+            yield f"loss {loss} needs an anchor and a positive, and a sample has 1 text: take texts 2 or more"
+        if loss in OF_NEGATIVES and num_texts < 3:
+            has = counted(num_texts, "text")
+            needs = f"loss {loss} needs an anchor, a positive and a negative"
+            yield f"{needs}, and a sample has {has}: take texts 3 or more"
 
     def learn_by(self, model: Any, how: Any) -> None:
         from vramfit.tasks.parts import pooling
@@ -68,7 +113,7 @@ class Embedding(Task):
         from vramfit.tasks.parts import pooling
 
         usual = HeadParts(pooling="last" if _sees_only_before(model) else "mean")
-        pooling.attach(model, make_head(parts or usual, getattr(model.config, "hidden_size", None)))
+        pooling.attach(model, pooling.make_head(parts or usual, getattr(model.config, "hidden_size", None)))
 
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch
@@ -94,9 +139,6 @@ class Embedding(Task):
 
     def choose_columns(self, asked: Asked) -> Columns | None:
         return texts.choose_columns(asked, SINGLE_TEXTS)
-
-    def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
-        return texts.read_texts(row, columns, labels)
 
     def check_labels(self, file: str, labels: LabelNames, num_rows: int, *, has_others: bool) -> None:
         texts.check_classes(file, labels, num_rows)
@@ -132,7 +174,7 @@ class Embedding(Task):
         """Of its class, of its id, or else of the text."""
         return [_number(_identity(reference)) for reference in references]
 
-    def metrics_for(self, label_names: Sequence[str], references: References) -> Any:
+    def metrics(self, how: Tokenizing, references: References) -> Any:
         from vramfit.tasks.parts import vector_metrics
 
         first = references[0]
@@ -145,12 +187,9 @@ class Embedding(Task):
         """`embedding`: one vector a text; `column`, where a row has several."""
         vectors = output.embedding.float().tolist()
         return [
-            place_of(reference) | _column(reference) | {"embedding": vector}
+            place_of(reference) | texts.column_of(reference) | {"embedding": vector}
             for vector, reference in zip(vectors, references, strict=True)
         ]
-
-    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
-        return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
 
 
 def _sees_only_before(model: Any) -> bool:
@@ -164,11 +203,6 @@ def _apart(references: References) -> Iterator[Reference]:
         several: tuple[str, ...] = reference["texts"]
         for place, text in enumerate(several):
             yield reference | {"texts": (text,), "place": place, "num_texts": len(several)}
-
-
-def _column(reference: Reference) -> dict[str, int]:
-    """Which of a row's texts it is, from 1."""
-    return {"column": reference["place"] + 1} if reference.get("num_texts", 1) > 1 else {}
 
 
 def _identity(reference: Reference) -> tuple[Any, ...]:

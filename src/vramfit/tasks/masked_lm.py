@@ -1,7 +1,6 @@
 """Masked language modelling: tokens that were hidden, found from those around them."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,7 @@ class MaskedLanguageModel(Task):
             line[:length], marks[:length] = hiding.hide(line[:length].clone(), rows.epoch, index)
         return {"input_ids": ids, "labels": labels}
 
-    def metrics(self, label_names: Sequence[str]) -> "MaskedMetrics":
+    def metrics(self, how: Tokenizing, references: References) -> "MaskedMetrics":
         return MaskedMetrics()
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vramfit.tasks.base import BatchRows, References, Rows, Task, zeros
@@ -135,7 +135,7 @@ class QuestionAnswering(Task):
             return {}
         return {name: rows.labels.column(rows.indices, place) for place, name in enumerate(PLACES)}
 
-    def metrics(self, label_names: Sequence[str]) -> AnswerMetrics:
+    def metrics(self, how: Tokenizing, references: References) -> AnswerMetrics:
         return AnswerMetrics()
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:

@@ -1,9 +1,9 @@
 """Reranking: a score for a query and a candidate, learned from the candidates of a query or from scored pairs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vramfit.tasks.base import References, Rows, Task, zeros
+from vramfit.tasks.base import References, Rows, zeros
 from vramfit.tasks.parts import texts
 from vramfit.tasks.parts.reading import (
     Asked,
@@ -26,25 +26,23 @@ FORMS = {
 }
 """Loss → what it learns from."""
 USUAL = {texts.NEGATIVES: "listwise", texts.SCORED: "bce"}
+AS_CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
 
 
-class Reranking(Task):
+class Reranking(texts.TaskOfTexts):
     """A sample is a query with its candidates; each candidate goes through the model beside the query."""
 
     name = "reranking"
     title = "Reranking"
     rank = 75
     auto_class = "AutoModelForSequenceClassification"
-    is_trained = is_served = True
     shares_head_names = pools_sequences = ranks_candidates = True
     answers = ("logits",)
-    labels = ("text_rows", "text_ids", "labels")
     losses = tuple(FORMS)
     joint_losses = ("listwise", "margin-mse")
+    says = AS_CROSS_ENCODER
     num_texts = (2, texts.MOST_TEXTS)
-    text_names = ()
     naming_texts = "name them: --text-column QUERY,POSITIVE,NEGATIVE"
-    learns_numbers = True
     request_forms = ('{"text": "a query", "text_pair": "a candidate"}',)
     request_fields = (("text", "text_pair"), ("query", "text"))
     takes_bare_text = False
@@ -60,7 +58,7 @@ class Reranking(Task):
     def finish_model(self, model: Any, parts: Any) -> None:
         """Saved with its configuration, so that a CrossEncoder gives scores from 0 to 1 too."""
         if getattr(model.config, "sentence_transformers", None) is None:
-            model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+            vars(model.config).update(self.says)
 
     def fewest_texts(self, loss: str) -> int:
         return 1 if loss == "bce" else 2
@@ -76,17 +74,17 @@ class Reranking(Task):
     def meta_labels(self, model: Any, batch: int, seq: int, device: Any) -> Any:
         import torch
 
-        from vramfit.tasks.parts import reranked
+        from vramfit.tasks.parts import joint
 
-        num = reranked.num_scores(reranked.comparison_of(model))
+        num = joint.num_scores(joint.comparison_of(model))
         labels = torch.zeros((batch, num) if num > 1 else (batch,), device=device)
         return {"text_rows": torch.arange(batch, device=device), "text_ids": zeros(device, batch), "labels": labels}
 
     def loss(self, model: Any, batch: Any) -> Any:
-        from vramfit.tasks.parts import reranked
+        from vramfit.tasks.parts import joint
 
         is_own = "text_rows" in batch and "labels" in batch and hasattr(model, "_comparison")
-        return reranked.loss_of_candidates(model, batch) if is_own else None
+        return joint.loss_of_candidates(model, batch) if is_own else None
 
     def numbers_per_sample(self, num_labels: int, seq: int, vocab_size: int) -> tuple[int, int]:
         return 1, 1
@@ -98,7 +96,7 @@ class Reranking(Task):
         return texts.choose_columns(asked, (), texts.Forms(FORMS, USUAL))
 
     def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
-        read = texts.read_texts(row, columns, labels)
+        read = super().read_row(row, columns, labels)
         if columns.form == texts.SCORED and not 0 <= read["scores"][0] <= 1:
             score = f"{columns.label} is {read['scores'][0]:g}, and scores are from 0 to 1"
             raise BadValue(score, hint="divide the scores by the largest one")
@@ -117,22 +115,19 @@ class Reranking(Task):
     def text_ids(self, references: References) -> Sequence[int]:
         return range(len(references))
 
-    def metrics_for(self, label_names: Sequence[str], references: References) -> Any:
-        from vramfit.tasks.parts import reranked
+    def metrics(self, how: Tokenizing, references: References) -> Any:
+        from vramfit.tasks.parts import head_metrics
 
         is_scored = references[0]["num_texts"] == 1
-        return reranked.ScoredPairs() if is_scored else reranked.RankedCandidates()
+        return head_metrics.ScoredPairs() if is_scored else head_metrics.RankedCandidates()
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`score`, from 0 to 1; `column`, where a row has several candidates."""
         scores = output.logits[:, 0].float().sigmoid().tolist()
         return [
-            place_of(reference) | _column(reference) | {"score": rounded(score)}
+            place_of(reference) | texts.column_of(reference) | {"score": rounded(score)}
             for score, reference in zip(scores, references, strict=True)
         ]
-
-    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
-        return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
 
 
 def _apart(references: References) -> list[Reference]:
@@ -148,11 +143,6 @@ def _truth(reference: Reference) -> Sequence[float]:
     """The score of a pair, the margins of all negatives, or whether a candidate is the positive."""
     scores: Sequence[float] | None = reference.get("scores")
     return scores if scores is not None else (float(reference["place"] == 0),)
-
-
-def _column(reference: Reference) -> dict[str, int]:
-    """Which of a row's candidates it is, from 1."""
-    return {"column": reference["place"] + 1} if reference.get("num_texts", 1) > 1 else {}
 
 
 TASK = Reranking()

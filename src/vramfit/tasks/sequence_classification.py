@@ -121,23 +121,15 @@ class SequenceClassification(Task):
             return {"labels": rows.labels.columns(rows.indices, num_labels)}
         return {"labels": rows.labels.column(rows.indices, 0)}
 
-    def metrics(self, label_names: Sequence[str]) -> "ClassMetrics":
-        return ClassMetrics(len(label_names))
-
-    def metrics_for(self, label_names: Sequence[str], references: References) -> Any:
-        return self._metrics(label_names, _problem(references[0]))
-
-    def metrics_with(self, how: Tokenizing, references: References) -> Any:
-        return self._metrics(how.label_names, _problem(references[0]), how.thresholds)
-
-    def _metrics(self, names: Sequence[str], problem: str, thresholds: Sequence[float] = ()) -> Any:
+    def metrics(self, how: Tokenizing, references: References) -> Any:
+        problem = _problem(references[0])
         if problem == SINGLE:
-            return self.metrics(names)
+            return ClassMetrics(len(how.label_names))
         from vramfit.tasks.parts import head_metrics
 
         if problem == REGRESSION:
-            return head_metrics.NumberMetrics(names)
-        return head_metrics.LabelMetrics(names, thresholds)
+            return head_metrics.NumberMetrics(how.label_names)
+        return head_metrics.LabelMetrics(how.label_names, how.thresholds)
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`label` and `probability`; `labels` with theirs; `value`, or `values` by name."""

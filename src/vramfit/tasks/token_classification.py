@@ -110,8 +110,8 @@ class TokenClassification(Task):
             return {}
         return {"labels": rows.labels.padded(rows.indices, batch["input_ids"].shape[1], IGNORED)}
 
-    def metrics(self, label_names: Sequence[str]) -> "TagMetrics":
-        return TagMetrics(label_names)
+    def metrics(self, how: Tokenizing, references: References) -> "TagMetrics":
+        return TagMetrics(how.label_names)
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:
         """`entities` with type, text, characters and probability, and a tag for each word."""

@@ -8,14 +8,14 @@ import torch
 
 from vramfit.models.anatomy import backbone
 from vramfit.models.build import build_for
+from vramfit.models.configuration import supported_attention
 from vramfit.models.resolve import ResolvedModel
-from vramfit.models.tasks import supported_attention
 from vramfit.records.plan import Plan
-from vramfit.settings import APPLIED, Setting
+from vramfit.settings import APPLIED, LIVE, SETTINGS, Setting
 from vramfit.settings.precision import name_of
 from vramfit.techniques import compiling, offloading, optimizers, quantization
 from vramfit.techniques.packing.attention import has_packed_kernel, takes_heads
-from vramfit.workload import Workload
+from vramfit.workload import Workload, settings_of
 
 Undo = Callable[[], None]
 SWITCHES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
@@ -55,7 +55,7 @@ def prepare(
     >>> vramfit.Stepper(model, optimizer, plan).micro_batch
     8
     """
-    w = plan.workload if isinstance(plan, Plan) else plan
+    w = settings_of(plan)
     apply(model, w)
     if w.offload == "weights":
         offloading.apply(model, 0, device or next(model.parameters()).device, trains=w.trains)
@@ -85,13 +85,40 @@ def settings_found(model: torch.nn.Module, device: torch.device, *, packs: bool 
     return {"precision": found, "attention": kernel, "allocator": "expandable"}
 
 
+def can_fuse(model: torch.nn.Module, workload: Workload, device: torch.device) -> bool:
+    """Whether the kernels of fused layers give what a model's own code does on a device; if not, a warning says why.
+
+    Args:
+        model: on the meta device.
+
+    Raises:
+        WorkloadError: a model whose layers cannot be fused.
+    """
+    from vramfit.techniques import fusing
+
+    fusing.require(model)
+    return fusing.why_not_here(model, device, fusing.Types.of(workload)) is None
+
+
+def try_out(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Try the kernels of a packed model on its GPU before its first step, whose memory they would add to.
+
+    Args:
+        dtype: of autocast; None where there is none.
+    """
+    if device.type == "cuda" and dtype is not None:
+        from vramfit.techniques import fusing
+
+        fusing.try_out(model, device, dtype)
+
+
 def make_optimizer(model: torch.nn.Module, plan: Plan | Workload, lr: float = 1e-5) -> torch.optim.Optimizer:
     """The plan's optimizer over the parameters that learn; of a prepared model, which ranks share already, if any do.
 
     Raises:
         WorkloadError: nothing learns, or no compiler for adamw-8bit on a GPU.
     """
-    w = plan.workload if isinstance(plan, Plan) else plan
+    w = settings_of(plan)
     return optimizers.make(w, model.parameters(), lr=lr)
 
 
@@ -154,6 +181,12 @@ def _undo_if_applied(model: torch.nn.Module, setting: Setting) -> None:
     if setting.keyword in model.__dict__.get(NOTED, ()):
         setting.undo(model)
         model.__dict__[NOTED].discard(setting.keyword)
+
+
+def change(model: torch.nn.Module, workload: Workload) -> None:
+    """Give a model in a run what another workload asks for, as far as that can change between two steps."""
+    for name in LIVE:
+        SETTINGS[name].change(model, workload)
 
 
 def undo_to_steps(model: torch.nn.Module) -> None:

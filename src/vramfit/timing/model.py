@@ -61,12 +61,12 @@ def time_step(work: Work, speed: DeviceSpeed, *, replays: bool = False) -> StepT
     Args:
         replays: passes were recorded, and the host sends each of them at once.
     """
-    learns = any(item.phase == "optimizer" for item, _ in work.items())
+    learns = any(_learns(stretch) for segment in work.segments for stretch in segment.stretches)
     host_end = device_end = host_s = speed.host.step_s if learns else 0.0
     device_s: dict[str, float] = {}
     for segment in work.segments:
         stretches = [(s.waits, _host(s, speed.host), _device(s, work, speed)) for s in segment.stretches]
-        if replays and not any(item.phase == "optimizer" for s in segment.stretches for item in s.items):
+        if replays and not any(map(_learns, segment.stretches)):
             stretches = [(False, 0.0 if n else REPLAY_S, kernels) for n, (_, _, kernels) in enumerate(stretches)]
         busy = [(waits, host, _busy(kernels)) for waits, host, kernels in stretches]
         host_end, device_end = _after(busy, host_end, device_end, segment.num_repeats)
@@ -157,6 +157,10 @@ def kernel_seconds(item: WorkItem, speed: DeviceSpeed, *, tf32: bool = False) ->
     dtype = "tf32" if tf32 and item.dtype == "float32" else item.dtype
     flops_per_s = rates.get(dtype, rates["float32"]) * product_share(item.product, speed.num_multiprocessors)
     return max(seconds, item.flops / flops_per_s)
+
+
+def _learns(stretch: Stretch) -> bool:
+    return any(item.phase == "optimizer" for item in stretch.items)
 
 
 def _host(stretch: Stretch, host: HostSpeed) -> float:

@@ -7,6 +7,7 @@ they hold on workloads that were left out.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from vramfit.devices.catalogue import GPU
@@ -19,6 +20,7 @@ MIN_SPLIT_K = 256
 """Few tiles with a long inner dimension are split along it (split-K): the gradients of weights."""
 
 
+@lru_cache(maxsize=2**14)
 def product_share(product: tuple[int, int, int, int], num_multiprocessors: int) -> float:
     """The share of a GPU's rate that a product of this shape can have: edges of tiles and the last wave are lost.
 

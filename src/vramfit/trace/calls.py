@@ -8,9 +8,18 @@ import torch
 
 from vramfit.cuda.kernels import KERNELS
 from vramfit.trace.template import CallTemplate, SpecTemplate
-from vramfit.trace.work import Polynomial, WorkTemplate, product, split, view_work, work_in_place, work_of
+from vramfit.trace.work import (
+    SEQUENCES,
+    Polynomial,
+    WorkTemplate,
+    product,
+    split,
+    tensors_in,
+    view_work,
+    work_in_place,
+    work_of,
+)
 
-SEQUENCES = (list, tuple)
 MAX_REMEMBERED = 8192
 """Kinds of calls that traces share; a plan meets some hundreds."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -207,15 +216,6 @@ OWN_RESULTS: dict[str, Any] = {
     "_grouped_mm": _grouped_product,
 }
 """Operators whose meta functions do not say what CUDA gives."""
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, SEQUENCES):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def numbers_in(value: Any) -> Iterator[int]:

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.cuda.dialect import Autocast, Dialect
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.models.resolve import ResolvedModel
-from vramfit.records.stream import Origin
+from vramfit.records.stream import Origin, Stream
 from vramfit.step.joint import END, LOSS, ROOM, JointPasses
 from vramfit.step.plain import Batch, make_targets
 from vramfit.step.splitting import Alone
@@ -67,15 +67,7 @@ def trace_comparison(
     resolved: ResolvedModel, workload: Workload, template: StreamTemplate, num_texts: int
 ) -> StreamTemplate:
     """A template whose passes were traced, with the comparison of so many vectors."""
-    loss = joint_loss(build_prepared(resolved, workload), workload, num_texts)
-    assert loss.joint is not None
-    key = (workload.compared_by, loss.joint.width, num_texts, template.profile)
-    compared = _kept.pop(key, None)
-    if compared is None:
-        compared = _trace_alone(loss, template.profile)
-    _kept[key] = compared
-    while len(_kept) > MAX_KEPT:
-        _kept.popitem(last=False)
+    compared = _compare(resolved, workload, template.profile, num_texts)
     made, workspaces = compared.template, compared.workspaces
     origins = [*template.origins, *made.origins]
     first = f"{STEPS[0]}.micro0"
@@ -86,6 +78,32 @@ def trace_comparison(
         segments[f"{STEPS[1]}.{name}"] = _without(workspaces, entries, origins)
     work = {name: work for name, work in made.work.items() if is_of_comparison(name)}
     return replace(template, segments=segments, work={**template.work, **work}, origins=origins)
+
+
+def vectors_bytes(resolved: ResolvedModel, workload: Workload) -> int:
+    """What the vectors of all texts of a step and their gradients take: a comparison asks for more."""
+    loss = joint_loss(build_prepared(resolved, workload), workload, workload.step_texts)
+    assert loss.joint is not None
+    return 2 * loss.joint.room(torch.device("meta")).nbytes
+
+
+def compared_stream(resolved: ResolvedModel, workload: Workload, profile: CudaProfile) -> Stream:
+    """What the comparison of a step asks for, whatever passes are like; weights are left out."""
+    made = _compare(resolved, workload, profile, workload.step_texts).template
+    return made.instantiate(1, [(f"{STEPS[1]}.{name}", None) for name in SEGMENTS])
+
+
+def _compare(resolved: ResolvedModel, workload: Workload, profile: CudaProfile, num_texts: int) -> "_Compared":
+    loss = joint_loss(build_prepared(resolved, workload), workload, num_texts)
+    assert loss.joint is not None
+    key = (workload.compared_by, loss.joint.width, num_texts, profile)
+    compared = _kept.pop(key, None)
+    if compared is None:
+        compared = _trace_alone(loss, profile)
+    _kept[key] = compared
+    while len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    return compared
 
 
 @dataclass(frozen=True, slots=True)

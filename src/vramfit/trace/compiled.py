@@ -1,4 +1,5 @@
-"""Compiled layers in a trace: what `torch.compile` makes of a layer is found as it finds it, and run in its place.
+"""Compiled layers in a trace: what `torch.compile` makes of a layer is found as it finds it, and run in its place; and
+`hold_for_graphs`, for passes that are captured.
 
 AOTAutograd gives the graph of a layer's forward and backward, and its partitioner cuts it: what is kept for backward is
 known from there. Fusion is Inductor's business and needs a GPU; here everything between two library calls counts as
@@ -20,7 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vramfit.models.anatomy import encoder_layers
+from vramfit.step.step import Step
 from vramfit.trace.calls import FusedKernel
+from vramfit.trace.template import RECORDING_STREAM, STEPS, Notice, recording_workspaces
 from vramfit.trace.tracer import Tracer
 
 LIBRARY_CALLS = ("mm", "addmm", "bmm", "baddbmm", "_flash_attention", "_scaled_dot_product", "embedding", "index")
@@ -301,3 +304,22 @@ def _make(layout: Any, call: Callable[..., Any]) -> Any:
     if isinstance(layout, _Layout):
         return call(torch.ops.aten.empty_strided.default, layout.sizes, layout.options)
     return type(layout)(_make(part, call) for part in layout) if isinstance(layout, list | tuple) else layout
+
+
+def hold_for_graphs(tracer: Tracer, step: Step) -> list[torch.Tensor]:
+    """Before passes are recorded, what the first step left in the cache is given back.
+
+    Gradients stay in their places from now on, and the stream that passes are recorded on has workspaces.
+    """
+    tracer.begin("graphs", "backward")
+    tracer.template.recorded = f"{STEPS[1]}.micro"
+    tracer.template.segments["graphs"].append(Notice("empty_cache", ""))
+    made = []
+    for size in recording_workspaces(tracer.template.profile):
+        with _disable_current_modes():
+            made.append(torch.empty(size, dtype=torch.uint8, device="meta"))
+        tracer.hold(made[-1], "cublas_workspace", cuda_stream=RECORDING_STREAM)
+    for parameter in step.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    step.keeps_gradients = True
+    return made

@@ -27,10 +27,16 @@ from vramfit.trace.work import Polynomial, StretchTemplate, WorkTemplate
 
 
 class Places:
-    """Follows module calls; in backward, finds the module that recorded the running autograd node."""
+    """Follows module calls; in backward, finds the module that recorded the running autograd node.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    Args:
+        others: models beside it, by what the paths of their modules begin with.
+    """
+
+    def __init__(self, model: torch.nn.Module, **others: torch.nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
+        for prefix, other in others.items():
+            self._names |= {id(module): name for name, module in other.named_modules(prefix=prefix)}
         self._stack: list[str] = [""]
         self._by_sequence: dict[int, str] = {}
         self._handles: list[Any] = []
@@ -229,7 +235,7 @@ class Ledger:
         self._on_host[key] = weakref.ref(storage, lambda _: self._on_host.pop(key, None))
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """The block of a tensor that lives on is given back: what it holds from now on is on paper only."""
+        """Free the block of a tensor that stays alive; it holds no simulated memory then (FSDP after sharding)."""
         key = tensor.untyped_storage()._cdata
         if key in self._live:
             id_, _ = self._live.pop(key)

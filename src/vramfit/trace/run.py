@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramfit.cuda.dialect import Autocast, Dialect
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.dialect import Autocast, Dialect, autocast_context, stand_ins
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.errors import TraceError, VramfitError
 from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.resolve import ResolvedModel
@@ -26,13 +26,11 @@ from vramfit.techniques import offloading, optimizers, quantization
 from vramfit.techniques.application import build_prepared
 from vramfit.techniques.offloading.host_step import HostStep
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
-from vramfit.trace.captured import hold_for_graphs
 from vramfit.trace.comparison import loss_of_step
-from vramfit.trace.compiled import compiled_layers
+from vramfit.trace.compiled import compiled_layers, hold_for_graphs
 from vramfit.trace.ledger import Places
 from vramfit.trace.replica import ReplicaOnPaper
 from vramfit.trace.shard import ShardOnPaper
-from vramfit.trace.stand_ins import autocast_context, stand_ins
 from vramfit.trace.template import FEWEST_SAMPLES, STEPS, StreamTemplate, num_traced
 from vramfit.trace.tracer import Tracer
 from vramfit.trace.unrolling import Unlike, Unrolling, unrolling_of
@@ -41,6 +39,8 @@ from vramfit.trace.work import PROBE_BATCH
 from vramfit.units import counted
 from vramfit.workload import Workload
 
+TEACHER = "teacher"
+"""What the paths of a held teacher's modules begin with."""
 TOKENS_HINT = (
     "what is predicted takes token ids, as input_ids, and may take attention_mask and labels; what any other module "
     "takes, `vramfit watch` shows while it runs"
@@ -229,15 +229,18 @@ def tracing(
         likeness: see `compiled_layers`.
         shares_calls: see `Calls`.
     """
-    places = Places(model)
+    teacher = _held_beside(model) if workload.holds_teacher else None
+    places = Places(model) if teacher is None else Places(model, **{TEACHER: teacher})
     template = StreamTemplate(profile=profile, probe=probe)
     tracer = Tracer(template, places, shares_calls=shares_calls, unrolling=unrolling)
     autocast = Autocast(workload.autocast_dtype, keeps_copies=workload.keeps_casts)
     context = autocast_context(autocast)
     with ExitStack() as stack:
-        stack.enter_context(stand_ins(model, autocast))
+        stack.enter_context(stand_ins(model, autocast, *filter(None, [teacher])))
         stack.enter_context(places)
         _load(tracer, model, offloading.slots_of(model) if workload.offloads_layers else ())
+        if teacher is not None:
+            _load(tracer, teacher, (), TEACHER)
         stack.enter_context(tracer)
         stack.enter_context(Dialect(profile, autocast))
         if workload.is_compiled:
@@ -247,9 +250,15 @@ def tracing(
         yield Session(tracer, lambda: context("cuda"))
 
 
-def _load(tracer: Tracer, model: torch.nn.Module, slots: Iterable[torch.Tensor]) -> None:
+def _held_beside(model: torch.nn.Module) -> torch.nn.Module | None:
+    from vramfit.techniques.teachers import held_by
+
+    return held_by(model)
+
+
+def _load(tracer: Tracer, model: torch.nn.Module, slots: Iterable[torch.Tensor], root: str = "") -> None:
     """Weights come to the device as `Module.to` brings them: children first, then own parameters and buffers."""
-    tracer.begin("load", "load")
+    tracer.begin("load", "load")  # again for a teacher: its entries follow
 
     def bring(module: torch.nn.Module, path: str) -> None:
         for name, child in module.named_children():
@@ -260,7 +269,7 @@ def _load(tracer: Tracer, model: torch.nn.Module, slots: Iterable[torch.Tensor])
                 if part.device.type == "meta":  # offloaded weights wait on the host
                     tracer.hold(part, "parameter", path)
 
-    bring(model, "")
+    bring(model, root)
     for slot in slots:
         tracer.hold(slot, "offload_slot")
     tracer.notice("model_loaded")
@@ -281,7 +290,7 @@ def _train_steps(session: Session, model: torch.nn.Module, workload: Workload, i
         )
         session.tracer.places.clear()
     session.tracer.begin("end", "end")  # before the optimizer goes
-    _repeat_first(session.tracer.template)
+    session.tracer.template.repeat_second_pass()
 
 
 def _stepper_steps(
@@ -315,7 +324,7 @@ def _stepper_steps(
     tracer.begin("end", "end")  # before the optimizer goes
     del held
     if not workload.shards and not workload.runs_twice:
-        _repeat_first(tracer.template)
+        tracer.template.repeat_second_pass()
 
 
 def passes_are_alike(workload: Workload) -> bool:
@@ -379,14 +388,6 @@ def _traced_steps(workload: Workload) -> list[tuple[str, int]]:
     """
     num = num_traced(workload)
     return [(STEPS[0], num), (STEPS[1], num if workload.shards or workload.runs_twice else 1)]
-
-
-def _repeat_first(template: StreamTemplate) -> None:
-    """A second micro-batch leaves nothing behind, and is the same in every step."""
-    first, steady = (f"{step}.micro1" for step in STEPS)
-    if first in template.segments:
-        template.segments[steady] = template.segments[first]
-        template.work[steady] = template.work.pop(first)
 
 
 def _forward_steps(session: Session, model: torch.nn.Module, workload: Workload, inputs: Batch) -> None:

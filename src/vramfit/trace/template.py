@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramfit.cuda.kernels.script import Kernel, KernelCall, Script, TensorSpec
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile, Kernel, KernelCall, Script, TensorSpec
 from vramfit.records.stream import MarkKind, Origin, Phase, Stream, StreamMark, Work, WorkSegment
 from vramfit.step.joint import END, FIRST, LOSS, ROOM
 from vramfit.techniques.offloading.gradient_slots import pinned_bytes
@@ -22,6 +21,10 @@ FEWEST_SAMPLES = 2
 """A trace for every batch serves from two samples on; a last micro-batch of one is taken for two."""
 GRAPH_STREAM = 7
 """Stands for the memory of recorded passes: no other stream's blocks are in it."""
+RECORDING_STREAM = 8
+"""Passes are captured on a stream of their own."""
+NUM_THREADS = 2
+"""Of a pass: forward runs in one, backward in another, each with workspaces of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,13 @@ class StreamTemplate:
     recorded: str | None = None
     """How segments begin whose passes are recorded: graphs have memory of their own, which they share."""
 
+    def repeat_second_pass(self) -> None:
+        """Take the second micro-batch of the first step for that of every step: it leaves nothing behind."""
+        first, steady = (f"{step}.micro1" for step in STEPS)
+        if first in self.segments:
+            self.segments[steady] = self.segments[first]
+            self.work[steady] = self.work.pop(first)
+
     def host_bytes_at(self, batch: int) -> int:
         """What offloading holds in host memory at a real batch."""
         sizes = self.host_inputs if self.probe is None else [size * batch // self.probe for size in self.host_inputs]
@@ -276,6 +286,11 @@ def _fix(value: Any, batch: int) -> Any:
     if isinstance(value, dict):
         return {k: _fix(v, batch) for k, v in value.items()}
     return value
+
+
+def recording_workspaces(profile: CudaProfile) -> tuple[int, ...]:
+    """What cuBLAS keeps for the stream that passes are recorded on, whether or not any is recorded at the moment."""
+    return (profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes) * NUM_THREADS
 
 
 def num_traced(workload: Workload) -> int:

@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.errors import TraceError
 from vramfit.records.stream import Origin, Phase
-from vramfit.trace.calls import OWN_RESULTS, Calls, FusedKernel, Output, Remembered, numbers_in, tensors_in, written_by
+from vramfit.trace.calls import OWN_RESULTS, Calls, FusedKernel, Output, Remembered, numbers_in, written_by
 from vramfit.trace.ledger import Ledger, Places
 from vramfit.trace.template import StreamTemplate
 from vramfit.trace.unrolling import Unrolling
 from vramfit.trace.values import Values, depends_on_values
-from vramfit.trace.work import FUSED, WorkTemplate, view_work
+from vramfit.trace.work import FUSED, WorkTemplate, tensors_in, view_work
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.step.plain import Batch, make_batch
-from vramfit.trace.calls import tensors_in
-from vramfit.trace.work import at, split
+from vramfit.trace.work import at, split, tensors_in
 from vramfit.workload import Workload
 
 SAMPLED = (2, 4)

@@ -6,13 +6,14 @@ and c can be read from the number itself: nothing else in a model is a multiple 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 from vramfit.records.stream import Kind, Phase, Stretch, WorkItem
 
+SEQUENCES = (list, tuple)
 PROBE_BATCH = 2**31 - 1
 """A Mersenne prime: far above any other dimension, and small enough that byte counts stay below 2**63."""
 
@@ -124,21 +125,23 @@ class WorkTemplate:
         """Equal for calls that do the same."""
         return tuple(getattr(self, name) for name in WorkTemplate.__slots__)
 
-    def at(self, batch: int, phase: Phase, num_calls: int) -> WorkItem:
-        """So many of these calls at a real batch."""
-        count, m, n, k = (at(d, batch) for d in self.product) if self.product else (0, 0, 0, 0)
-        return WorkItem(
-            operator=self.operator,
-            kind=self.kind,
-            phase=phase,
-            num_calls=num_calls,
-            num_launches=self.num_launches,
-            num_bytes=evaluate(self.num_bytes, batch),
-            flops=2 * count * m * n * k if self.product else evaluate(self.flops, batch),
-            dtype=self.dtype,
-            product=(count, m, n, k) if self.product else None,
-            num_tensors=self.num_tensors,
-        )
+
+@lru_cache(maxsize=2**15)  # passes of a step, and its steps, are made of the same few
+def _item(work: WorkTemplate, batch: int, phase: Phase, num_calls: int) -> WorkItem:
+    """So many of these calls at a real batch."""
+    count, m, n, k = (at(d, batch) for d in work.product) if work.product else (0, 0, 0, 0)
+    return WorkItem(
+        operator=work.operator,
+        kind=work.kind,
+        phase=phase,
+        num_calls=num_calls,
+        num_launches=work.num_launches,
+        num_bytes=evaluate(work.num_bytes, batch),
+        flops=2 * count * m * n * k if work.product else evaluate(work.flops, batch),
+        dtype=work.dtype,
+        product=(count, m, n, k) if work.product else None,
+        num_tensors=work.num_tensors,
+    )
 
 
 class StretchTemplate:
@@ -158,7 +161,7 @@ class StretchTemplate:
         """The stretch at a real batch; a step of another number of passes asks for the same again."""
         asked = (batch, sum(self.calls.values()), self.waits)
         if self._latest is None or self._latest[0] != asked:
-            items = tuple(work.at(batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
+            items = tuple(_item(work, batch, phase, num_calls) for (work, phase), num_calls in self.calls.items())
             self._latest = asked, Stretch(items=items, waits=self.waits)
         return self._latest[1]
 
@@ -177,7 +180,7 @@ def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int
         return list_work(name, args, made)
     if name in MAKES_NOTHING or not any(t.device.type == "meta" for t in made):
         return WorkTemplate(name, "none", 0)
-    taken = list(_tensors(args))
+    taken = list(tensors_in(args))
     if name in TAKES_ROWS:
         taken = [*made, *taken[1:]]
     elif name == "embedding_dense_backward":  # rows are read, added and written; the rest is only cleared
@@ -198,11 +201,11 @@ def work_of(name: str, args: tuple[Any, ...], results: Iterable[Any], probe: int
 
 def work_in_place(name: str, args: tuple[Any, ...], written: list[Any], probe: int | None) -> WorkTemplate:
     """The work of an operator that writes into its arguments; of lists, each tensor counts."""
-    taken = list(_tensors(args))
+    taken = list(tensors_in(args))
     if not any(t.device.type == "meta" for t in taken):
         return WorkTemplate(name, "none", 0, num_tensors=len(taken))
     if not name.startswith(LISTS):
-        num_bytes = _sum(_bytes(t, probe) for t in _tensors(written))
+        num_bytes = _sum(_bytes(t, probe) for t in tensors_in(written))
         if any(t.device.type == "cpu" and t.dim() for t in taken):
             return WorkTemplate(name, "transfer", 1, num_bytes)
         num_bytes = _sum([() if name.startswith(FUSED) else num_bytes, *(_bytes(t, probe) for t in taken)])
@@ -218,9 +221,9 @@ def list_work(name: str, args: tuple[Any, ...], written: Iterable[Any]) -> WorkT
     lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
     num_tensors = len(lists[0]) if lists else 1
     num_elements = sum(t.numel() for t in lists[0]) if lists else 0
-    num_bytes = sum(t.nbytes for t in _tensors(args))
+    num_bytes = sum(t.nbytes for t in tensors_in(args))
     if name != LIST_COPY:  # which does not read what it writes
-        num_bytes += sum(t.nbytes for t in _tensors(tuple(written)))
+        num_bytes += sum(t.nbytes for t in tensors_in(tuple(written)))
     most = FOREACH_TENSORS[min(len(lists), len(FOREACH_TENSORS)) - 1]
     num_launches = max(-(-num_tensors // most), -(-num_elements // FOREACH_ELEMENTS))
     kind: Kind = "copy" if name == LIST_COPY else "optimizer"
@@ -277,9 +280,10 @@ def _sum(polynomials: Iterable[Polynomial]) -> Polynomial:
     return tuple(total)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, SEQUENCES):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

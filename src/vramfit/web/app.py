@@ -16,7 +16,7 @@ from starlette.responses import Response
 from vramfit import __version__
 from vramfit.devices.catalogue import all_gpus
 from vramfit.errors import VramfitError
-from vramfit.listening.server import Server, listen, url_of
+from vramfit.listening import Server, listen, url_of
 from vramfit.models.catalogue import all_entries
 from vramfit.report.words import memory_css
 from vramfit.settings import ALLOWABLE, SETTINGS, Setting

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vramfit.devices.catalogue import all_gpus
@@ -77,14 +78,15 @@ class Guard:
             return
         refusal = refusal_of(Headers(scope=scope)) or _too_many(scope["query_string"])
         if refusal is not None:
-            await _refuse(send, *refusal)
+            status, error = refusal
+            hint = "open the address that vramfit web printed"
+            body = json.dumps({"error": error, "hint": hint, "problems": []})
+            await Response(body, status, media_type="application/json")(scope, receive, send)
             return
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -111,13 +113,6 @@ def _too_many(query: bytes) -> tuple[int, str] | None:
     """Status and sentence for a query of more parameters than anybody has use for: each would be looked at."""
     number = query.count(b"&") + 1
     return (400, f"{number:,} parameters: there may be {MAX_PARAMETERS}") if number > MAX_PARAMETERS else None
-
-
-async def _refuse(send: Send, status: int, sentence: str) -> None:
-    body = json.dumps({"error": sentence, "hint": "open the address that vramfit web printed", "problems": []}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 MOST = {"seq": MAX_SEQ, "num_labels": MAX_LABELS, "lora": MAX_RANK}
@@ -150,7 +145,7 @@ def _field(setting: Setting, default: Any) -> tuple[Any, Any]:
         kind, bounds = float, {"gt": 0, "le": MAX_NORM}
     elif setting.pattern:
         bounds = {"max_length": 24 if name == "memory" else MAX_NAME, "pattern": setting.pattern}
-    is_optional = default is None or (setting.default is None and name in ("gpu",))
+    is_optional = default is None or name == "gpu"
     return (kind | None if is_optional else kind, Field(default=default, description=setting.help, **bounds))
 
 

@@ -3,15 +3,13 @@
 Nothing is computed backwards: autograd's threads would not survive the fork of a worker.
 """
 
-import logging
-
 from vramfit.estimator.predict import estimate
 from vramfit.planner import plan as _planner  # noqa: F401
+from vramfit.quiet import CHATTY, hush
 from vramfit.web import answers as _answers
 from vramfit.web.queries import JobQuery
 
-for _name in ("torch.utils._pytree", "torchao", "transformers"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
+hush(*CHATTY)
 for _precision in ("fp32", "amp-fp16"):
     _model = _answers.model_of(JobQuery(model="bert-tiny"), False)
     estimate(_model, batch=8, seq=32, mode="forward", precision=_precision, gpu="t4")

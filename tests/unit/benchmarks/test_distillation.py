@@ -11,20 +11,29 @@ import forked
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "distillation_cpu_2026-11-18.jsonl"
+SEARCH = ROOT / "benchmarks" / "results" / "distillation_search_cpu_2026-11-18.jsonl"
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    lines = forked.read_lines(RESULTS, "data", "side", "seed")
     page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
-    assert f"{distillation.BEGIN}\n\n{distillation.table(lines)}\n\n{distillation.END}" in page
+    for what, results in (("distillation", RESULTS), ("search", SEARCH)):
+        lines = forked.read_lines(results, "data", "side", "seed")
+        marks = distillation.BEGIN.format(what), distillation.END.format(what)
+        assert f"{marks[0]}\n\n{distillation.table(lines)}\n\n{marks[1]}" in page
+
+
+def test_a_student_of_half_the_layers_finds_what_is_claimed() -> None:
+    lines = forked.read_lines(SEARCH, "data", "side", "seed")
+    (teacher,) = distillation.scores(lines, "xquad", "teacher")
+    found = distillation.scores(lines, "xquad", "logits")
+    assert len(found) == len(distillation.SEEDS)
+    assert statistics.fmean(found) >= distillation.LEAST_SHARE * teacher
 
 
 def test_students_of_half_the_layers_keep_what_is_claimed() -> None:
     lines = forked.read_lines(RESULTS, "data", "side", "seed")
     for name in {line["data"] for line in lines}:
-        scores = {
-            side: [line["accuracy"] for line in lines if (line["data"], line["side"]) == (name, side)]
-            for side in ("teacher", "logits")
-        }
-        assert len(scores["logits"]) == len(distillation.SEEDS)
-        assert statistics.fmean(scores["logits"]) >= distillation.LEAST_SHARE * scores["teacher"][0]
+        kept = distillation.scores(lines, name, "logits")
+        assert len(kept) == len(distillation.SEEDS)
+        (teacher,) = distillation.scores(lines, name, "teacher")
+        assert statistics.fmean(kept) >= distillation.LEAST_SHARE * teacher

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import decoder_plans, family_steps
 from benchmarks.tiny_families import all_types
 
-from vramfit.models.tasks import PACKED_DECODERS, PACKED_FAMILIES
+from vramfit.models.configuration import PACKED_DECODERS, PACKED_FAMILIES
 from vramfit.units import parse_bytes
 
 PAGE = Path(__file__).parents[3] / "docs" / "decoders.md"

@@ -107,14 +107,14 @@ def test_a_run_inside_its_budget_stands_for_the_one_that_had_room() -> None:
     row, beside = (row for row in text.splitlines() if "| checkpointing |" in row)
     assert row.split(" | ")[3:] == ["512 (50%) ⊡", "–", "20 ms", "1.00×", "90.0 (90.0–90.0, 1)", "worth it |"]
     assert beside == "| sst2 | checkpointing | 500 | 900 | 560 | 512 | 7 | 0 | 90.0 | 90.0 |"
-    assert "None passed its budget." in text
+    assert "None exceeded its budget." in text
 
 
 def test_a_run_that_passed_its_budget_is_counted() -> None:
     free, inside = held(900 * 2**20, 500 * 2**20), held(563 * 2**20, 500 * 2**20, 560 * 2**20)
     inside["run"]["num_alloc_retries"] = 7
     text = remedy_tables.page(NOTHING, [free, inside])
-    assert "1 of 1 passed the budget itself, by 3 MiB at most" in text.replace("\n", " ")
+    assert "1 of 1 exceeded the budget, by 3 MiB at most" in text.replace("\n", " ")
 
 
 def test_a_run_that_ended_for_want_of_memory_is_shown() -> None:

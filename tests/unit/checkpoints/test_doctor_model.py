@@ -20,7 +20,7 @@ runner = CliRunner()
 def test_a_sound_model_leaves_with_zero(sound_folder: Path) -> None:
     done = runner.invoke(make_app(), ["doctor", str(sound_folder)])
     assert done.exit_code == 0
-    assert "Nothing stands in the way." in done.output
+    assert "No problems found." in done.output
 
 
 def test_a_broken_model_leaves_with_one_and_says_what_to_do(sound_folder: Path, tmp_path: Path) -> None:

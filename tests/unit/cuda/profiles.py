@@ -4,8 +4,7 @@ from math import prod
 from typing import Any
 
 from vramfit.cuda.kernels import KERNELS
-from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorSpec
 from vramfit.devices.catalogue import find_gpu
 
 

@@ -11,7 +11,7 @@ from tests.unit.cuda.profiles import A100, H200, K80
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramfit.cuda.dialect import Autocast, Dialect
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

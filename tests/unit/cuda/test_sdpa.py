@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.unit.cuda.profiles import A100, H200, K80, T4, V100, profile
 
-from vramfit.cuda.profile import CudaProfile
-from vramfit.cuda.sdpa import attention, choose_kernel
+from vramfit.cuda.kernels.attention import attention, choose_kernel
+from vramfit.cuda.kernels.script import CudaProfile
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -6,7 +6,7 @@ from tests.unit.doctor.real_messages import MESSAGES, Reported
 from vramfit.doctor.explain import explain
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.explanation import Explanation
+from vramfit.records.watch import Explanation
 from vramfit.report.findings import gpu_of_plan
 from vramfit.units import format_bytes
 

@@ -1,9 +1,12 @@
 """A stream against a capacity: freely, inside it, or not at all."""
 
+from typing import Any
+
 import pytest
 
 from vramfit.allocator.options import AllocatorOptions
-from vramfit.estimator.peaks import fails, predict_peaks, restart_bytes
+from vramfit.estimator.peaks import Asked, fails, peaks_of_parts, predict_peaks, restart_bytes
+from vramfit.estimator.resolve import resolve_workload
 from vramfit.records.stream import Origin, Stream, StreamMark
 from vramfit.units import MIB
 
@@ -76,3 +79,21 @@ def test_only_requests_of_the_last_step_are_made_again() -> None:
     steps = stream([30 * MIB, 45 * MIB, -1, 4 * MIB, -2])
     steps.marks.append(StreamMark(3, "phase", "steady_step"))
     assert restart_bytes(steps, OPTIONS) == (30 + 20) * MIB
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"gpu": "t4", "precision": "amp-fp16", "optimizer": "adamw-8bit"},
+        {"gpu": "t4", "task": "embedding", "checkpointing": "full"},
+        {"gpu": "h200", "precision": "amp-bf16", "attention": "packed", "fused": True, "optimizer": "adamw-fused"},
+        {"gpu": "a10g", "num_gpus": 2, "parallel": "fsdp"},
+    ],
+)
+def test_what_is_summed_once_for_all_batches_is_what_streams_ask_for(keywords: dict[str, Any]) -> None:
+    job = {"batch": 16, "micro_batch": 4, "seq": 64, "loop": "stepper"}
+    traced, _ = resolve_workload("bert-tiny", job | keywords)
+    template, order = traced.template(4), traced.order(num_steady=1)
+    asked = Asked(template, order)
+    for batch in (2, 3, 33, 1000, 123_457):
+        assert asked.peaks(batch) == peaks_of_parts(template.instantiate(batch, order))

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.integrations.small_trainers import make_trainer
+from tests.unit.integrations.small_trainers import gradients_of, make_trainer, rows_of
 from tests.unit.runtime.small_models import make_model
-from transformers import Trainer
+from transformers import BertForNextSentencePrediction, Trainer
 
 import vramfit
-from vramfit.integrations.trainer import check
+from vramfit.integrations.trainer import check, fit_trainer
 
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
@@ -87,6 +87,45 @@ def test_a_loss_of_ones_own_is_left_to_its_author(tmp_path: Path) -> None:
             return super().compute_loss(*given, **keywords)
 
     assert found(make_trainer(tmp_path, kind=Own, **SPLIT), "loss_scale")[0][0] == "info"
+
+
+def test_a_loss_function_that_ignores_the_count_is_an_error(tmp_path: Path) -> None:
+    def mean(output: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output.logits, labels)
+
+    def divided(output: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output.logits, labels, reduction="sum") / num_items_in_batch
+
+    first = check(make_trainer(tmp_path, compute_loss_func=mean, **SPLIT))[0]
+    assert (first.check, first.severity) == ("trainer.loss_scale", "error")
+    assert "compute_loss_func, and it ignores num_items_in_batch" in first.why
+    assert "fit_trainer" not in first.fix
+    assert found(make_trainer(tmp_path, compute_loss_func=divided, **SPLIT), "loss_scale")[0][0] == "ok"
+
+
+def test_a_head_that_is_not_fitted_is_tried_all_the_same(tmp_path: Path) -> None:
+    model = BertForNextSentencePrediction(make_model("bert", "sequence-classification").config)
+    rows = [{**row, "labels": torch.tensor(1)} for row in rows_of("sequence-classification", 8)]
+    trainers = [
+        make_trainer(tmp_path, model=model, rows=rows, learning_rate=0.0, max_grad_norm=0.0, **sizes)
+        for sizes in (SPLIT, {"per_device_train_batch_size": 8})
+    ]
+    first = check(trainers[0])[0]
+    assert first.what.startswith("A step is 4 times too long")
+    assert "per_device_train_batch_size=8 and gradient_accumulation_steps=1" in first.fix
+    accumulated, whole = (gradients_of(trainer)[0] for trainer in trainers)
+    assert float(accumulated.norm() / whole.norm()) == pytest.approx(4, rel=0.3)
+
+
+@pytest.mark.parametrize("row", [{"labels": torch.tensor(7)}, {"input_ids": torch.arange(5, 105)}])
+def test_samples_that_the_model_cannot_take_are_an_error(row: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    rows = [{"input_ids": torch.arange(5, 15), "labels": torch.tensor(1)} | row] * 8
+    trainer = make_trainer(tmp_path, rows=rows, **SPLIT)
+    severity, what = found(trainer, "loss_scale")[0]
+    assert severity == "error"
+    assert "BertForSequenceClassification cannot take samples of the train_dataset (input_ids of 2 ×" in what
+    with pytest.raises(vramfit.WorkloadError, match="cannot take samples"):
+        fit_trainer(trainer, memory="256MiB", show=False)
 
 
 def test_samples_without_labels_are_an_error(tmp_path: Path) -> None:

@@ -452,7 +452,7 @@ def test_what_cannot_be_fitted_is_refused_by_name(encoder: Any, reranker: Any, m
     with pytest.raises(WorkloadError, match="device 'cuda' is not emulated"):
         vramfit.fit_encoder(encoder, device="cuda")
     monkeypatch.setattr(type(encoder), "_can_flatten_inputs", lambda model: True)
-    with pytest.raises(WorkloadError, match="packs texts by itself"):
+    with pytest.raises(WorkloadError, match="already packs texts"):
         vramfit.fit_encoder(encoder)
     monkeypatch.undo()
     with pytest.raises(TypeError, match="'batch'"):

@@ -348,6 +348,11 @@ def test_bad_calls_are_refused_with_what_to_do(tmp_path: Path) -> None:
         fit_trainer(trainer, memory=MEMORY, loss_fn=print)
     with pytest.raises(vramfit.UnknownGPU):
         fit_trainer(trainer, gpu="t44", show=False)
+    wrong: dict[str, Any] = {"plan": "plan.json", "micro_batch": "x", "seq": 2.5}
+    with pytest.raises(vramfit.WorkloadError, match=r"plan is a str.*micro_batch 'x' is not a.*seq 2.5 is not a"):
+        fit_trainer(trainer, memory=MEMORY, **wrong)
+    with pytest.raises(vramfit.WorkloadError, match="seq 5: samples of the Trainer are up to 16 tokens wide"):
+        fit_trainer(trainer, memory=MEMORY, seq=5)
     fit_trainer(trainer, memory=MEMORY, show=False)
     with pytest.raises(vramfit.WorkloadError, match="fitted already"):
         fit_trainer(trainer, memory=MEMORY)

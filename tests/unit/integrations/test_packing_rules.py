@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, Trainer
 import vramfit
 from vramfit.integrations.trainer import fit_trainer
 from vramfit.integrations.trainer.rows import why_padded
-from vramfit.models.tasks import PACKED_ENCODERS, class_for_task
+from vramfit.models.configuration import PACKED_ENCODERS, class_for_task
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from vramfit.listening import server as module
-from vramfit.listening.server import PERIOD_S, REMARKS, Sparing
+import vramfit.listening as module
+from vramfit.listening import PERIOD_S, REMARKS, Sparing
 
 
 def test_a_flood_of_one_remark_hides_no_other_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 from tests.waiting import LIMIT_S, wait_until
 
+from vramfit.listening import Server, listen
 from vramfit.listening.connections import CLOSE
-from vramfit.listening.server import Server, listen
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 FEW_HANDLES = """
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from vramfit.listening.server import Server
-from vramfit.listening.server import listen
+from vramfit.listening import Server
+from vramfit.listening import listen
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

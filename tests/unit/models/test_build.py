@@ -14,7 +14,7 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification, 
 from vramfit.errors import CheckpointError, WorkloadError
 from vramfit.models import build_meta, find_entry, model_names, resolve, supported_tasks
 from vramfit.models.build import undrawn
-from vramfit.models.tasks import default_attention
+from vramfit.models.configuration import default_attention
 from vramfit.tasks import find_task
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -7,9 +7,9 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from vramfit.models import ModelCard, model_card, model_names, resolve
+from vramfit.models.anatomy import parameters_by_part, weight_bytes
 from vramfit.models.build import build_meta
-from vramfit.models.card import parameters_by_part, weight_bytes
-from vramfit.models.tasks import supported_tasks
+from vramfit.models.configuration import supported_tasks
 from vramfit.records.codec import from_json, to_json
 
 

@@ -9,7 +9,7 @@ from benchmarks.tiny_families import tiny_config
 
 from vramfit.loader.load import load
 from vramfit.models import build_meta, resolve
-from vramfit.models.decoders import is_causal, pad_as_configured, pools_last_token
+from vramfit.models.configuration import is_causal, pad_as_configured, pools_last_token
 
 IDS = torch.arange(10, 42).view(4, 8)
 

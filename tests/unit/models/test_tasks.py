@@ -5,14 +5,14 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, DebertaV2Config, ModernBertConfig, ViTConfig
 
 from vramfit.errors import WorkloadError
-from vramfit.models.resolve import resolve
-from vramfit.models.tasks import (
+from vramfit.models.configuration import (
     class_for_task,
     default_attention,
     supported_attention,
     supported_tasks,
     task_of_class,
 )
+from vramfit.models.resolve import resolve
 from vramfit.workload import CHOICES
 
 

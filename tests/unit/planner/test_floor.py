@@ -1,6 +1,7 @@
 """Floors: known without a trace, never above what a trace finds, and no trace is made of what they rule out."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,16 @@ import torch
 from vramfit.estimator.traced import collection_paused
 from vramfit.models.catalogue import all_entries
 from vramfit.planner import search
+from vramfit.planner.choose import find
 from vramfit.planner.job import Job
-from vramfit.planner.predictions import floor_bytes, peek
+from vramfit.planner.predictions import (
+    compares_too_much,
+    floor_bytes,
+    peek,
+    safe_bytes,
+    traced_passes,
+    work_by_length,
+)
 from vramfit.planner.recipes import Proposal, Training, recipes, trainings
 from vramfit.planner.request import Request
 
@@ -92,3 +101,29 @@ def test_what_is_slower_than_what_fits_is_not_weighed() -> None:
     job = Job.of("bert-tiny", Request.of({"batch": 512, "seq": 16, "gpu": "h200", "task": "embedding"}))
     weighed, num_sizes = sizes_weighed(job, job.budget_bytes)
     assert len(weighed) <= 3 < num_sizes
+
+
+def test_a_batch_whose_texts_cannot_be_compared_is_refused_without_a_look_at_any_setting() -> None:
+    job = Job.of("bert-tiny", Request.of(JOB | {"task": "embedding", "batch": 10**8, "gpu": "t4"}))
+    assert find(job) is None
+    assert not [name for name, *_ in job.answers if name == "peek"]
+
+
+def test_no_step_takes_less_than_what_its_comparison_holds() -> None:
+    job = Job.of("bert-tiny", Request.of(JOB | {"task": "embedding", "batch": 4096}))
+    for recipe in recipes(job, Proposal()):
+        needed_bytes = safe_bytes(job, recipe, 64)
+        assert not compares_too_much(job, needed_bytes, recipe)
+        assert compares_too_much(job, needed_bytes // 4, recipe)  # most of it is the comparison
+
+
+def test_passes_at_another_length_are_traced_once_for_all_optimizers() -> None:
+    job = Job.of("bert-tiny", Request.of(JOB | {"batch": 64, "gpu": "t4"}))
+    made = {r.optimizer: r for r in recipes(job, Proposal())}
+    order = [("steady.micro0", 1), ("steady.micro1", 3), ("steady.optimizer", 1)]
+    for recipe in made.values():
+        own = traced_passes(job, recipe, 2)
+        alone = own.work_by_length(16, 2, partial(own.trace, None, passes_at=16))
+        assert work_by_length(job, recipe, 16).work_at(5, order) == alone.work_at(5, order)
+    assert len(made) == 2
+    assert len([name for name, *_ in job.answers if name == "_passes_at"]) == 1

@@ -62,7 +62,7 @@ def test_passes_are_not_recorded_where_little_is_left_for_other_lengths() -> Non
 def test_what_does_not_go_with_it_leaves_it_out_and_says_so(keywords: dict[str, Any]) -> None:
     made = make(graphs=True, **keywords)
     assert not made.workload.graphs
-    assert any("passes are not recorded" in note for note in made.notes)
+    assert any("passes are not captured" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(("allocator", "basis"), [("expandable", "verified"), ("default", "derived")])
@@ -87,7 +87,7 @@ def test_gradients_that_stay_are_predicted() -> None:
     [
         ({"attention": "sdpa"}, "packed training passes"),
         ({"checkpointing": 1}, "graphs and checkpointing"),
-        ({"optimizer": "adamw"}, "optimizer adamw needs some beside"),
+        ({"optimizer": "adamw"}, "optimizer adamw needs more"),
         ({"precision": "amp-fp16"}, "not amp-fp16"),
         ({"task": "question-answering"}, "not for question-answering"),
         ({"offload": "optimizer"}, "graphs and offload optimizer"),

@@ -51,6 +51,13 @@ def test_a_budget_that_is_too_small_for_the_state_leaves_it_on_the_host() -> Non
     assert "copies of layers and gradients take" in why
 
 
+def test_host_memory_comes_before_what_is_allowed_and_the_plan_says_so() -> None:
+    allowed = {**JOB, "memory": "750MiB", "allow": "lora"}
+    assert "before what is allowed: --no-offload" in offload_reason(plan("bert-base-uncased", **allowed))
+    assert plan("bert-base-uncased", offload=False, **allowed).workload.lora is not None
+    assert "allowed" not in offload_reason(with_state_on_the_host())
+
+
 def test_a_budget_that_is_too_small_for_the_weights_leaves_layers_on_the_host() -> None:
     made = plan("bert-base-uncased", memory="400MiB", **JOB)
     check(made)

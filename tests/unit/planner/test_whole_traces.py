@@ -14,7 +14,7 @@ from vramfit.trace import unrolling
 from vramfit.trace.template import StreamTemplate
 
 
-def whole_steps(self: TracedWorkload, seq: int, micro_batch: int) -> StreamTemplate:
+def whole_steps(self: TracedWorkload, seq: int, micro_batch: int, _: Any) -> StreamTemplate:
     return replace(self, workload=replace(self.workload, seq=seq)).template(micro_batch)
 
 

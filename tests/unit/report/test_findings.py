@@ -29,7 +29,7 @@ def test_what_why_and_fix_are_shown_and_markup_is_left_alone() -> None:
 
 def test_the_summary_counts_what_needs_attention() -> None:
     assert summarize(FINDINGS) == "1 error and 1 warning."
-    assert summarize(FINDINGS[:1]) == "Nothing stands in the way."
+    assert summarize(FINDINGS[:1]) == "No problems found."
 
 
 def test_a_long_finding_hangs_below_its_text() -> None:

@@ -201,7 +201,7 @@ def test_a_run_on_the_emulated_gpu_has_no_times_and_says_why(tmp_path: Path) -> 
 
 def test_what_is_left_out_comes_with_a_reason(tmp_path: Path) -> None:
     on_cpu = journal(tmp_path, 5, device="cpu", evaluations=(), step_time_s=0.1)
-    assert "No scores: the run was not evaluated on the way" in on_cpu
+    assert "No scores: the run was not evaluated during training" in on_cpu
     assert "No reserved memory: this run was on the CPU" in on_cpu
     assert "No predicted step and no map of what fits: there is no plan.json" in on_cpu
     (tmp_path / "metrics.jsonl").unlink()
@@ -326,5 +326,5 @@ def test_records_show_themselves_in_notebooks() -> None:
     assert "2.00 GiB may be reserved" in estimate(gpu=None, memory="2GiB")._repr_html_()
     assert 'class="budget"' not in estimate(gpu=None)._repr_html_()
     assert "Largest batch: 14" in max_batch()._repr_html_()
-    assert "11 with the margin" in max_batch(margin_batch=11, margin_reason="3% since …")._repr_html_()
+    assert "11 with the headroom" in max_batch(margin_batch=11, margin_reason="3% since …")._repr_html_()
     assert "20 steps, completed" in run_record()._repr_html_()

@@ -71,7 +71,7 @@ def test_every_part_is_shown_at_any_width(width: int) -> None:
 
 def test_the_plot_is_at_most_fifteen_lines() -> None:
     lines = drawn(render_plan(sample()), 120).splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("Memory against time"))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Memory and time"))
     end = next(i for i, line in enumerate(lines) if "● this plan" in line)
     assert end - begin <= 15
 

@@ -6,7 +6,7 @@ from html import unescape
 
 from rich.console import Console
 
-from vramfit.records.run import EvaluationResult, RunRecord
+from vramfit.records.run import EvaluationResult, RunRecord, SettingsChange
 from vramfit.report.display import run_html
 from vramfit.report.run import render_metrics, render_run
 
@@ -75,6 +75,21 @@ def test_an_emulated_peak_is_not_shown_as_one_that_contradicts_the_prediction() 
     )
     assert said in " ".join(shown(render_run(run)).split())
     assert said in unescape(run_html(run))
+
+
+def test_what_a_run_changed_on_the_way_is_shown() -> None:
+    change = SettingsChange(
+        step=7,
+        cause="less memory",
+        said="After step 7: 1.00 GiB of the 2.00 GiB are there; the run goes on with micro_batch 4.",
+        available_bytes=2**30,
+        before={"micro_batch": 8},
+        after={"micro_batch": 4},
+        step_time_s=0.1,
+        plan_s=1.0,
+    )
+    run = replace(RECORD, changes=(change,))
+    assert change.said in " ".join(shown(render_run(run)).split())
 
 
 def test_one_epoch_and_one_batch_are_said_as_one() -> None:

@@ -83,12 +83,12 @@ def test_the_answer_comes_with_what_is_left_and_what_stops_the_next() -> None:
 def test_what_leaves_the_margin_of_plans_stands_beside_what_fits() -> None:
     changes = {"margin_batch": 11, "margin_reason": "2.10 GiB stay free: 15% since …"}
     text = " ".join(drawn(render_max_batch(max_batch(14, **changes))).split())
-    assert "Largest batch: 14, or 11 with the margin that plans keep" in text
-    assert "The margin of plans: 2.10 GiB stay free: 15% since …." in text
+    assert "Largest batch: 14, or 11 with the headroom that plans keep" in text
+    assert "The headroom of plans: 2.10 GiB stay free: 15% since …." in text
     assert "only the default" not in text
     lower = drawn(render_max_batch(max_batch(14, **changes, usual_precision="amp-fp16", usual_batch=20)))
     assert "fp32 is only the default: --precision amp-fp16" in lower
-    assert "not even one with the margin" in drawn(render_max_batch(max_batch(1, **{**changes, "margin_batch": 0})))
+    assert "not even one with the headroom" in drawn(render_max_batch(max_batch(1, **{**changes, "margin_batch": 0})))
 
 
 def test_smaller_batches_that_do_not_fit_are_named() -> None:

@@ -20,7 +20,7 @@ import vramfit
 from vramfit.errors import CheckpointError, DataError, MissingExtra, VramfitError, WorkloadError
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.encoding import encode as encoding
-from vramfit.runtime.encoding import outputs, spool, texts
+from vramfit.runtime.encoding import outputs, texts
 from vramfit.runtime.encoding.request import DTYPES, fingerprint
 
 ODD = ["A cat sat on the mat.", "", "  ", ".", "word " * 2000, "Ünïcode 漢字", "\n\t", "[SEP] [MASK]", "a\x00b"]
@@ -129,6 +129,8 @@ def test_the_length_that_a_folder_cuts_to_is_cut_to_as_there(tmp_path: Path) -> 
     write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 8})
     data = lines(5)
     assert np.abs(encode(str(folder), data) - theirs(str(folder), data)).max() < 1e-5
+    longer = theirs(str(folder), data, truncate_dim=16, normalize_embeddings=True)
+    assert np.abs(encode(str(folder), data, dims=16) - longer).max() < 1e-5
 
 
 def read(path: Path) -> tuple[Any, Any]:
@@ -182,6 +184,20 @@ def test_rows_that_are_left_out_are_missing_from_the_index(model: str, tmp_path:
     vectors, index = read(output)
     assert index == [n for n in range(20) if n not in bad]
     assert vectors.shape == (11, 13)
+    encode(model, lines(20), output=str(output))
+    assert read(output)[1] in (None, list(range(20)))  # none of the rows before
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_a_bad_row_that_ended_a_run_may_be_left_out_when_it_goes_on(model: str, tmp_path: Path) -> None:
+    rows = [*lines(40), "", *lines(3)]
+    data, output = write_lines(tmp_path / "rows.jsonl", [json.dumps({"text": t}) for t in rows]), tmp_path / "v.npy"
+    with pytest.raises(DataError, match=r"rows.jsonl: 1 of 7 rows cannot be used: row 41: text is empty"):
+        encode(model, data, output=str(output))
+    report = encode(model, data, output=str(output), resume=True, skip_bad_rows=True)
+    assert report.num_encoded < 43
+    assert report.num_bad_rows == 1
+    assert read(output)[1] == [n for n in range(44) if n != 40]
 
 
 def test_ranges_are_those_of_the_first_part_or_of_the_texts_that_are_named(
@@ -200,7 +216,7 @@ def test_ranges_are_those_of_the_first_part_or_of_the_texts_that_are_named(
     encode(model, data, output=str(output), dtype="uint8", calibration=named)
     expected = quantization.quantize_embeddings(vectors, "uint8", calibration_embeddings=others)
     assert np.array_equal(np.load(output), expected)
-    held = json.loads(spool.manifest_of(output).read_text())["ranges"]
+    held = json.loads(outputs.manifest_of(output).read_text())["ranges"]
     assert np.array_equal(np.array(held, np.float32), np.vstack((others.min(0), others.max(0))))
 
 
@@ -221,7 +237,7 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(spool.os, "fsync", sync)
+        patch.setattr(outputs.os, "fsync", sync)
         with pytest.raises(VramfitError, match=r"cannot write .*partial: No space left on device") as caught:
             encode(model, data, output=str(output), dtype="int8")
     assert "make room on the disk" in str(caught.value.hint)
@@ -309,6 +325,20 @@ def test_a_run_with_other_settings_or_data_is_refused_by_name(
     assert go_on().notes == ("all vectors were there already",)
     with pytest.raises(DataError, match="the data has more rows than"):
         go_on([*rows, "film"])
+    output.unlink()
+    assert (go_on().num_encoded, len(np.load(output))) == (40, 40)
+
+
+def test_two_runs_do_not_write_one_output(model: str, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.npy"
+
+    def rows() -> Any:
+        with pytest.raises(VramfitError, match=r"another process writes .*vectors\.npy"):
+            encode(model, ["film"], output=str(output))
+        yield from lines(9)
+
+    assert encode(model, rows(), output=str(output)).num_vectors == len(np.load(output)) == 9
+    assert sorted(os.listdir(tmp_path)) == ["vectors.npy", "vectors.npy.manifest.json"]
 
 
 def test_another_model_in_the_same_folder_has_another_fingerprint(tmp_path: Path) -> None:
@@ -321,7 +351,7 @@ def test_another_model_in_the_same_folder_has_another_fingerprint(tmp_path: Path
 def test_memory_does_not_grow_with_the_rows(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a larger file has more, a tenth would be too much: twenty parts of sixty are not held at once."""
     monkeypatch.setattr(texts, "HOST_PART_ROWS", 50)
-    monkeypatch.setattr(spool, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(outputs, "BLOCK_ROWS", 50)
 
     class Collected(encoding._Filling):
         """What nothing refers to any more does not count, whenever Python would have collected it."""
@@ -413,3 +443,13 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setattr(outputs, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="needs the package pyarrow"):
         encode(model, ["film"], output=str(tmp_path / "vectors.parquet"))
+
+
+def test_checkpoints_of_the_run_that_made_a_model_are_no_part_of_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "made")
+    before = fingerprint(str(folder))
+    (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    (folder / "checkpoints" / "step-1" / "model.safetensors").write_bytes(b"weights")
+    assert fingerprint(str(folder)) == before
+    (folder / "model.safetensors").write_bytes(b"others")
+    assert fingerprint(str(folder)) != before

@@ -11,6 +11,7 @@ from tests.unit.runtime.training.conftest import one_thread  # noqa: F401
 from tests.unit.runtime.training.small_runs import write_classes, write_model, write_tags
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
+from vramfit.runtime import trained as trained_models
 from vramfit.runtime.data import samples as samples_module
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice
@@ -141,6 +142,20 @@ def test_packed_rows_are_about_as_full_as_each_other() -> None:
     assert len(groups) == 3
     assert min(tokens) > 0.8 * max(tokens)
     assert max(tokens) <= 500
+
+
+def test_fused_layers_are_taken_only_where_asked_for_and_packed(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    monkeypatch.setattr(trained_models, "can_fuse", lambda model, workload, device: True)
+    trained = open_model(str(tmp_path / "m"), task="sequence-classification")
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert "fused" not in trained.suited(gpu, precision="bf16", fused=False)
+    assert trained.suited(gpu, precision="bf16", fused=True)["fused"]
+    for run_device, precision in ((gpu, "fp32"), (SimpleNamespace(device=torch.device("cpu")), "bf16")):
+        with pytest.raises(WorkloadError, match="fused is for packed batches"):
+            trained.suited(run_device, precision=precision, fused=True)
 
 
 @pytest.mark.parametrize(

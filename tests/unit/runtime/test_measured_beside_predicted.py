@@ -1,4 +1,4 @@
-"""Predicted beside measured: the comparison, how it is shown, and what `vramfit measure` leaves with."""
+"""Predicted and measured: the comparison, how it is shown, and what `vramfit measure` leaves with."""
 
 import json
 from dataclasses import replace

@@ -244,8 +244,15 @@ def test_whatever_forward_gives_is_watched(given: str) -> None:
     ("batch", "words"),
     [
         ({}, "the batch is empty"),
-        ({"x": np.zeros((4, 2))}, "x of the batch: numpy arrays"),
+        ({"x": np.zeros((4, 2))}, r"x \(ndarray\) of the batch: not tensors with a row"),
         ({"x": torch.zeros(4, 2), "labels": torch.zeros(3)}, "differ in their rows: x 4, labels 3"),
+        ([torch.zeros(4, 2)], "the batch is no dict, but of class list"),
+        ({"input": torch.zeros(4, 2), "texts": ["a"] * 4}, r"texts \(list\) of the batch: not tensors"),
+        ({"input": torch.zeros(0, 2)}, "input of the batch: not tensors with a row for each sample"),
+        (
+            {"input": torch.zeros(4, 2)},
+            r"Linear gives a tensor of shape \[2, 2\]: no loss of one number, and the batch",
+        ),
     ],
 )
 def test_a_batch_without_tensors_is_refused_in_words(batch: Any, words: str) -> None:
@@ -255,3 +262,29 @@ def test_a_batch_without_tensors_is_refused_in_words(batch: Any, words: str) -> 
     assert stepper.micro_batch == 2
     with pytest.raises(WorkloadError, match=words):
         stepper.step(batch)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_grad_norm": 0}, "max_grad_norm 0 is not a positive number"),
+        ({"seq": "5"}, "seq '5' is not a whole number"),
+        ({"graphs": "no"}, "graphs 'no' is not True or False"),
+        (
+            {"optimizer": torch.optim.SGD(torch.nn.Linear(2, 2).parameters())},
+            "the optimizer has no parameter of the model",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_learn_nothing_or_something_else_is_refused(given: dict[str, Any], words: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = given.pop("optimizer", torch.optim.SGD(model.parameters()))
+    with pytest.raises(WorkloadError, match=words):
+        Stepper(model, optimizer, micro_batch=2, **given)
+
+
+def test_a_loss_that_no_weight_is_in_is_refused() -> None:
+    model = Own(lambda loss, logits: {"loss": loss.detach()})
+    with pytest.raises(WorkloadError, match="the loss depends on no parameter that learns"):
+        weights_after(model, batch_of_ids(), micro_batch=2)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.models.sentence_folders import write_folder, write_json
 from tests.unit.runtime.training.small_runs import BAD, GOOD, PLAIN, write_model
 
 from vramfit.errors import WorkloadError
@@ -43,7 +44,10 @@ def figures(model: Path, found: Collection, dims: tuple[int, ...] = ()) -> dict[
     return search.figures(inference, run_device, dims, lambda done, total: None)
 
 
-def test_a_search_gives_what_sentence_transformers_gives(tmp_path: Path, model: Path) -> None:
+def test_a_search_gives_what_sentence_transformers_gives(tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "prompted", "Normalize")
+    prompts = {"query": "anna ", "document": "the film ", "other": "tom "}
+    write_json(model / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "other"})
     package = pytest.importorskip("sentence_transformers")
     evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
     found = collection(tmp_path)

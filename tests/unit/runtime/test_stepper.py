@@ -3,10 +3,12 @@
 import copy
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tests.unit.runtime.small_models import LENGTH, flat_gradient, flat_weights, make_batch, make_model
 
 from vramfit.errors import WorkloadError
@@ -15,6 +17,7 @@ from vramfit.runtime.step_settings import largest_like
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.commit import goes_in_portions, take_step
 from vramfit.step.splitting import split
+from vramfit.workload import Workload
 
 TASK = "sequence-classification"
 
@@ -115,6 +118,13 @@ def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
         Stepper(model, torch.optim.LBFGS(model.parameters()), micro_batch=2)
 
 
+def test_an_optimizer_that_accelerate_wrapped_is_refused() -> None:
+    model = make_model("bert", TASK)
+    wrapped = Accelerator(cpu=True).prepare(adamw(model))
+    with pytest.raises(WorkloadError, match="AcceleratedOptimizer is a wrapper: give AdamW itself"):
+        Stepper(model, wrapped, micro_batch=2)
+
+
 def test_the_scheduler_follows_only_steps_that_were_taken() -> None:
     model = make_model("bert", TASK)
     optimizer = adamw(model)
@@ -154,6 +164,47 @@ def test_a_resumed_stepper_goes_on_to_the_bit() -> None:
         resumed.step(batch)
     assert torch.equal(flat_weights(model), flat_weights(twin))
     assert stepper.state_dict() == resumed.state_dict()
+
+
+def test_a_stepper_goes_on_with_other_settings_to_the_same_weights() -> None:
+    model = make_model("bert", TASK)
+    twin = copy.deepcopy(model)
+    first = Workload(model="m", batch=12, micro_batch=12, loop="stepper", optimizer="adamw-fused")
+    steppers = [Stepper(m, adamw(m, fused=True), first) for m in (model, twin)]
+    changes = [replace(first, micro_batch=4, accumulate=None, checkpointing="full"), first]
+    for seed, changed in enumerate([None, *changes]):
+        if changed is not None:
+            steppers[1].change(changed)
+            assert steppers[1].micro_batch == changed.micro_batch
+            assert twin.is_gradient_checkpointing == (changed.checkpointing == "full")  # type: ignore[comparison-overlap]
+        for stepper in steppers:
+            stepper.step(make_batch(TASK, seed=seed))
+    assert (flat_weights(model) - flat_weights(twin)).abs().max() < 1e-5
+    assert [stepper.num_steps for stepper in steppers] == [3, 3]
+
+
+def test_what_cannot_change_in_a_run_is_refused_and_nothing_is_changed() -> None:
+    model = make_model("bert", TASK)
+    first = Workload(model="m", batch=12, micro_batch=12, loop="stepper", optimizer="adamw-fused")
+    stepper = Stepper(model, adamw(model), first)
+    other = replace(first, micro_batch=4, accumulate=None, precision="amp-bf16")
+    with pytest.raises(WorkloadError, match="precision amp-bf16 cannot take the place of fp32 in a run"):
+        stepper.change(other)
+    with pytest.raises(WorkloadError, match="seq 64 cannot take the place of 128 in a run"):
+        stepper.change(replace(first, seq=64))  # micro_batch counts samples of full length
+    with pytest.raises(WorkloadError, match="a plan is a Plan or a Workload, not str"):
+        stepper.change("plan.json")  # type: ignore[arg-type]
+    assert stepper.micro_batch == 12
+
+
+def test_a_stepper_without_a_plan_goes_on_with_one_whatever_its_kernel_for_padded_batches() -> None:
+    model = make_model("bert", TASK)
+    stepper = Stepper(model, adamw(model), micro_batch=12)
+    first = Workload(model="m", batch=12, micro_batch=4, loop="stepper", optimizer="adamw-fused", attention="sdpa")
+    stepper.change(first)
+    assert stepper.micro_batch == 4
+    with pytest.raises(WorkloadError, match="attention packed cannot take the place of None"):
+        stepper.change(replace(first, attention="packed"))
 
 
 def test_a_rehearsal_changes_nothing_that_is_learned() -> None:

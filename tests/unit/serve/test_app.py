@@ -106,7 +106,7 @@ def test_no_answer_in_time_is_said_and_the_work_is_dropped() -> None:
     status, body, headers = asyncio.run(invoke(app))
     assert (status, body["error"]) == (503, "no answer within 0.02 s")
     assert headers["retry-after"] == "1"
-    pool.waiting.put(PendingRequest.of(b"x", lambda reply: None, lambda: True))
+    pool.waiting.put(PendingRequest(b"x", lambda reply: None, lambda: True))
     assert [request.body for request in pool.waiting.take(1000, 512)] == [b"x"]
 
 
@@ -209,7 +209,12 @@ def test_a_request_goes_to_the_model_that_it_names() -> None:
     assert (status, said["error"]["code"]) == (404, "not_found")
     assert run(call(app, "GET", "/v1/models/org/large"))[1]["id"] == "org/large"
     assert run(call(app, "GET", "/v1/models/other"))[0] == 404
-    assert run(call(app, "POST", "/models/other/embed", b"{}"))[0] == 404
+    status, said, _ = run(call(app, "POST", "/models/org/other/v1/embeddings", b"{}"))
+    assert (status, said["error"]["message"]) == (404, "no model is called 'org/other' (there are small, org/large)")
+    assert run(call(app, "GET", "/models/other/health"))[0] == 404
+    for before in ("", "/models/small", "/models/org/large"):  # as OpenAI's client asks, whatever its base_url
+        assert len(run(call(app, "GET", f"{before}/v1/models"))[1]["data"]) == 2
+        assert run(call(app, "GET", f"{before}/v1/models/org/large"))[1]["id"] == "org/large"
     pools["small"].is_ready = False
     status, said, _ = run(call(app, "GET", "/health"))
     assert (status, said["error_type"]) == (503, "Unhealthy")

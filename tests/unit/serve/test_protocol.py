@@ -57,7 +57,7 @@ def test_one_input_wants_one_answer_and_a_list_a_list() -> None:
         (b'{"inputs": ["a", ["b"]]}', "inputs[1]: ['b'] is no input"),
         (b'{"inputs": {"txt": "a"}}', "'txt' is not known"),
         (b'{"inputs": {}}', "no text"),
-        (b'{"inputs": "a", "options": {}}', "'options' is not known"),
+        (b'{"inputs": "a", "options": {}}', "'options' is not a known field"),
         (b'{"inputs": "a", "parameters": [3]}', "parameters is a list, not an object"),
         (b'{"inputs": "a", "parameters": {"topk": 3}}', "parameters: 'topk' is not known"),
         (b'{"inputs": "a", "parameters": {"top_k": 0}}', "top_k 0 is not a whole number from 1"),

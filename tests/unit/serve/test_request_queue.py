@@ -12,7 +12,7 @@ from vramfit.serve.waiting import Full, Mailbox, PendingRequest, RequestQueue
 
 
 def request(size: int = 4, wanted: bool = True) -> PendingRequest:
-    return PendingRequest.of(b"x" * size, lambda reply: None, lambda: wanted)
+    return PendingRequest(b"x" * size, lambda reply: None, lambda: wanted)
 
 
 def test_what_comes_first_is_taken_first_up_to_a_weight_in_tokens() -> None:

@@ -1,5 +1,6 @@
 """Folders of sentence-transformers, served: their own pooling and length, padded and packed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.unit.runtime.training.small_runs import write_model
 from tests.unit.serve.small_servers import ask, engine_of
 
 from vramfit.errors import CheckpointError
+from vramfit.runtime.data.source import DataSource
+from vramfit.runtime.device import RunDevice
 from vramfit.runtime.trained import TrainedModel, open_model
 
 MODES = ("cls_token", "max_tokens", "mean_tokens", "weightedmean_tokens", "lasttoken")
@@ -49,6 +52,22 @@ def test_a_published_model_answers_as_in_sentence_transformers(
     monkeypatch.setattr(TrainedModel, "suited", lambda *_, **settings: settings | {"attention": attention})
     assert open_model(str(folder), or_vectors=True).max_length == 256
     torch.testing.assert_close(answers(folder, texts), their_vectors(folder, texts), atol=1e-6, rtol=0)
+
+
+def test_vectors_are_cut_where_the_folder_says_so(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "Normalize", pooling_mode_mean_tokens=True)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 8})
+    engine, expected = engine_of(folder), their_vectors(folder, TEXTS)
+    torch.testing.assert_close(answers(folder, TEXTS), expected, atol=1e-6, rtol=0)
+    body = json.dumps({"inputs": TEXTS, "normalize": False}).encode()
+    assert torch.tensor(json.loads(engine.answer(body, "/embed").body)).shape == expected.shape
+    (tmp_path / "rows.txt").write_text("\n".join(TEXTS))
+    trained = open_model(str(folder))
+    found: dict[int, torch.Tensor] = {}
+    samples = trained.read(DataSource(path=str(tmp_path / "rows.txt"), task="embedding", needs_labels=False))
+    inference = trained.load(RunDevice("cpu"), samples)
+    inference.run(samples, lambda output, _, rows: found.update(zip(rows, output.embedding, strict=True)))
+    torch.testing.assert_close(torch.stack([found[n] for n in range(len(TEXTS))]), expected, atol=1e-6, rtol=0)
 
 
 def test_what_is_asked_for_comes_before_what_the_folder_says(tmp_path: Path) -> None:

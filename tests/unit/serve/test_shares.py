@@ -48,6 +48,11 @@ def test_a_folder_has_its_own_name_unless_it_is_given_another(tmp_path: Path) ->
     (tmp_path / "my model=1").mkdir()
     folder = str(tmp_path / "my model=1")
     assert names_of([folder, f"x={folder}"]) == {"my-model-1": folder, "x": folder}
+    (tmp_path / "current").symlink_to(folder)
+    assert names_of([f"{tmp_path}/current", f"{folder}/.."]) == {
+        "current": f"{tmp_path}/current",
+        tmp_path.name: f"{folder}/..",
+    }
     for wrong in (f"={folder}", f"a/b/c={folder}", f"é={folder}"):
         with pytest.raises(WorkloadError, match="is no name for a model"):
             names_of([wrong])

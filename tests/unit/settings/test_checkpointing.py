@@ -10,6 +10,8 @@ from vramfit.errors import WorkloadError
 from vramfit.models.build import build_meta
 from vramfit.models.resolve import resolve
 from vramfit.settings import checkpointing
+from vramfit.techniques.application import change
+from vramfit.workload import Workload
 
 SMALL = {
     "hidden_size": 16,
@@ -43,6 +45,21 @@ def test_all_layers_or_the_first_ones_are_recomputed(asked: Any, layers: list[bo
     model = mini()
     checkpointing.apply(model, asked)
     assert checkpointed(model) == layers
+
+
+@pytest.mark.parametrize("before", [None, "full", 2])
+@pytest.mark.parametrize("after", [None, "full", 3])
+def test_a_model_in_a_run_is_as_if_the_other_value_had_been_its_first(before: Any, after: Any) -> None:
+    changed, fresh = mini(), mini()
+    checkpointing.apply(changed, before)
+    change(changed, Workload(model="bert-mini", checkpointing=after))
+    checkpointing.apply(fresh, after)
+    assert checkpointed(changed) == checkpointed(fresh)
+    assert num_hooks(changed) == num_hooks(fresh)
+
+
+def num_hooks(model: Any) -> int:
+    return sum(len(module._forward_hooks) for module in model.modules())
 
 
 def test_more_layers_than_there_are_is_an_error_with_the_number() -> None:

@@ -11,7 +11,7 @@ import vramfit
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_json, to_json
-from vramfit.records.model_table import ModelTable
+from vramfit.records.measurement import ModelTable
 from vramfit.report.html.page import render_report
 from vramfit.report.html.subject import read_subject
 from vramfit.report.models import render_models

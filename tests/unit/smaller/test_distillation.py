@@ -30,8 +30,10 @@ from vramfit.errors import CheckpointError, DataError, VramfitError, WorkloadErr
 from vramfit.estimator.predict import estimate
 from vramfit.records.codec import from_json
 from vramfit.records.run import COURSE_FILE, RunRecord, StepCourse
+from vramfit.runtime.trained import open_model
 from vramfit.runtime.training import teacher as teachers
 from vramfit.runtime.training.events import Event, Interrupted, Note, Stepped
+from vramfit.runtime.training.teacher import fingerprint
 
 USUAL = {"epochs": 2, "batch": 8, "lr": 3e-3, "device": "cpu"}
 
@@ -155,7 +157,7 @@ def killed_in_training(taught: Path, output: Path, settings: dict[str, Any]) -> 
 def test_a_distillation_that_was_killed_goes_on_to_the_same_weights(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"distill": "hidden", "save_every": 3, "max_steps": 8}
+    settings = {"distill": "hidden", "save_every": 3, "max_steps": 8, "teacher_answers": "disk"}
     monkeypatch.setattr(teachers, "MAX_PART", 30)
     kept: list[int] = []
     for kill in (killed_while_asked, killed_in_training):
@@ -235,6 +237,15 @@ def test_a_plan_without_a_teacher_is_not_for_a_student(taught: Path, tmp_path: P
 def test_a_teacher_without_a_head_is_refused(taught: Path, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, WorkloadError)):
         distilled(taught, tmp_path / "out", teacher=str(taught / "source"))
+
+
+def test_checkpoints_of_its_run_do_not_make_another_teacher(taught: Path, tmp_path: Path) -> None:
+    teacher = shutil.copytree(taught / "teacher", tmp_path / "mine")
+    shutil.rmtree(teacher / "checkpoints", ignore_errors=True)
+    before = fingerprint(open_model(str(teacher)))
+    (teacher / "checkpoints").mkdir()
+    (teacher / "checkpoints" / "more.safetensors").write_bytes(b"of a run")
+    assert fingerprint(open_model(str(teacher))) == before
 
 
 def test_another_teacher_in_the_middle_of_a_run_is_refused(taught: Path, tmp_path: Path) -> None:

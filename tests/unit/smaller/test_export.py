@@ -88,6 +88,17 @@ def test_vectors_are_pooled_after_the_file(embedder: Path) -> None:
     assert (embedder / "exported" / "2_Dense" / "model.safetensors").exists()
 
 
+def test_exact_vectors_are_not_computed_in_int8(embedder: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported"
+    run(embedder / "model", exported, embedder / "data.txt", int8="dynamic", accept=True)
+    with pytest.raises(WorkloadError, match=r"exact is fp32, and .*model_qint8_dynamic.onnx computes in int8") as error:
+        vramfit.encode(str(exported), TEXTS, device="cpu", exact=True)
+    assert "delete the int8 file" in str(error.value.hint)
+    (exported / "onnx" / "model_qint8_dynamic.onnx").unlink()
+    whole = vramfit.encode(str(embedder / "model"), TEXTS, device="cpu")
+    np.testing.assert_allclose(vramfit.encode(str(exported), TEXTS, device="cpu", exact=True), whole, atol=1e-5)
+
+
 def test_static_int8_is_calibrated_on_the_rows(tmp_path: Path) -> None:
     folder = write_multilingual(tmp_path / "model", "byte-level bpe")
     data = write_corpus(tmp_path / "data.txt")

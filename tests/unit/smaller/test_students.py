@@ -44,3 +44,11 @@ def test_layers_that_share_their_weights_cannot_be_taken_out() -> None:
     model = make_model("albert", "sequence-classification")
     with pytest.raises(WorkloadError, match="passes 2 layers and holds the weights of 1 layer: none can be taken out"):
         keep_layers(model, (0,))
+
+
+def test_a_first_layer_that_is_made_otherwise_stays() -> None:
+    """ModernBERT's has no norm before its attention: another one in its place would lose its own."""
+    model = make_model("modernbert", "sequence-classification", num_hidden_layers=4)
+    with pytest.raises(WorkloadError, match="first layer of ModernBertForSequenceClassification is made otherwise"):
+        keep_layers(model, (1, 3))
+    keep_layers(model, (0, 3))

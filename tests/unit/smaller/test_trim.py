@@ -11,14 +11,14 @@ from tests.unit.smaller.tokenizers_made import ENGLISH, KINDS, OTHERS, write_cor
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from vramfit.errors import CheckpointError, DataError, VramfitError
-from vramfit.smaller.source import Source
-from vramfit.smaller.trim import TrimReport, TrimRequest, trim
+from vramfit.smaller.source import Reduction, Source
+from vramfit.smaller.trim import TrimReport, trim
 from vramfit.smaller.vocabulary import Vocabulary
 
 
 def run(folder: Path, output: Path, *data: Path, **more: Any) -> TrimReport:
     source = Source(model=str(folder), task=more.pop("task", None))
-    return trim(TrimRequest(source=source, data=tuple(map(str, data)), output=output, **more))
+    return trim(Reduction(source=source, data=tuple(map(str, data)), output=output, **more))
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.train import train
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import Alone, passes_of
-from vramfit.tasks.parts import reranked
+from vramfit.tasks.parts import head_metrics
 from vramfit.tasks.parts.losses import head_loss, logits_of, model_inputs
 from vramfit.techniques import packing
 from vramfit.techniques.application import prepare
@@ -194,7 +194,7 @@ def test_a_reranker_is_known_from_its_folder_and_gives_no_vectors(tmp_path: Path
 
 
 def test_metrics_are_those_of_the_order_of_the_scores() -> None:
-    metrics = reranked.RankedCandidates()
+    metrics = head_metrics.RankedCandidates()
     scores = [[0.1, 0.9, 0.5], [2.0, 1.0, 0.0]]  # the positive is third, and first
     for query, of_one in enumerate(scores):
         references = [{"index": query, "place": place, "num_texts": 3} for place in range(3)]
@@ -209,7 +209,7 @@ def test_metrics_are_those_of_the_order_of_the_scores() -> None:
 
 @pytest.mark.parametrize("score", [0.0, torch.nan])
 def test_scores_that_tell_nothing_apart_find_no_positive(score: float) -> None:
-    metrics = reranked.RankedCandidates()
+    metrics = head_metrics.RankedCandidates()
     references = [{"index": 0, "place": place, "num_texts": 4} for place in range(4)]
     metrics.update(type("Output", (), {"logits": torch.full((4, 1), score)})(), {}, references)
     assert metrics.result()["mrr_at_10"] == 0.25

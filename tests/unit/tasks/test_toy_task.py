@@ -24,7 +24,7 @@ TOY = Path(__file__).parent / "toy_score.py"
 NOT_A_TASK = {
     "checkpoints/key_checks.py": "a kind of weights: those of any head that a model was pretrained with",
     "cli/doctor.py": "a command that its help shows",
-    "models/card.py": "an example in a docstring",
+    "models/anatomy.py": "an example in a docstring",
 }
 """Files that may have the name of a task in them, and why."""
 BESIDE = """

@@ -49,7 +49,7 @@ class ToyScore(Task):
     def batch_labels(self, batch: Any, rows: BatchRows, hiding: Any) -> Any:
         return {"labels": rows.labels.column(rows.indices, 0)} if rows.are_labelled else {}
 
-    def metrics(self, label_names: Sequence[str]) -> "AbsoluteError":
+    def metrics(self, how: Tokenizing, references: References) -> "AbsoluteError":
         return AbsoluteError()
 
     def predictions(self, output: Any, batch: Any, references: References, how: Tokenizing) -> Rows:

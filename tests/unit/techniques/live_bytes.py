@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream
 from vramfit.runtime.measurement import make_step, prepare

@@ -20,7 +20,8 @@ from vramfit.settings import checkpointing
 from vramfit.settings import freeze as freezing
 from vramfit.tasks.parts.losses import model_inputs
 from vramfit.techniques import application, casting, fusing, lora, packing
-from vramfit.techniques.fusing.layer import FusedLayer
+from vramfit.techniques.fusing import trial
+from vramfit.techniques.fusing.layer import FusedLayer, compute
 from vramfit.workload import Workload
 
 TASK = "sequence-classification"
@@ -31,10 +32,16 @@ Model = torch.nn.Module
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls of the fused function."""
+    """The calls of the fused function, but for those that try a layer out."""
     seen: list[Any] = []
-    apply = FusedLayer.apply
-    monkeypatch.setattr(FusedLayer, "apply", lambda *args: seen.append(args) or apply(*args))  # type: ignore[func-returns-value]
+
+    class Seen(FusedLayer):
+        @classmethod
+        def apply(cls, *args: Any) -> Any:
+            seen.append(args)
+            return FusedLayer.apply(*args)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(fusing, "FusedLayer", Seen)
     return seen
 
 
@@ -164,11 +171,6 @@ def no_autocast(model: Model) -> None:
     model(**packing.pack(make_batch(TASK), model)).loss.backward()
 
 
-def no_gradients(model: Model) -> None:
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        model(**packing.pack(make_batch(TASK), model))
-
-
 def padded(model: Model) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(**make_batch(TASK)).loss.backward()
@@ -221,8 +223,14 @@ def adapted(model: Any) -> None:
     learn(model)
 
 
+def seeing_less(model: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(**packing.pack(make_batch(TASK), model), is_causal=True)
+
+
 CALLS = [
-    *(no_autocast, no_gradients, padded, hooked, hooked_above, hooked_beside, replaced, without_dropout, patched),
+    seeing_less,
+    *(no_autocast, padded, hooked, hooked_above, hooked_beside, replaced, without_dropout, patched),
     *(halved, adapted),
 ]
 
@@ -298,7 +306,7 @@ def test_steppers_of_other_plans_change_the_layers_back() -> None:
         assert (fusing.is_applied(model), casting.is_applied(model)) == (is_fused, not is_fused)
 
 
-@pytest.mark.parametrize("family", ["albert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("family", ["albert", "deberta-v2"])
 def test_families_of_another_kind_stay(family: str) -> None:
     model = make_model(family, TASK)
     fusing.apply(model)
@@ -369,7 +377,7 @@ def test_techniques_fuse_or_cast_together() -> None:
     "changes",
     [
         {"attention": "sdpa"},
-        {"mode": "infer"},
+        {"mode": "forward"},
         {"precision": "fp32"},
         {"precision": "bf16"},
         {"compile": True},
@@ -406,8 +414,126 @@ def test_fused_layers_take_less_than_plain_ones() -> None:
     assert made.step_time_s < plain.step_time_s
 
 
-@pytest.mark.parametrize("name", ["albert-base-v2", "modernbert-base"])
+@pytest.mark.parametrize("name", ["albert-base-v2"])
 def test_a_job_that_asks_for_what_its_model_has_not_is_refused(name: str) -> None:
     job = {"batch": 4, "seq": 32, "gpu": "h200", "attention": "packed", "precision": "amp-bf16", "loop": "stepper"}
-    with pytest.raises(WorkloadError, match="no layers of BERT's kind"):
+    with pytest.raises(WorkloadError, match="cannot be fused: they have"):
         vramfit.estimate(name, **job, fused=True)
+
+
+ALONE = [("bert", "amp"), ("bert", "16 bits"), ("electra", "amp"), ("modernbert", "amp"), ("modernbert", "16 bits")]
+
+
+def answers(model: Model, arithmetic: str) -> torch.Tensor:
+    """Without learning."""
+    model.eval()
+    if arithmetic == "16 bits":
+        model.to(torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=arithmetic == "amp"):
+        logits: torch.Tensor = model(**model_inputs(packing.pack(make_batch(TASK), model))).logits
+    return logits.float()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The calls that only go forward: whether they keep anything."""
+    seen: list[bool] = []
+
+    def run(*args: Any, keeps: bool) -> Any:
+        seen.append(keeps)
+        return compute(*args, keeps=keeps)
+
+    monkeypatch.setattr(fusing, "compute", run)
+    return seen
+
+
+@pytest.mark.parametrize(("family", "arithmetic"), ALONE)
+def test_forward_alone_gives_what_plain_layers_give_and_keeps_nothing(
+    family: str, arithmetic: str, calls: list[Any], alone: list[bool]
+) -> None:
+    plain = answers(packed(family), arithmetic)
+    assert not alone
+    torch.testing.assert_close(answers(fused(family), arithmetic), plain, rtol=0.02, atol=0.02)
+    assert alone == [False, False]
+    assert not calls
+
+
+def test_a_pass_without_a_graph_drops_what_the_pass_with_one_drops(alone: list[bool], calls: list[Any]) -> None:
+    """As where all texts of a batch are compared: their vectors are made first, and then every pass again."""
+    model = fused(**DROPOUT)
+    made = []
+    for learns in (False, True):
+        torch.manual_seed(5)
+        with torch.set_grad_enabled(learns), torch.autocast("cpu", dtype=torch.bfloat16):
+            made.append(model(**packing.pack(make_batch(TASK), model)).logits)
+    assert len(alone) == len(calls) == 2
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
+@pytest.mark.parametrize("name", ["bert-base-uncased", "modernbert-base"])
+def test_forward_alone_is_predicted_to_take_no_more(name: str, precision: str) -> None:
+    job = {"mode": "infer", "batch": 32, "seq": 128, "gpu": "h200", "attention": "packed", "precision": precision}
+    plain, made = (vramfit.estimate(name, **job, fused=is_fused) for is_fused in (False, True))
+    assert made.peak_requested_bytes <= plain.peak_requested_bytes
+    assert made.step_time_s is not None
+    assert plain.step_time_s is not None
+    assert made.step_time_s < plain.step_time_s
+
+
+@pytest.mark.parametrize("name", ["modernbert-base", "gte-multilingual-base"])
+def test_layers_whose_speed_was_not_measured_are_fused_where_that_is_asked_for(name: str) -> None:
+    job: dict[str, Any] = {"batch": 16, "lengths": [64, 200, 512], "gpu": "h200", "precision": "amp-bf16"}
+    assert not vramfit.plan(name, **job).workload.fused
+    made = vramfit.plan(name, **job, fused=True)
+    assert made.workload.fused
+    same = {"batch": 16, "seq": 512, "gpu": "h200", "precision": "amp-bf16", "attention": "packed", "loop": "stepper"}
+    plain, estimate = (vramfit.estimate(name, **same, fused=is_fused) for is_fused in (False, True))
+    assert estimate.peak_allocated_bytes < plain.peak_allocated_bytes
+
+
+def test_a_layer_that_does_something_else_is_left_alone_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = type(encoder_layers(make_model("bert", TASK))[0])
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden, *args, **more: 1.5 * forward(self, hidden, *args, **more))
+    monkeypatch.setattr(trial, "_found", {})
+    model = packed("bert")
+    with pytest.warns(UserWarning, match="BertLayer is not fused: its answers differ from its own code's by"):
+        fusing.require(model)
+    assert not fusing.is_applied(model)
+
+
+def test_a_plan_does_not_count_on_kernels_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU where a layer's kernels fail; Triton's compiler is what fails most."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(fusing, "why_not", lambda device: None)
+    monkeypatch.setattr(trial, "_found", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(trial, "_twin", lambda *_: (_ for _ in ()).throw(RuntimeError("ptxas failed")))
+    model = make_model("bert", TASK).to("meta")
+    with pytest.warns(UserWarning, match="BertLayer is not fused: RuntimeError: ptxas failed"):
+        assert fusing.for_plan(model, gpu) == {"fused": False}
+    assert fusing.for_plan(make_model("modernbert", TASK).to("meta"), gpu) == {}
+    assert fusing.for_plan(model, torch.device("cpu")) == {}
+
+
+def test_a_trial_takes_no_part_in_the_pass_that_it_is_made_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint counts the tensors that are saved in it, and there is no gradient in inference mode."""
+    monkeypatch.setattr(trial, "_found", {})
+    layer = encoder_layers(make_model("bert", TASK))[0]
+    description = fusing.describe(layer)
+    assert isinstance(description, fusing.Description)
+    saved: list[torch.Tensor] = []
+    with torch.inference_mode(), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: saved[0]):
+        assert trial.why_not(layer, description) is None
+    assert trial._found
+    assert not saved
+
+
+def test_memory_that_runs_out_in_a_trial_says_nothing_of_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_found", {})
+    monkeypatch.setattr(trial, "_twin", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        fusing.apply(make_model("bert", TASK))
+    assert not trial._found

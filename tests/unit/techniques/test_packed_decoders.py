@@ -11,7 +11,7 @@ from vramfit.cuda.kernels.attention import packed_backward
 from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec
 from vramfit.errors import WorkloadError
 from vramfit.loader.load import load
-from vramfit.models.tasks import supported_attention
+from vramfit.models.configuration import supported_attention
 from vramfit.runtime.stepper import Stepper
 from vramfit.tasks.parts.losses import head_loss, mean_of, model_inputs
 from vramfit.techniques import packing

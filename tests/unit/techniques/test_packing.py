@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
-from vramfit.models.tasks import PACKED_ENCODERS, class_for_task, supported_attention
+from vramfit.models.configuration import PACKED_ENCODERS, class_for_task, supported_attention
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.plain import Batch
 from vramfit.step.splitting import split
@@ -377,3 +377,12 @@ def test_every_family_that_may_be_packed_gives_the_gradients_of_padded_rows(fami
 @pytest.mark.parametrize("family", ["eurobert", "esm", "mobilebert", "doge", "nemotron"])
 def test_families_that_look_along_a_row_are_not_packed(family: str) -> None:
     assert "packed" not in supported_attention(AutoConfig.for_model(family))
+
+
+def test_packed_steps_of_a_model_that_was_not_prepared_are_refused() -> None:
+    """Its sequences would see each other, and where labels are of tokens nothing else would show it."""
+    task = "token-classification"
+    model = make_model("bert", task)
+    stepper = Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=3, seq=16, attention="packed")
+    with pytest.raises(WorkloadError, match="attention packed: BertForTokenClassification is not prepared"):
+        stepper.step(make_batch(task))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.records.stream import Stream
 from vramfit.trace.run import tracing
 from vramfit.workload import Workload

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vramfit.cuda.kernels import KERNELS
 from vramfit.estimator.resolve import resolve_workload
 from vramfit.estimator.traced import collection_paused
-from vramfit.models.decoders import make_ready
+from vramfit.models.configuration import make_ready
 from vramfit.step.plain import make_batch
 
 BATCH, SEQ = 2, 8

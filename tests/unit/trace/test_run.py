@@ -15,7 +15,7 @@ from vramfit.models.resolve import resolve
 from vramfit.records.stream import Stream
 from vramfit.trace import run as traces
 from vramfit.trace.run import prepare, trace
-from vramfit.trace.template import order_of
+from vramfit.trace.template import StreamTemplate, order_of
 from vramfit.workload import Workload
 
 TINY = BertConfig(
@@ -65,7 +65,7 @@ def test_a_second_micro_batch_is_the_same_in_every_step(
     workload = Workload(model="m", seq=16, batch=12, accumulate=3, checkpointing=1, max_grad_norm=1.0, **keywords)
     short = trace(resolve(TINY), workload, H200)
     monkeypatch.setattr(traces, "_traced_steps", lambda workload: [("first", 2), ("steady", 2)])
-    monkeypatch.setattr(traces, "_repeat_first", lambda template: None)
+    monkeypatch.setattr(StreamTemplate, "repeat_second_pass", lambda self: None)
     whole = trace(resolve(TINY), workload, H200)
     assert short.instantiate(4, order_of(workload, 2)) == whole.instantiate(4, order_of(workload, 2))
     steady = [("steady.micro0", 1), ("steady.micro1", 2), ("steady.optimizer", 1)]

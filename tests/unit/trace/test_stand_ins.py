@@ -10,8 +10,7 @@ import torch
 from tests.unit.trace.recording import Small, meta
 from torch.utils import checkpoint
 
-from vramfit.cuda.dialect import Autocast
-from vramfit.trace.stand_ins import stand_ins
+from vramfit.cuda.dialect import Autocast, stand_ins
 
 adam, optimizer = import_module("torch.optim.adam"), import_module("torch.optim.optimizer")
 

@@ -12,7 +12,7 @@ from vramfit.estimator.predict import work_of
 from vramfit.models.resolve import resolve
 from vramfit.records.stream import Work, WorkItem
 from vramfit.trace.run import trace
-from vramfit.trace.work import work_in_place
+from vramfit.trace.work import StretchTemplate, work_in_place
 from vramfit.workload import Workload
 
 TINY = BertConfig(
@@ -156,6 +156,9 @@ def test_products_keep_their_type() -> None:
 
 def test_a_product_that_is_added_in_place_is_a_product() -> None:
     total, left, right = (torch.empty(*shape, device="meta") for shape in ((6, 8), (6, 4), (4, 8)))
-    work = work_in_place("addmm_", (total, left, right), [total], None).at(1, "backward", 1)
+    template = work_in_place("addmm_", (total, left, right), [total], None)
+    calls = StretchTemplate()
+    calls.count(template, "backward")
+    (work,) = calls.at(1).items
     assert (work.kind, work.product, work.flops) == ("gemm", (1, 6, 8, 4), 2 * 6 * 8 * 4)
     assert work.num_bytes == 4 * (2 * 6 * 8 + 6 * 4 + 4 * 8)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from math import prod
 
-from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec, ceil_div, kernel
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorSpec, ceil_div, kernel
 
 BLOCK_SIZE = 128
 BYTES_PER_BLOCK = 16 * BLOCK_SIZE

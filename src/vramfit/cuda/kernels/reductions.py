@@ -5,8 +5,7 @@ ATen/native/cuda/Reduce.cuh (2.11), setReduceConfig and ReduceConfig. Every bias
 
 from dataclasses import dataclass
 
-from vramfit.cuda.kernels.script import KernelCall, Script, TensorSpec, ceil_div, kernel, last_power_of_two
-from vramfit.cuda.profile import CudaProfile
+from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorSpec, ceil_div, kernel, last_power_of_two
 
 MAX_UNSORTED = 3072
 """embedding_dense_backward_cuda: at most so many indices take the kernel without a sort."""

@@ -1,11 +1,11 @@
 """What a container runs: SageMaker starts it with `train` or with `serve`."""
 
 import os
-import shlex
 import sys
 
+from vramfit.errors import WorkloadError
 from vramfit.integrations.sagemaker.entry import main
-from vramfit.integrations.sagemaker.job import base_folder
+from vramfit.integrations.sagemaker.job import base_folder, serve_options
 
 USAGE = "vramfit on SageMaker: the container is started with train or with serve"
 
@@ -16,7 +16,10 @@ def run(arguments: list[str]) -> None:
     if action == "train":
         main(others)
     elif action == "serve":
-        command = [sys.executable, "-m", "vramfit", "serve", *serve_arguments(others)]
+        try:
+            command = [sys.executable, "-m", "vramfit", "serve", *serve_arguments(others)]
+        except WorkloadError as error:
+            sys.exit(f"Error: {error}")
         os.execv(command[0], command)  # in the place of this process, which signals are sent to
     else:
         sys.exit(USAGE)
@@ -25,8 +28,7 @@ def run(arguments: list[str]) -> None:
 def serve_arguments(given: list[str]) -> list[str]:
     """What `vramfit serve` is told in a container; `VRAMFIT_SERVE` holds options, such as `--memory 2GiB`."""
     port = os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
-    options = shlex.split(os.environ.get("VRAMFIT_SERVE", ""))
-    return [str(base_folder() / "model"), "--host", "0.0.0.0", "--port", port, *options, *given]
+    return [str(base_folder() / "model"), "--host", "0.0.0.0", "--port", port, *serve_options(), *given]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def reason_of(error: BaseException, job: Job | None, request: TrainRequest | Non
     """Why a job failed, in one line that SageMaker shows."""
     if not isinstance(error, VramfitError):
         return _one_line(f"unexpected {type(error).__name__}: {error} (a bug in vramfit; the log has the traceback)")
-    hint = error.hint
+    hint = (error.hint or "").replace("--output", "checkpoint_s3_uri")
     if isinstance(error, NoPlanFits | RecoveryExhausted) and request is not None:
         fit = _larger_instance(error, job, request)
         if fit is not None and fit.safe_reserved_bytes is not None:
@@ -207,7 +207,7 @@ def run_command(command: list[str]) -> None:
         signal.signal(signal.SIGTERM, usual)
     reader.join(5)
     if came:
-        raise Terminated("Terminated; the newest checkpoint is where the next job goes on")
+        raise Terminated("Terminated; the next job continues from the newest checkpoint")
     if code:
         what = next((line for line in said if line.startswith(WHAT)), f"torchrun ended with {code}")
         hint = next((line for line in said if line.startswith(HINT)), None)

@@ -5,6 +5,7 @@ Hyperparameters are texts; the names that scripts usually have are understood.
 
 import json
 import os
+import shlex
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import DataError, UnknownGPU, VramfitError, WorkloadError, nearest_names
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
+from vramfit.settings.precision import Precision
 from vramfit.settings.values import Switch, Value
 
 BASE = "/opt/ml"
@@ -231,10 +233,23 @@ def read_arguments(arguments: Iterable[str]) -> dict[str, str]:
             found[name] = value if equals else "true"
             name = None if equals else name
         elif name is None:
-            raise WorkloadError([f"{text!r} stands by itself: hyperparameters are --name value"])
+            raise WorkloadError([f"{text!r} has no name: hyperparameters are --name value"])
         else:
             found[name], name = text, None
     return found
+
+
+def serve_options(env: Mapping[str, str] = os.environ) -> list[str]:
+    """The words of `VRAMFIT_SERVE`.
+
+    Raises:
+        WorkloadError: a quote that is not closed.
+    """
+    text = env.get("VRAMFIT_SERVE", "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise WorkloadError([f"VRAMFIT_SERVE is {text!r}: {str(error).lower()}"]) from None
 
 
 def make_request(job: Job) -> TrainRequest:
@@ -244,7 +259,7 @@ def make_request(job: Job) -> TrainRequest:
         WorkloadError: hyperparameters that are not known or not what they should be, all at once.
         DataError: a channel that is missing, empty, or holds several files.
     """
-    given, files = _settings(job.hyperparameters)
+    given, files = read_hyperparameters(job.hyperparameters)
     data = job.data_file(TRAIN, files.get("train_file"), option="train-file")
     if data is None:
         there = ", ".join(sorted(job.channels)) or "none"
@@ -267,19 +282,10 @@ def make_request(job: Job) -> TrainRequest:
 def check_hyperparameters(hyperparameters: Mapping[str, str]) -> list[str]:
     """What is wrong with some, in words; nothing where all is well."""
     try:
-        TrainRequest(**({"model": "m", "data": "d", "output": "o"} | given_settings(hyperparameters)))
+        TrainRequest(**({"model": "m", "data": "d", "output": "o"} | read_hyperparameters(hyperparameters)[0]))
     except WorkloadError as error:
         return list(error.problems)
     return []
-
-
-def given_settings(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Keywords of `TrainRequest`.
-
-    Raises:
-        WorkloadError: hyperparameters that are not known or not what they should be, all at once.
-    """
-    return _settings(hyperparameters)[0]
 
 
 def _model(job: Job) -> str:
@@ -305,8 +311,12 @@ def _unpacked(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keywords of `TrainRequest`, and the files of channels."""
+def read_hyperparameters(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Keywords of `TrainRequest`, and the files of channels.
+
+    Raises:
+        WorkloadError: hyperparameters that are not known or not what they should be, all at once.
+    """
     known = [name for name in OPTIONS if name not in THE_JOBS]
     made: dict[str, Any] = {}
     files: dict[str, str] = {}
@@ -321,11 +331,17 @@ def _settings(hyperparameters: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             continue
         if name in OURS:
             files[name] = text
-        elif name in AMP:
-            if read_value(f"hyperparameter {given}", text, Switch(), problems) is True:
-                made["precision"] = AMP[name]
-        elif name in known:
-            made[name] = read_value(f"hyperparameter {given}", text, OPTIONS[name].value, problems)
+        elif name in AMP or name in known:
+            value = read_value(
+                f"hyperparameter {given}", text, Switch() if name in AMP else OPTIONS[name].value, problems
+            )
+            if name in AMP and value is not True:
+                continue
+            name, value = (Precision.keyword, AMP[name]) if name in AMP else (name, value)
+            if made.setdefault(name, value) != value:
+                problems.append(
+                    f"hyperparameter {given} makes {name} {value}, and another makes it {made[name]}: give one"
+                )
         elif name in THE_JOBS:
             problems.append(f"hyperparameter {given} is the job's to decide: it comes from channels and folders")
         else:
@@ -340,8 +356,7 @@ def read_value(name: str, text: str, kind: Value, problems: list[str]) -> Any:
     """A value from text, as the command line reads it; numbers such as 2.0 are whole ones too."""
     value = kind.normal(kind.parse(text.strip().removesuffix(".0") if kind.option_type is int else text))
     if kind.option_type is not str and isinstance(value, str):
-        wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind.option_type]
-        problems.append(f"{name} is {text!r}, not {wanted}")
+        problems += kind.problems(name, value)
     return value
 
 

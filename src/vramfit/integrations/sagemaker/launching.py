@@ -9,7 +9,7 @@ from typing import Any
 from vramfit.devices.catalogue import find_instance
 from vramfit.errors import MissingExtra, NoPlanFits, VramfitError, WorkloadError
 from vramfit.integrations.sagemaker.entry import METRIC_DEFINITIONS
-from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, check_hyperparameters, given_settings
+from vramfit.integrations.sagemaker.job import EVALUATION, TRAIN, check_hyperparameters, read_hyperparameters
 from vramfit.records.plan import InstanceFit
 from vramfit.runtime.training.request import RunOption, TrainRequest
 from vramfit.settings import record_of
@@ -50,28 +50,28 @@ _NAME = Matching(
 _HOURS = Number(high=MAX_HOURS + 1e-9, words=f"a number up to {MAX_HOURS}")
 LAUNCH_OPTIONS: tuple[RunOption, ...] = (
     RunOption("data", _S3, None, "S3 address of the training data.", "aws"),
-    RunOption("eval_data", _S3, None, "S3 address of what to evaluate on.", "aws"),
-    RunOption("weights", _S3, None, "S3 address of the model's folder; else fetched by its name.", "aws"),
+    RunOption("eval_data", _S3, None, "S3 address of the evaluation data.", "aws"),
+    RunOption("weights", _S3, None, "S3 address of the model's folder. Default: fetched by its name.", "aws"),
     RunOption("output", _S3, None, "S3 address for model and checkpoints.", "aws"),
-    RunOption("image", Text(metavar="URI"), None, "The container (see docs/sagemaker.md).", "aws"),
+    RunOption("image", Text(metavar="URI"), None, "Container image (see docs/sagemaker.md).", "aws"),
     RunOption("role", _ROLE, None, "Role that the job runs as.", "aws"),
-    RunOption("region", Text(), None, "Where; else as AWS is configured.", "aws"),
-    RunOption("name", _NAME, None, "Of the job; else made of the time.", "aws"),
+    RunOption("region", Text(), None, "AWS region. Default: as AWS is configured.", "aws"),
+    RunOption("name", _NAME, None, "Name of the job. Default: made from the time.", "aws"),
     RunOption(
-        "instance", Text(metavar="ml.…"), None, "Take this one; else the smallest on which there is a plan.", "aws"
+        "instance", Text(metavar="ml.…"), None, "Instance type. Default: the smallest on which the job fits.", "aws"
     ),
-    RunOption("num_instances", Count(), 1, "How many of them.", "aws", option="instances"),
-    RunOption("spot", Switch(), False, "Spare capacity, that may be taken away and comes back.", "aws"),
-    RunOption("max_hours", _HOURS, 24, "The job is ended after so many.", "aws"),
+    RunOption("num_instances", Count(), 1, "Number of instances.", "aws", option="instances"),
+    RunOption("spot", Switch(), False, "Use spot capacity, which AWS may interrupt; the job then resumes.", "aws"),
+    RunOption("max_hours", _HOURS, 24, "Time limit of the job, in hours.", "aws"),
     RunOption("volume_gib", Count(), 50, "Disk of the instance in GiB.", "aws", option="volume"),
-    RunOption("task", Text(optional=False), DEFAULT, "The head.", "job"),
-    RunOption("batch", Count(), 32, "Samples an optimizer step sees.", "job"),
-    RunOption("seq", Count(), 128, "Tokens a sequence.", "job"),
+    RunOption("task", Text(optional=False), DEFAULT, "Head on the encoder.", "job"),
+    RunOption("batch", Count(), 32, "Effective batch: samples per optimizer step.", "job"),
+    RunOption("seq", Count(), 128, "Tokens per sequence.", "job"),
     RunOption(
         "allow",
         Text(metavar="NAME,…"),
         None,
-        "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.",
+        "Different training that the plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.",
         "job",
     ),
 )
@@ -115,7 +115,7 @@ class LaunchSettings(_Options):  # type: ignore[misc]
 
     def plan_keywords(self) -> dict[str, Any]:
         """What the job fixes of its plan."""
-        given = given_settings(self._hyperparameters())
+        given, _ = read_hyperparameters(self._hyperparameters())
         request = TrainRequest(**({"data": "-", "output": "-"} | given | {"model": self.model}))
         return {**request.settings(), "batch": request.batch, "allow": ",".join(request.allow) or None}
 

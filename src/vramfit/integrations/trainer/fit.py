@@ -9,26 +9,25 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.errors import NoPlanFits, WorkloadError
 from vramfit.integrations.trainer.fitted import Fit, FittedTrainer
 from vramfit.integrations.trainer.job import ALLOWED, Job, Wishes, job_of
-from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import (
+from vramfit.integrations.trainer.models import (
     MAX_DIFFERENCE,
     bare_model,
-    keeps_moves,
+    drawn_again,
     loss_pair,
     own_loss,
-    samples_of,
     summed_loss,
 )
+from vramfit.integrations.trainer.monitoring import MonitorCallback
+from vramfit.integrations.trainer.rows import keeps_moves, samples_of
 from vramfit.integrations.trainer.settings import put_plan
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.plan import plan as make_plan
 from vramfit.records.plan import Fitting, Plan
 from vramfit.report.run import render_fitting
-from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.runtime.device import enforce
 from vramfit.settings import SETTINGS, having
 from vramfit.step.plain import each_tensor
-from vramfit.step.recovery import RandomState
 from vramfit.tasks.embedding import LOSSES
 from vramfit.workload import CHOICES
 
@@ -72,25 +71,18 @@ def fit_trainer(
     unknown = [name for name in wishes if name not in Wishes.__annotations__]
     if unknown:
         raise TypeError(f"fit_trainer() got an unexpected keyword argument {unknown[0]!r}")
-    _check(trainer, wishes, loss_fn, count_fn)
-    start = RandomState.now()
-    try:
-        has_loss = loss_fn is not None
+    _check(trainer, plan, wishes, loss_fn, count_fn)
+    has_loss = loss_fn is not None
+    with drawn_again():
         job = job_of(trainer, wishes, has_loss=has_loss)
         if plan is None:
             budget = budget_of(trainer, wishes.get("memory"), wishes.get("gpu"))
-            chosen = {
-                "allow": wishes.get("allow", ()),
-                "exact": wishes.get("exact", False),
-                "margin": wishes.get("margin"),
-            }
+            chosen = {"allow": (), "exact": False, "margin": None}
+            chosen |= {name: value for name, value in wishes.items() if name in chosen}
             with nullcontext() if job.texts is None else comparing(trainer, make_head(trainer, job.texts)):
                 plan = _plan(trainer, job, budget | chosen)
         _check_plan(plan, job, wishes)
         _compare_losses(trainer, job)
-    finally:
-        start.restore()
-    use_expandable_segments(trainer.args.device)
     enforce(plan.budget_bytes, trainer.args.device)
     names = type(trainer).__name__, type(bare_model(trainer)).__name__
     changes = put_plan(trainer, job, plan)
@@ -112,7 +104,7 @@ def fit_trainer(
     return fitting
 
 
-def _check(trainer: Any, wishes: Wishes, loss_fn: Any, count_fn: Any) -> None:
+def _check(trainer: Any, plan: Any, wishes: Wishes, loss_fn: Any, count_fn: Any) -> None:
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
@@ -122,8 +114,10 @@ def _check(trainer: Any, wishes: Wishes, loss_fn: Any, count_fn: Any) -> None:
         problems.append("this Trainer was fitted already: make a new one to fit it otherwise")
     if (loss_fn is None) != (count_fn is None):
         problems.append("loss_fn and count_fn go together: a sum, and what to divide it by")
+    if plan is not None and not isinstance(plan, Plan):
+        problems.append(f"plan is a {type(plan).__name__}, not a Plan: Plan.load reads one from a file")
     for name, value in wishes.items():
-        problems += SETTINGS[name].value.problems(name, value) if name in CHOICES else []
+        problems += SETTINGS[name].value.problems(name, value) if name in SETTINGS and value is not None else []
     allow = wishes.get("allow", ())
     asked = [a.strip() for a in (allow.split(",") if isinstance(allow, str) else allow) if a.strip()]
     for name in asked:
@@ -242,7 +236,7 @@ def _notes(trainer: Any, job: Job, plan: Plan) -> tuple[str, ...]:
     if job.origin == "own":
         notes.append(
             f"{type(trainer).__mro__[2].__name__} computes a loss of its own: a step is never split, so only "
-            "retried as it is when memory runs out"
+            "retried unchanged if memory runs out"
         )
     if job.lengths is None:
         notes.append(f"planned for sequences of {job.keywords['seq']} tokens throughout")
@@ -272,7 +266,7 @@ def _notes_on_texts(trainer: Any, texts: TextSteps, plan: Plan) -> list[str]:
     at_once = trainer.args.per_device_eval_batch_size * max(texts.loss.contrast.num_texts - 1, 1)
     if trainer.eval_dataset is not None and at_once > plan.evaluation_batch:
         notes.append(
-            f"an evaluation passes {at_once} texts at once, and {plan.evaluation_batch} are predicted to fit beside "
+            f"an evaluation passes {at_once} texts at once, and {plan.evaluation_batch} are predicted to fit next to "
             "the training state: set per_device_eval_batch_size lower"
         )
     return notes

@@ -13,9 +13,9 @@ import torch
 
 from vramfit.errors import RecoveryExhausted, WorkloadError
 from vramfit.integrations.trainer import monitoring
+from vramfit.integrations.trainer.models import LossPair, Origin, encoder_in, step_model
 from vramfit.integrations.trainer.monitoring import MonitorCallback
-from vramfit.integrations.trainer.rows import LossPair, Origin, num_rows, samples_of, step_model, why_padded
-from vramfit.integrations.trainer.sentence_losses import encoder_in
+from vramfit.integrations.trainer.rows import num_rows, samples_of, why_padded
 from vramfit.integrations.trainer.settings import prepare_steps, put_techniques, put_together_once
 from vramfit.integrations.trainer.texts import TextSteps, comparing, make_head
 from vramfit.monitor.places import warn_user
@@ -160,26 +160,40 @@ class FittedTrainer:
 
     def _whole_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """A step whose loss only the Trainer's class knows: never split, done again as it was."""
-        attempts: list[str] = []
         own_step = super().training_step  # type: ignore[misc]
+        return self._repeated(
+            "training",
+            lambda: own_step(model, dict(inputs), num_items_in_batch),
+            monitoring.unsplit,
+            drop=lambda: self.model.zero_grad(set_to_none=True),
+        )
+
+    def _repeated(
+        self: Any, purpose: str, run: Callable[[], Any], given_up: Any, *, drop: Callable[[], None] = lambda: None
+    ) -> Any:
+        """What cannot be split, done again as it was where memory runs out.
+
+        Args:
+            given_up: makes the error where it never fits.
+            drop: lets go of what a run has left.
+        """
+        attempts: list[str] = []
+        trains = purpose == "training"
 
         def see(error: BaseException) -> None:
             if len(attempts) == SAME_SIZE_RETRIES:
-                self.vramfit.report = monitoring.see(self, error)
+                self.vramfit.report = monitoring.see(self, error, None if trains else "evaluation")
 
-        with state_kept(self, "training") as state:
+        with state_kept(self, purpose) as state:
             while len(attempts) <= SAME_SIZE_RETRIES:
-                loss = state.attempt(
-                    lambda: own_step(model, dict(inputs), num_items_in_batch),
-                    see=see,
-                    drop=lambda: self.model.zero_grad(set_to_none=True),
-                )
-                if not isinstance(loss, Failed):
-                    state.learn()
-                    return loss
-                attempts.append(loss.message)
+                found = state.attempt(run, see=see, drop=drop)
+                if not isinstance(found, Failed):
+                    if trains:
+                        state.learn()
+                    return found
+                attempts.append(found.message)
                 self.vramfit.num_recoveries += 1
-        raise monitoring.unsplit(self, attempts, self.vramfit.report)
+        raise given_up(self, attempts, self.vramfit.report)
 
     def prediction_step(
         self: Any, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
@@ -187,7 +201,11 @@ class FittedTrainer:
         """An evaluation batch; in halves where memory runs out."""
         own_step = super().prediction_step  # type: ignore[misc]
         if self.vramfit.texts is not None:  # their loss is that of the whole batch, and of no half
-            return self._predict_whole(lambda: own_step(model, {**inputs}, prediction_loss_only, ignore_keys))
+            return self._repeated(
+                "evaluation",
+                lambda: own_step(model, {**inputs}, prediction_loss_only, ignore_keys),
+                monitoring.compared_batch,
+            )
 
         def see(error: BaseException) -> None:
             if len(next(iter(samples_of(inputs).values()))) < 2:
@@ -204,23 +222,6 @@ class FittedTrainer:
             raise monitoring.one_sample([found.message], self.vramfit.report)
         self.vramfit.num_recoveries += 1
         return self._predict_halves(model, batch, prediction_loss_only, ignore_keys)
-
-    def _predict_whole(self: Any, predict: Callable[[], tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
-        """An evaluation batch whose texts are compared: done again as it was where memory runs out."""
-        attempts: list[str] = []
-
-        def see(error: BaseException) -> None:
-            if len(attempts) == SAME_SIZE_RETRIES:
-                self.vramfit.report = monitoring.see(self, error, "evaluation")
-
-        with state_kept(self, "evaluation") as state:
-            while len(attempts) <= SAME_SIZE_RETRIES:
-                found = state.attempt(predict, see=see)
-                if not isinstance(found, Failed):
-                    return found
-                attempts.append(found.message)
-                self.vramfit.num_recoveries += 1
-        raise monitoring.compared_batch(self, attempts, self.vramfit.report)
 
     def _predict_halves(
         self: Any, model: Any, batch: Batch, prediction_loss_only: bool, ignore_keys: Any

@@ -9,22 +9,19 @@ from typing import Any, TypedDict
 import torch
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.rows import (
+from vramfit.integrations.trainer.models import (
     Origin,
-    Rows,
     bare_model,
-    is_changed,
     is_overridden,
     origin_of,
-    rows_of,
+    sentence_losses,
     step_model,
     task_of,
-    why_not,
 )
-from vramfit.integrations.trainer.sentence_losses import sentence_losses, settings_of
-from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts, rows_of_dataset
+from vramfit.integrations.trainer.rows import Rows, is_changed, rows_of, rows_of_dataset, why_not
+from vramfit.integrations.trainer.texts import TextSteps, make_head, read_texts, settings_of
 from vramfit.models.anatomy import backbone, embeddings, encoder_layers, max_positions
-from vramfit.models.tasks import class_for_task, supported_attention
+from vramfit.models.configuration import class_for_task, supported_attention
 from vramfit.planner.request import Lengths
 from vramfit.runtime.step_settings import across_samples
 from vramfit.techniques.packing.attention import has_packed_kernel
@@ -107,7 +104,7 @@ def job_of(trainer: Any, wishes: Wishes, *, has_loss: bool) -> Job:
             problems.append("loss_fn: losses of sentence-transformers are functions of all vectors, not sums")
     elif task is None:
         problems.append(f"{type(bare_model(trainer)).__name__} is no head of transformers that vramfit knows")
-    if origin == "own" and micro_batch is not None and micro_batch < effective_batch(trainer):
+    if origin == "own" and task is not None and micro_batch is not None and micro_batch < effective_batch(trainer):
         problems.append(
             f"micro_batch {micro_batch}: {type(trainer).__name__} computes a loss of its own, which cannot be split "
             "without loss_fn and count_fn"
@@ -117,12 +114,18 @@ def job_of(trainer: Any, wishes: Wishes, *, has_loss: bool) -> Job:
     assert task is not None
     look = rows_of if texts is None else rows_of_dataset
     rows, evaluation = look(trainer, trainer.train_dataset), look(trainer, trainer.eval_dataset)
+    widest = max(rows.width or 0, evaluation.width or 0)
+    if seq is not None and widest > seq:
+        raise WorkloadError(
+            [f"seq {seq}: samples of the Trainer are up to {widest} tokens wide"],
+            hint="leave seq out, which is read from the datasets, or truncate their samples",
+        )
     limits = [n for n in (max_positions(bare_model(trainer)), seq) if n]
     lengths, longest = _lengths(trainer, rows, evaluation, limits)
     planned = _planned(trainer, task, texts)
     keywords = {"task": task, "batch": effective_batch(trainer), "seq": longest, **_settings(trainer)}
     if texts is not None:
-        keywords |= dict(settings_of(texts.loss.contrast)) | {"pooling": make_head(trainer, texts).pooling}
+        keywords |= settings_of(texts.loss.contrast) | {"pooling": make_head(trainer, texts).pooling}
     if isinstance(planned, torch.nn.Module):
         keywords.pop("freeze", None)  # it knows by itself what learns
     if origin == "own":
@@ -131,6 +134,11 @@ def job_of(trainer: Any, wishes: Wishes, *, has_loss: bool) -> Job:
         keywords["micro_batch"] = min(micro_batch, keywords["batch"])
     why = why_not(trainer, task, origin, planned, rows.batch)
     keywords |= _attention(trainer, attention, why)
+    if "attention" not in keywords and trainer.args.device.type == "cuda":
+        from vramfit.techniques import fusing
+
+        dtype = torch.float16 if trainer.args.fp16 else torch.bfloat16
+        keywords |= fusing.for_plan(bare_model(trainer), trainer.args.device, dtype=dtype)
     given = attention if attention in ("sdpa", "eager") else None
     return Job(
         model=planned,

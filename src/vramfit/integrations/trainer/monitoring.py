@@ -238,7 +238,7 @@ def unsplit(trainer: Any, attempts: Sequence[str], report: OutOfMemoryReport | N
 def one_sample(attempts: Sequence[str], report: OutOfMemoryReport | None) -> TrainerOutOfMemory:
     """An evaluation that was split as far as it can be."""
     return TrainerOutOfMemory(
-        "one sample of an evaluation does not fit beside the training state",
+        "one sample of an evaluation does not fit next to the training state",
         attempts=attempts,
         hint="free the GPU, or shorten the sequences of eval_dataset",
         report=report,
@@ -248,8 +248,9 @@ def one_sample(attempts: Sequence[str], report: OutOfMemoryReport | None) -> Tra
 def compared_batch(trainer: Any, attempts: Sequence[str], report: OutOfMemoryReport | None) -> TrainerOutOfMemory:
     """An evaluation batch whose loss compares its texts."""
     return TrainerOutOfMemory(
-        f"an evaluation batch of {trainer.args.per_device_eval_batch_size} samples found no memory beside the training "
-        f"state in {len(attempts)} tries, and its loss compares them, so that halves of it would be another loss",
+        f"an evaluation batch of {trainer.args.per_device_eval_batch_size} samples found no memory next to the "
+        f"training state in {len(attempts)} tries, and its loss compares them, so that halves of it would be another "
+        "loss",
         attempts=attempts,
         hint="set per_device_eval_batch_size lower; an evaluator of sentence-transformers has a batch_size of its own",
         report=report,
@@ -268,7 +269,7 @@ def outside_a_step(trainer: Any, error: BaseException) -> TrainerOutOfMemory:
         f"{type(optimizer).__name__} and callbacks are the Trainer's own, and what they have half done cannot be done "
         "again",
         attempts=[first_line(error)],
-        hint=f"{what}; trainer.train(resume_from_checkpoint=True) goes on from the last checkpoint",
+        hint=f"{what}; trainer.train(resume_from_checkpoint=True) continues from the last checkpoint",
         report=see(trainer, error),
     )
 

@@ -1,136 +1,41 @@
 """The samples of a Trainer: how long they are, how the collator lays them out, and whether a batch may be packed.
 
 Steps are packed where padded passes would give the very same; a batch is looked at on the host, before any of it is
-sent to the device. The loss of a Trainer is found here too: whose it is, and the sum it stands for.
+sent to the device. Where a loss compares texts, each of them becomes a row.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.sentence_losses import encoder_in
-from vramfit.models.tasks import supported_attention, task_of_class
-from vramfit.runtime.model_state import untouched
-from vramfit.step.own_loss import still
+from vramfit.integrations.trainer.models import TOKENS, Origin, bare_model, drawn_again, encoder_in, is_overridden
+from vramfit.models.configuration import supported_attention
 from vramfit.step.plain import Batch
-from vramfit.step.recovery import RandomState
-from vramfit.tasks import find_task, task_names
+from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
-from vramfit.tasks.parts.losses import LABELS, PLACES, head_loss, loss_of, model_inputs
+from vramfit.tasks.parts import joint
+from vramfit.tasks.parts.losses import LABELS, PLACES, taken_by
 from vramfit.techniques.casting import CastLinear
 from vramfit.techniques.packing import is_per_token, positions_skip
 from vramfit.techniques.packing.attention import takes_heads
-
-Origin = Literal["head", "smoother", "function", "texts", "own"]
-MAX_DIFFERENCE = 1e-3
-"""Of a head's loss against the mean that vramfit takes; half precision stays below."""
-
-LossPair = tuple[Callable[[Any, Batch], torch.Tensor], Callable[[Batch], int]]
-
-
-def bare_model(trainer: Any) -> Any:
-    """The model of transformers, beneath what accelerate, peft or sentence-transformers put around it."""
-    model = encoder_in(trainer.accelerator.unwrap_model(trainer.model))
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def step_model(trainer: Any) -> Any:
-    """The model that the passes of a step go through: the encoder, where sentence-transformers has more around it."""
-    return encoder_in(trainer.model)
-
-
-def task_of(trainer: Any) -> str | None:
-    """The task of the model's head; None for a head that transformers does not list."""
-    from transformers import PreTrainedModel
-
-    model = bare_model(trainer)
-    if not isinstance(model, PreTrainedModel):
-        return None
-    kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
-    for kind in kinds:
-        task = task_of_class(kind, model.config, preferred="")
-        if task in task_names() and find_task(task).has_head:
-            return task
-    return None
-
-
-def is_overridden(trainer: Any, method: str) -> bool:
-    """Whether a subclass, or the script itself, put something in the place of a method of Trainer."""
-    from transformers import Trainer
-
-    return method in vars(trainer) or getattr(type(trainer), method) is not getattr(Trainer, method)
-
-
-def origin_of(trainer: Any) -> Origin:
-    """Where the loss comes from."""
-    if is_overridden(trainer, "compute_loss"):
-        return "own"
-    if trainer.compute_loss_func is not None:
-        return "function"
-    if trainer.label_smoother is not None:
-        return "smoother"
-    return "head" if task_of(trainer) is not None else "own"
-
-
-def loss_pair(trainer: Any) -> LossPair | None:
-    """The sum and the count of a Trainer's loss; None where the labels of the batch say all."""
-    function, smoother = trainer.compute_loss_func, trainer.label_smoother
-    if function is not None:
-        return lambda output, batch: function(output, batch.get("labels"), num_items_in_batch=1), _num_labelled
-    if smoother is not None:
-        return lambda output, batch: smoother(output, batch["labels"], num_items_in_batch=1), _num_labelled
-    return None
-
-
-def _num_labelled(batch: Batch) -> int:
-    """As the Trainer counts."""
-    return int((batch["labels"] != IGNORED).sum())
-
-
-def follows_count(model: Any, batch: Batch) -> bool:
-    """Whether a head divides by the `num_items_in_batch` it is given."""
-    once, twice = (own_loss(model, batch, num_items_in_batch=torch.tensor(n)) for n in (64, 128))
-    return abs(once - twice) > MAX_DIFFERENCE * abs(once)
-
-
-def own_loss(model: Any, batch: Batch, **keywords: Any) -> float:
-    """What the model itself gives as its loss, nothing dropped.
-
-    Raises:
-        WorkloadError: it gives none.
-    """
-    with untouched(model), still(model):
-        output = model(**batch, **keywords)
-    loss = loss_of(output)
-    if loss is None:
-        raise WorkloadError(
-            [f"{type(model).__name__} gives no loss for samples of {', '.join(batch)}: they have no labels"],
-            hint="give every sample `labels`, or start_positions and end_positions",
-        )
-    return float(loss)
-
-
-def summed_loss(model: Any, batch: Batch) -> float:
-    """The mean that vramfit makes of the same batch out of sums and counts."""
-    loss = head_loss(model, batch)
-    with untouched(model), still(model):
-        sums = loss.sums(model(**model_inputs(batch)), batch)
-    return sum(float(s) / n for s, n in zip(sums, loss.counts(batch), strict=True) if n)
-
 
 MAX_ROWS = 20_000
 """Rows that are looked at; beyond them, one as long as the model allows is expected."""
 NUM_COLLATED = 8
 """Rows that the collator is tried on, the longest among them."""
-UNDERSTOOD = {"input_ids", "attention_mask", "token_type_ids"} | LABELS - PLACES
+UNDERSTOOD = {*TOKENS} | LABELS - PLACES
 """Inputs whose meaning for a token, or for a sample, is known; any other may count on where a token lies."""
+AT_ONCE = 64
+"""Rows that are tokenized at once when lengths are counted."""
 MOVES = ("_prepare_inputs", "_prepare_input")
 """Methods of a Trainer that bring batches to the device."""
+Features = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,19 +66,14 @@ class Rows:
 
 def rows_of(trainer: Any, dataset: Any) -> Rows:
     """Look at a dataset without using it up: what is drawn at random on the way is drawn again later."""
-    start = RandomState.now()
-    try:
-        return _look(trainer, dataset)
-    finally:
-        start.restore()
-
-
-def _look(trainer: Any, dataset: Any) -> Rows:
-    if not isinstance(dataset, dict):
-        return _look_at_one(trainer, dataset)
-    several = [_look_at_one(trainer, one) for one in dataset.values()]
+    with drawn_again():
+        several = [
+            _look_at_one(trainer, one) for one in (dataset.values() if isinstance(dataset, dict) else (dataset,))
+        ]
     if not several:
         return _look_at_one(trainer, None)
+    if len(several) == 1:
+        return several[0]
     largest = max(several, key=lambda rows: rows.num_samples or 0)
     if any(rows.num_samples and not rows.lengths for rows in several):
         return largest
@@ -366,3 +266,69 @@ def samples_of(inputs: Any) -> Batch:
 def num_rows(value: Any) -> int | None:
     """Rows of an input; None for what has none."""
     return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+def rows_of_texts(features: Features, encoder: Any) -> Batch:
+    """A row for each text: those of the first sample, in the order of the columns, then those of the second.
+
+    Raises:
+        WorkloadError: columns hold something else than padded tokens.
+    """
+    odd = {name for column in features for name, value in column.items() if isinstance(value, torch.Tensor)}
+    odd -= set(TOKENS)
+    if odd or not all(isinstance(column.get("input_ids"), torch.Tensor) for column in features):
+        named = ", ".join(sorted(odd)) or "no input_ids"
+        raise WorkloadError(
+            [f"the data collator gives {named}: a step takes {', '.join(TOKENS)} of each column"],
+            hint="texts alone are fitted, padded, without flash attention's flattened inputs",
+        )
+    width = max(int(column["input_ids"].shape[1]) for column in features)
+    padding = {"input_ids": getattr(encoder.config, "pad_token_id", None) or 0}
+    batch = {
+        name: torch.stack(
+            [
+                F.pad(column[name], (0, width - column[name].shape[1]), value=padding.get(name, 0))
+                for column in features
+            ],
+            1,
+        ).flatten(0, 1)
+        for name in TOKENS
+        if all(name in column for column in features)
+    }
+    batch = taken_by(encoder, batch)
+    return batch | {joint.PLACES: torch.arange(len(batch["input_ids"]), device=batch["input_ids"].device)}
+
+
+def collated(trainer: Any, dataset: Any, places: Any) -> tuple[Features, torch.Tensor | None]:
+    """Some rows of a dataset as the trainer's collator gives them."""
+    with drawn_again():
+        batch = trainer.data_collator([dataset[place] for place in places])
+    batch.pop("dataset_name", None)
+    features, labels = trainer.collect_features(batch)
+    return features, labels
+
+
+def rows_of_dataset(trainer: Any, dataset: Any) -> Rows:
+    """What a dataset looks like to the encoder: texts have lengths of their own."""
+    if dataset is None or isinstance(dataset, dict) or not hasattr(dataset, "__len__") or not len(dataset):
+        return Rows(num_samples=None, lengths=(), complete=False, batch={})
+    step = max(1, -(-len(dataset) // MAX_ROWS))
+    places = range(0, len(dataset), step)
+    by_sample: list[tuple[int, ...]] = []
+    for begin in range(0, len(places), AT_ONCE):
+        features, _ = collated(trainer, dataset, places[begin : begin + AT_ONCE])
+        by_sample += zip(*(_lengths(column) for column in features), strict=True)
+    longest = max(range(len(by_sample)), key=lambda i: max(by_sample[i]))
+    features, _ = collated(trainer, dataset, [places[longest], *places[:NUM_COLLATED]])
+    return Rows(
+        num_samples=len(dataset),
+        lengths=tuple(n for sample in by_sample for n in sample),
+        complete=step == 1,
+        batch=rows_of_texts(features, encoder_in(trainer.model)),
+    )
+
+
+def _lengths(column: dict[str, Any]) -> list[int]:
+    ids, mask = column["input_ids"], column.get("attention_mask")
+    counts = mask.sum(1).tolist() if mask is not None else [ids.shape[1]] * len(ids)
+    return [max(int(n), 1) for n in counts]

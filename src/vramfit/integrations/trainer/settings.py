@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vramfit.integrations.trainer.job import Job, is_free, weight_type
-from vramfit.integrations.trainer.rows import bare_model, step_model
+from vramfit.integrations.trainer.models import bare_model, step_model
 from vramfit.models.anatomy import vocab_size
 from vramfit.records.plan import Change, Plan
 from vramfit.tasks import find_task
@@ -85,7 +85,7 @@ def _put_evaluation(made: Settings, job: Job, plan: Plan) -> None:
     batch = plan.evaluation_batch
     if plan.evaluation.workload.is_packed:  # a plan of another's making; here, evaluations are padded
         batch = max(batch // 2, 1)
-    made.put("per_device_eval_batch_size", batch, "the largest tried that fits beside the training state")
+    made.put("per_device_eval_batch_size", batch, "the largest tried that fits next to the training state")
     if made.trainer.args.batch_eval_metrics:
         return
     steps = steps_until_moved(plan, sample_bytes(made.trainer, job.keywords["task"], plan.workload.seq))

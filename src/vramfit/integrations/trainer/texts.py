@@ -2,41 +2,52 @@
 
 A batch of the trainer has a tensor of tokens for each column. It becomes one row for each text, a sample's texts one
 after the other, and a loss of all vectors: passes of any size give the gradient of the undivided batch.
+
+A loss of sentence-transformers is a function of these vectors. Those that vramfit computes as well, to the same values
+and gradients, become a `Contrast`. A cached loss is the same function as the plain one of its name: caching is what a
+step does here for all of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from vramfit.errors import WorkloadError
-from vramfit.integrations.trainer.rows import MAX_ROWS, NUM_COLLATED, Rows
-from vramfit.integrations.trainer.sentence_losses import (
+from vramfit.integrations.trainer.models import (
     PACKAGE,
-    Refused,
-    TextLoss,
     encoder_in,
     giving_vectors,
     is_sentence_model,
     read_head,
-    read_loss,
     sentence_losses,
 )
+from vramfit.integrations.trainer.rows import collated, rows_of_texts
 from vramfit.step.plain import Batch
-from vramfit.step.recovery import RandomState
-from vramfit.tasks.parts.contrastive import check_contrast
-from vramfit.tasks.parts.joint import PLACES, loss_of_texts, width_of
-from vramfit.tasks.parts.losses import HeadLoss, taken_by
-from vramfit.tasks.parts.pooling import EmbeddingHead
+from vramfit.tasks.parts.contrastive import check_contrast, num_scores
+from vramfit.tasks.parts.joint import loss_of_texts, width_of
+from vramfit.tasks.parts.losses import HeadLoss
+from vramfit.tasks.parts.pooling import Contrast, EmbeddingHead
 
-TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""Tensors of a column that an encoder is given."""
-AT_ONCE = 64
-"""Rows that are tokenized at once when lengths are counted."""
-Features = list[dict[str, Any]]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLoss:
+    """A loss of sentence-transformers as vramfit computes it."""
+
+    name: str
+    """Of its class."""
+    contrast: Contrast
+    """How texts are compared, and what is planned for."""
+    own: Callable[[list[torch.Tensor], torch.Tensor | None], torch.Tensor] | None = None
+    """The loss's own function of vectors, a tensor for each text of a sample; None where `contrast` says all."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it reads the labels of a batch."""
+        return num_scores(self.contrast) > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +117,7 @@ def read_texts(trainer: Any) -> tuple[TextSteps | None, list[str]]:
         return None, [*problems, f"a loss for each dataset ({names}): one loss is fitted at a time"]
     if problems or not isinstance(head, EmbeddingHead):
         return None, problems
-    features, labels = _few(trainer, trainer.train_dataset, range(min(2, len(trainer.train_dataset))))
+    features, labels = collated(trainer, trainer.train_dataset, range(min(2, len(trainer.train_dataset))))
     name = type(losses[""]).__name__
     try:
         loss = read_loss(losses[""], num_texts=len(features), normalizes=head.normalizes)
@@ -170,70 +181,172 @@ def make_head(trainer: Any, steps: TextSteps) -> EmbeddingHead:
     return head
 
 
-def rows_of_texts(features: Features, encoder: Any) -> Batch:
-    """A row for each text: those of the first sample, in the order of the columns, then those of the second.
+CACHED = "CachedMultipleNegatives", "CachedGIST"
+NEGATIVES = "MultipleNegatives", "GIST"
+ACROSS_SAMPLES = (
+    *CACHED,
+    *NEGATIVES,
+    "CoSENT",
+    "AnglE",
+    "OnlineContrastive",
+    "BatchHard",
+    "BatchSemiHard",
+    "BatchAll",
+    "MegaBatch",
+    "ContrastiveTensionLossInBatch",
+)
+"""How the names of losses begin that look at all samples of a batch together."""
+BOTH_WAYS = {"query_to_doc", "doc_to_query"}
+REASONS = {
+    "GIST": "asks a guide model, whose memory is not predicted",
+    "CachedGIST": "asks a guide model, whose memory is not predicted",
+    "OnlineContrastive": "picks the hard pairs of a batch by their distances",
+    "Batch": "compares texts by their labels",
+    "Softmax": "has a classifier of its own",
+    "AdaptiveLayer": "reads the outputs of all layers",
+    "Matryoshka2d": "reads the outputs of all layers",
+}
+"""How the name of a loss begins → why it is refused."""
+
+
+class Refused(Exception):
+    """Why a loss is not known for any split, in words that follow its name."""
+
+
+def is_across(loss: Any) -> bool:
+    """Whether a loss, or one that it wraps, is known to compare the samples of a batch with each other."""
+    return any(type(module).__name__.startswith(ACROSS_SAMPLES) for module in loss.modules())
+
+
+def cached_in(loss: Any) -> Any:
+    """The loss that splits its batches by itself; None where there is none."""
+    return next((module for module in loss.modules() if type(module).__name__.startswith(CACHED)), None)
+
+
+def is_known(loss: Any) -> bool:
+    """Whether a loss is one of those that vramfit computes, as far as its name says."""
+    inner = getattr(loss, "loss", loss) if type(loss).__name__ == "MatryoshkaLoss" else loss
+    return type(inner).__name__ in KNOWN and _is_of_losses(inner)
+
+
+def has_negatives(loss: Any) -> bool:
+    """Whether the texts of other samples are taken for negatives."""
+    return any(type(module).__name__.startswith((*CACHED, *NEGATIVES)) for module in loss.modules())
+
+
+def read_loss(loss: Any, *, num_texts: int, normalizes: bool) -> TextLoss:
+    """A loss as vramfit computes it.
+
+    Args:
+        num_texts: of a sample.
+        normalizes: whether the vectors of the model have unit length, so that dot products are cosines.
 
     Raises:
-        WorkloadError: columns hold something else than padded tokens.
+        Refused: it is another function, or nobody knows.
     """
-    odd = {name for column in features for name, value in column.items() if isinstance(value, torch.Tensor)}
-    odd -= set(TOKENS)
-    if odd or not all(isinstance(column.get("input_ids"), torch.Tensor) for column in features):
-        named = ", ".join(sorted(odd)) or "no input_ids"
-        raise WorkloadError(
-            [f"the data collator gives {named}: a step takes {', '.join(TOKENS)} of each column"],
-            hint="texts alone are fitted, padded, without flash attention's flattened inputs",
+    name = type(loss).__name__
+    if name == "MatryoshkaLoss" and _is_of_losses(loss):
+        inner = read_loss(loss.loss, num_texts=num_texts, normalizes=True)  # vectors that are cut have unit length
+        if set(loss.matryoshka_weights) != {1} or loss.n_dims_per_step > 0:
+            raise Refused("weighs its dimensions, or draws some of them in each step: take all, with weights of 1")
+        dims = tuple(int(dim) for dim in loss.matryoshka_dims)
+        return replace(inner, name=f"{name} of {inner.name}", contrast=replace(inner.contrast, dims=dims))
+    read = KNOWN.get(name) if _is_of_losses(loss) else None
+    if read is None:
+        start = next((begin for begin in REASONS if name.startswith(begin)), None)
+        raise Refused(REASONS[start] if start and _is_of_losses(loss) else "is no loss that vramfit computes")
+    contrast = replace(read(loss, normalizes), num_texts=num_texts)
+    return TextLoss(name=name, contrast=contrast, own=loss.compute_loss_from_embeddings if read is _cosine else None)
+
+
+def _is_of_losses(loss: Any) -> bool:
+    """Whether it is of the package itself, for vectors of texts: a class derived from one may compute anything."""
+    package, _, rest = type(loss).__module__.partition(".")
+    return package == PACKAGE and rest.partition(".")[0] in ("sentence_transformer", "losses")
+
+
+def _compares_by(loss: Any, *names: str) -> bool:
+    """Whether its similarity is one of these functions of the package."""
+    functions = import_module(f"{PACKAGE}.util")
+    return any(loss.similarity_fct is getattr(functions, name) for name in names)
+
+
+def _in_batch(loss: Any, normalizes: bool) -> Contrast:
+    if not _compares_by(loss, "cos_sim", *(["dot_score"] if normalizes else [])):
+        raise Refused(
+            "compares by another function than cos_sim, or than dot_score on vectors of unit length (add Normalize)"
         )
-    width = max(int(column["input_ids"].shape[1]) for column in features)
-    padding = {"input_ids": getattr(encoder.config, "pad_token_id", None) or 0}
-    batch = {
-        name: torch.stack(
-            [
-                F.pad(column[name], (0, width - column[name].shape[1]), value=padding.get(name, 0))
-                for column in features
-            ],
-            1,
-        ).flatten(0, 1)
-        for name in TOKENS
-        if all(name in column for column in features)
-    }
-    batch = taken_by(encoder, batch)
-    return batch | {PLACES: torch.arange(len(batch["input_ids"]), device=batch["input_ids"].device)}
+    if getattr(loss, "hardness_mode", None) is not None and loss.hardness_strength > 0:
+        raise Refused(f"weighs negatives by hardness_mode {loss.hardness_mode}: leave it out")
+    ways = set(getattr(loss, "directions", ("query_to_doc",)))
+    is_both = ways == BOTH_WAYS and loss.partition_mode == "per_direction"
+    if ways != {"query_to_doc"} and not is_both:
+        raise Refused(
+            f"compares {', '.join(sorted(ways))} with partition_mode {loss.partition_mode}: take query_to_doc alone, "
+            "or query_to_doc and doc_to_query with partition_mode='per_direction'"
+        )
+    kind = "in-batch-symmetric" if is_both or "Symmetric" in type(loss).__name__ else "in-batch"
+    return Contrast(loss=kind, temperature=1 / loss.scale)
 
 
-def _few(trainer: Any, dataset: Any, places: Any) -> tuple[Features, torch.Tensor | None]:
-    """Some rows of a dataset as the trainer's collator gives them."""
-    start = RandomState.now()
-    try:
-        batch = trainer.data_collator([dataset[place] for place in places])
-    finally:
-        start.restore()
-    batch.pop("dataset_name", None)
-    features, labels = trainer.collect_features(batch)
-    return features, labels
+def _metric(loss: Any, wanted: str) -> None:
+    found = loss.get_config_dict()["distance_metric"]
+    if found != wanted:
+        raise Refused(f"measures distances by {found}: only {wanted} is known for any split")
 
 
-def rows_of_dataset(trainer: Any, dataset: Any) -> Rows:
-    """What a dataset looks like to the encoder: texts have lengths of their own."""
-    if dataset is None or isinstance(dataset, dict) or not hasattr(dataset, "__len__") or not len(dataset):
-        return Rows(num_samples=None, lengths=(), complete=False, batch={})
-    step = max(1, -(-len(dataset) // MAX_ROWS))
-    places = range(0, len(dataset), step)
-    by_sample: list[tuple[int, ...]] = []
-    for begin in range(0, len(places), AT_ONCE):
-        features, _ = _few(trainer, dataset, places[begin : begin + AT_ONCE])
-        by_sample += zip(*(_lengths(column) for column in features), strict=True)
-    longest = max(range(len(by_sample)), key=lambda i: max(by_sample[i]))
-    features, _ = _few(trainer, dataset, [places[longest], *places[:NUM_COLLATED]])
-    return Rows(
-        num_samples=len(dataset),
-        lengths=tuple(n for sample in by_sample for n in sample),
-        complete=step == 1,
-        batch=rows_of_texts(features, encoder_in(trainer.model)),
-    )
+def _triplet(loss: Any, normalizes: bool) -> Contrast:
+    _metric(loss, "TripletDistanceMetric.EUCLIDEAN")
+    return Contrast(loss="triplet", margin=float(loss.triplet_margin))
 
 
-def _lengths(column: dict[str, Any]) -> list[int]:
-    ids, mask = column["input_ids"], column.get("attention_mask")
-    counts = mask.sum(1).tolist() if mask is not None else [ids.shape[1]] * len(ids)
-    return [max(int(n), 1) for n in counts]
+def _contrastive(loss: Any, normalizes: bool) -> Contrast:
+    _metric(loss, "SiameseDistanceMetric.COSINE_DISTANCE")
+    if not loss.size_average:
+        raise Refused("adds its samples up: take size_average=True")
+    return Contrast(loss="contrastive", margin=float(loss.margin))
+
+
+def _in_order(loss: Any, normalizes: bool) -> Contrast:
+    kind, similarity = IN_ORDER[type(loss).__name__]
+    if not _compares_by(loss, similarity):
+        raise Refused(f"compares by another function than {similarity}")
+    return Contrast(loss=kind, temperature=1 / loss.scale)
+
+
+def _margin_mse(loss: Any, normalizes: bool) -> Contrast:
+    if not _compares_by(loss, "pairwise_dot_score", *(["pairwise_cos_sim"] if normalizes else [])):
+        raise Refused("compares by another function than pairwise_dot_score")
+    return Contrast(loss="margin-mse")
+
+
+def _cosine(loss: Any, normalizes: bool) -> Contrast:
+    """Planned as `contrastive`, which compares the same cosines with the same scores."""
+    is_usual = type(loss.loss_fct) is torch.nn.MSELoss and loss.loss_fct.reduction == "mean"
+    if not is_usual or type(loss.cos_score_transformation) is not torch.nn.Identity:
+        raise Refused("has a loss_fct or a cos_score_transformation of its own: MSELoss and Identity are known")
+    if not hasattr(loss, "compute_loss_from_embeddings"):
+        raise Refused("of this version of sentence-transformers is no function of vectors: take 6.1 or later")
+    return Contrast(loss="contrastive")
+
+
+IN_ORDER = {"CoSENTLoss": ("cosent", "pairwise_cos_sim"), "AnglELoss": ("angle", "pairwise_angle_sim")}
+KNOWN: dict[str, Callable[[Any, bool], Contrast]] = {
+    "MultipleNegativesRankingLoss": _in_batch,
+    "MultipleNegativesSymmetricRankingLoss": _in_batch,
+    "CachedMultipleNegativesRankingLoss": _in_batch,
+    "CachedMultipleNegativesSymmetricRankingLoss": _in_batch,
+    "TripletLoss": _triplet,
+    "ContrastiveLoss": _contrastive,
+    **dict.fromkeys(IN_ORDER, _in_order),
+    "MarginMSELoss": _margin_mse,
+    "CosineSimilarityLoss": _cosine,
+}
+"""Class → what it computes, or why not."""
+
+
+def settings_of(contrast: Contrast) -> dict[str, Any]:
+    """What a plan is to know of a loss, as keywords of a workload."""
+    asked = {"loss_margin": contrast.margin, "matryoshka": contrast.dims or None}
+    known = {"texts": contrast.num_texts, "loss": contrast.loss}
+    return known | {name: value for name, value in asked.items() if value is not None}

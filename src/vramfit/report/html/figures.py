@@ -9,7 +9,7 @@ from typing import Any
 from vramfit.records.estimate import CATEGORIES, Estimate, FitGrid, TimelinePoint
 from vramfit.records.plan import Plan
 from vramfit.records.run import StepCourse
-from vramfit.report.html.markup import Figure
+from vramfit.report.html import Figure
 from vramfit.report.words import group_name
 from vramfit.units import GIB, format_bytes
 
@@ -36,19 +36,23 @@ _COLOURS = (
 )
 
 
-def _figure(data: list[Figure], height: int, **layout: Any) -> Figure:
+def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
+    """Traces in a layout."""
     return {"data": data, "layout": {"height": height, **layout}}
 
 
-def _scatter(name: str, x: Sequence[float], y: Sequence[float], **look: Any) -> Figure:
+def scatter(name: str, x: Sequence[float], y: Sequence[float], **look: Any) -> Figure:
+    """Points or a line."""
     return {"type": "scatter", "name": name, "x": x, "y": y, **look}
 
 
-def _axis(title: str, **more: Any) -> Figure:
+def axis(title: str, **more: Any) -> Figure:
+    """An axis with its title."""
     return {"title": {"text": title}, **more}
 
 
-def _legend(y: float) -> Figure:
+def legend(y: float) -> Figure:
+    """Names in a row below the axes."""
     return {"orientation": "h", "y": y}
 
 
@@ -91,7 +95,7 @@ def icicle(estimate: Estimate) -> Figure:
         "sort": False,
     }
     margin = {"l": 8, "r": 8, "t": 8, "b": 8}
-    return _figure([trace], 480, margin=margin, uniformtext={"minsize": MIN_TEXT, "mode": "hide"})
+    return figure([trace], 480, margin=margin, uniformtext={"minsize": MIN_TEXT, "mode": "hide"})
 
 
 def heat_map(grid: FitGrid, micro_batch: int, seq: int) -> Figure:
@@ -111,7 +115,7 @@ def heat_map(grid: FitGrid, micro_batch: int, seq: int) -> Figure:
         "xgap": 1,
         "ygap": 1,
     }
-    return _figure(
+    return figure(
         [cells],
         80 + 38 * len(grid.micro_batches),
         xaxis=_numbers(grid.seqs, "tokens a sequence"),
@@ -124,7 +128,7 @@ def heat_map(grid: FitGrid, micro_batch: int, seq: int) -> Figure:
 def _numbers(values: Sequence[int], title: str) -> Figure:
     places, labels = list(range(len(values))), [f"{n:,}" for n in values]
     ends = [-0.5, len(values) - 0.5]
-    return _axis(title, tickvals=places, ticktext=labels, zeroline=False, showgrid=False, range=ends)
+    return axis(title, tickvals=places, ticktext=labels, zeroline=False, showgrid=False, range=ends)
 
 
 def _cell(grid: FitGrid, micro_batch: int, seq: int) -> list[Figure]:
@@ -166,17 +170,17 @@ def alternatives(plan: Plan) -> Figure:
         text = [f"{a.settings}<br>passes of {a.split}" for a in found]
         marker = {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 2}}
         more = {"mode": "markers", "text": text, "hovertemplate": f"%{{text}}<br>{said}", "marker": marker}
-        data += [_scatter(name, x, y, **more)] if found else []
+        data += [scatter(name, x, y, **more)] if found else []
     marker = {"size": 16, "symbol": "star", "color": "@good"}
     more = {"mode": "markers", "marker": marker, "hovertemplate": f"this plan<br>{said}"}
-    data.append(_scatter("this plan", [scale * own_s], [gib(e.safe_reserved_bytes)], **more))
-    return _figure(
+    data.append(scatter("this plan", [scale * own_s], [gib(e.safe_reserved_bytes)], **more))
+    return figure(
         data,
         360,
-        xaxis=_axis(f"{unit} a step", rangemode="tozero"),
-        yaxis=_axis("reserved at most, GiB", rangemode="tozero"),
+        xaxis=axis(f"{unit} a step", rangemode="tozero"),
+        yaxis=axis("reserved at most, GiB", rangemode="tozero"),
         shapes=[_limit(gib(plan.budget_bytes))],
-        legend=_legend(-0.22),
+        legend=legend(-0.22),
     )
 
 
@@ -186,17 +190,17 @@ def curve(lines: Lines, title: str, *, limit: float | None = None) -> Figure:
     for i, (name, (steps, values)) in enumerate(lines.items()):
         line = {"color": CURVE_COLOURS[i % len(CURVE_COLOURS)], "width": 2}
         mode = "lines+markers" if len(steps) <= 40 else "lines"
-        data.append(_scatter(name, steps, values, mode=mode, line=line))
+        data.append(scatter(name, steps, values, mode=mode, line=line))
     last = max((step for steps, _ in lines.values() for step in steps), default=0)
     whole = {"dtick": 1} if last <= MAX_SINGLE_TICKS else {}  # plotly would put ticks between so few steps
     are_shares = title == SCORE and all(0 <= value <= 1 for _, values in lines.values() for value in values)
-    return _figure(
+    return figure(
         data,
         280,
-        xaxis=_axis("step", rangemode="tozero", **whole),
-        yaxis=_axis(title, rangemode="tozero", **({"range": [0, 1.05]} if are_shares else {})),
+        xaxis=axis("step", rangemode="tozero", **whole),
+        yaxis=axis(title, rangemode="tozero", **({"range": [0, 1.05]} if are_shares else {})),
         showlegend=len(data) > 1,
-        legend=_legend(-0.45),
+        legend=legend(-0.45),
         shapes=[] if limit is None else [_limit(limit)],
     )
 
@@ -210,24 +214,24 @@ def timeline(estimate: Estimate, course: StepCourse | None = None) -> Figure:
         if any(p.breakdown.get(category) for p in points):
             line = {"width": 0.5, "color": f"@{category}", "shape": "hvh"}
             look = {"stackgroup": "live", "line": line, "fillcolor": f"@{category}", "hovertemplate": hover}
-            data.append(_scatter(category, scale, [gib(p.breakdown.get(category, 0)) for p in points], **look))
+            data.append(scatter(category, scale, [gib(p.breakdown.get(category, 0)) for p in points], **look))
     asked = [gib(p.requested_bytes) for p in points]
     line = {"color": "@ink", "dash": "dot", "width": 1.5}
-    data.append(_scatter("predicted, requested", scale, asked, mode="lines", line=line, hovertemplate=hover))
+    data.append(scatter("predicted, requested", scale, asked, mode="lines", line=line, hovertemplate=hover))
     if course is not None:
         measured, line = [gib(n) for n in course.requested_bytes], {"color": "@bad", "dash": "solid", "width": 2.5}
         x = _spread(len(measured))
-        data.append(_scatter("measured, requested", x, measured, mode="lines", line=line, hovertemplate=hover))
+        data.append(scatter("measured, requested", x, measured, mode="lines", line=line, hovertemplate=hover))
     marks, names = _parts(points)
-    return _figure(
+    return figure(
         data,
         430,
         hovermode="x unified",
-        yaxis=_axis("allocated, GiB", rangemode="tozero"),
+        yaxis=axis("allocated, GiB", rangemode="tozero"),
         xaxis={"showticklabels": False, "showgrid": False, "range": [0, 1]},
         shapes=[*marks, *([_limit(gib(estimate.capacity_bytes or 0))] if is_near(estimate) else [])],
         annotations=names,
-        legend=_legend(-0.06),
+        legend=legend(-0.06),
     )
 
 

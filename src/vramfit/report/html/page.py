@@ -8,15 +8,14 @@ from typing import Any
 from vramfit import __version__
 from vramfit.errors import MissingExtra
 from vramfit.records.estimate import Estimate
-from vramfit.records.measurement import Comparison
+from vramfit.records.measurement import FIGURES, Comparison
 from vramfit.records.plan import Alternative, Plan
 from vramfit.records.run import RunRecord, StepCourse
 from vramfit.report.display import estimate_bar, figures_row
-from vramfit.report.html import figures
+from vramfit.report.html import Drawn, Figure, figures, section, table, tag, text
 from vramfit.report.html.figures import Lines, is_near, timeline
-from vramfit.report.html.markup import Drawn, Figure, section, table, tag, text
-from vramfit.report.html.models import models_head, models_sections
 from vramfit.report.html.subject import Subject, reasons_of
+from vramfit.report.models import models_head, models_sections
 from vramfit.report.words import (
     KIND_WORDS,
     NO_BREAK,
@@ -29,6 +28,7 @@ from vramfit.report.words import (
     phase_name,
     reserved_peak,
     run_time,
+    sentence,
     target,
     verdict_of,
 )
@@ -37,7 +37,6 @@ from vramfit.units import GIB, counted, format_bytes
 
 MIN_ALTERNATIVES = 2
 """Fewer, and the plan itself, are no picture: a table has them."""
-FIGURES = ("requested", "allocated", "reserved")
 BASIS = {
     "verified": "compared with measurements",
     "derived": "rules carried over from a measured GPU",
@@ -163,12 +162,8 @@ def _head(subject: Subject) -> str:
         parts.append(tag("h1", text("A run that is not finished")))
     if estimate is not None:
         parts.append(estimate_bar(estimate))
-    parts += [tag("p", text(_sentence(note)), class_="note") for note in subject.notes]
+    parts += [tag("p", text(sentence(note)), class_="note") for note in subject.notes]
     return tag("section", *parts, class_="card head")
-
-
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
 
 
 def _estimate(subject: Subject, drawn: Drawn) -> Iterator[str]:
@@ -233,13 +228,13 @@ def _plan(plan: Plan, drawn: Drawn) -> Iterator[str]:
         (
             r.setting,
             KIND_WORDS[r.kind].replace(" ", NO_BREAK),
-            f"{_sentence(r.why)}{f' Costs in quality: {r.cost}.' if r.cost else ''}",
+            f"{sentence(r.why)}{f' Costs in quality: {r.cost}.' if r.cost else ''}",
         )
         for r in plan.reasons
     ]
     about = (
         f"Passes of {plan.micro_batch}, {plan.workload.num_passes} a step, about {duration(plan.step_time_s)} a step; "
-        f"evaluation in batches of {plan.evaluation_batch}. {_sentence(plan.margin_reason)}"
+        f"evaluation in batches of {plan.evaluation_batch}. {sentence(plan.margin_reason)}"
     )
     commands = [train_command(plan.workload, "plan.json")] if find_task(plan.workload.task).is_trained else []
     commands.append(estimate_command(plan.workload))
@@ -294,7 +289,7 @@ def _comparison(c: Comparison) -> str:
     ]
     head = ("Phase", "figure", "predicted, bytes", "measured, bytes", "off by", "")
     about = f"On {c.measurement.gpu}; {c.measurement.num_retries} allocator retries."
-    return section("Predicted beside measured", table(head, rows, right=(2, 3, 4, 5)), about=about)
+    return section("Predicted and measured", table(head, rows, right=(2, 3, 4, 5)), about=about)
 
 
 def _environment(subject: Subject) -> str:
@@ -302,7 +297,7 @@ def _environment(subject: Subject) -> str:
     e = subject.estimate
     if e is not None:
         rows += [("predicted for", target(e)), ("basis", f"{e.basis}: {BASIS[e.basis]}")]
-        rows += [("note", _sentence(note)) for note in e.notes]
+        rows += [("note", sentence(note)) for note in e.notes]
     return section("Environment and versions", table((), rows))
 
 
@@ -378,6 +373,7 @@ def _rows(r: RunRecord) -> Iterator[tuple[str, str]]:
     if r.measured_allocated_bytes is not None:
         yield "allocated peak", format_bytes(r.measured_allocated_bytes)
     yield "out of memory", f"{r.num_recoveries:,} times, and nothing was lost" if r.num_recoveries else "never"
+    yield from (("changed", change.said) for change in r.changes)
     yield "saved in", r.output
     for note in r.notes:
         yield "note", note

@@ -9,8 +9,7 @@ from typing import Any
 from vramfit.errors import VramfitError
 from vramfit.records.codec import RecordError, from_data, from_json
 from vramfit.records.estimate import Estimate, FitGrid
-from vramfit.records.measurement import Comparison
-from vramfit.records.model_table import ModelTable
+from vramfit.records.measurement import Comparison, ModelTable
 from vramfit.records.plan import Plan
 from vramfit.records.run import COURSE_FILE as COURSE
 from vramfit.records.run import RunRecord, StepCourse
@@ -205,7 +204,7 @@ def _of_run(subject: Subject) -> Iterator[str]:
     elif run is not None and run.step_time_s is None:
         yield "No step times: the run took no step."
     if run is not None and not run.evaluations:
-        yield "No scores: the run was not evaluated on the way (train with --eval-data)."
+        yield "No scores: the run was not evaluated during training (train with --eval-data)."
     if device == "cpu":
         yield "No reserved memory: this run was on the CPU, which has no allocator that could be asked."
     if subject.course is None and run is not None and subject.workload is not None:

@@ -96,11 +96,7 @@ def _table(source: DataSource, lines: Lines) -> Table:
 
 def _plain(source: DataSource, lines: Lines) -> Table:
     """JSON lines on standard input, tokens with tags, or a text a line: the first line that is not blank tells."""
-    start: list[str] = []
-    for line in lines:
-        start.append(line)
-        if line.strip():
-            break
+    start = _to_first_text(lines)
     everything = chain(start, lines)
     first = start[-1] if start else ""
     if source.path == STANDARD_INPUT and first.lstrip().startswith("{"):
@@ -110,13 +106,19 @@ def _plain(source: DataSource, lines: Lines) -> Table:
     return read_text(everything, lines, blank_is_a_row=source.kind.reads_blank_lines)
 
 
-def _json_file(lines: Lines) -> Table:
-    """A document, or JSON lines under another ending: then the first line is an object by itself."""
+def _to_first_text(lines: Lines) -> list[str]:
+    """The first line that is not blank, behind the blank ones before it."""
     start: list[str] = []
     for line in lines:
         start.append(line)
         if line.strip():
             break
+    return start
+
+
+def _json_file(lines: Lines) -> Table:
+    """A document, or JSON lines under another ending: then the first line is an object by itself."""
+    start = _to_first_text(lines)
     second = next(lines, None)
     everything = chain(start, [] if second is None else [second], lines)
     if second is not None and _is_object(start[-1]):

@@ -2,9 +2,7 @@
 
 import hashlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +12,7 @@ import torch
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
+from vramfit.runtime.data import one_ahead
 from vramfit.runtime.data.examples import Examples, read_examples
 from vramfit.runtime.data.order import TextGroups
 from vramfit.runtime.data.source import DataSource, without_labels
@@ -263,7 +262,7 @@ def make_metrics(samples: Samples) -> RunningMetrics:
     kind = find_task(samples.task)
     if kind.truth is not None and samples.references[0].get(kind.truth) is None:
         raise WorkloadError(["the data has no labels, so there is nothing to measure against"])
-    return kind.metrics_with(samples.how, samples.references)
+    return kind.metrics(samples.how, samples.references)
 
 
 def read_samples(source: DataSource, how: Tokenizing, *, seed: int = 0, mask_probability: float = 0.15) -> Samples:
@@ -320,23 +319,13 @@ def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
         replace(examples, references=examples.references[begin : begin + PART_ROWS])
         for begin in range(0, len(examples.references), PART_ROWS)
     ]
-    with ThreadPoolExecutor(1) as thread:
-        reads = deque([thread.submit(_samples, source.task, parts[0], how)])
-        for part in [*parts[1:], None]:
-            made = reads.popleft().result()
-            if part is not None:
-                reads.append(thread.submit(_samples, source.task, part, how))
-            yield made
+    yield from one_ahead(lambda part: _checked(source.task, part, how).tokenized(), parts)
 
 
 def _checked(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> CheckedRows:
     check_room(how.tokenizer, how.max_length, pair=len(texts_of(examples.references[0])) > 1)
     how = replace(how, label_names=examples.label_names, problem=examples.problem or how.problem)
     return CheckedRows(task=task, examples=examples, how=how, hiding=hiding)
-
-
-def _samples(task: str, examples: Examples, how: Tokenizing) -> Samples:
-    return _checked(task, examples, how).tokenized()
 
 
 def _told(encoded: Iterable[Encoded], num_rows: int) -> Iterator[Encoded]:

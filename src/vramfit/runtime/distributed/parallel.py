@@ -144,8 +144,8 @@ class Shards(_Several):
                 # FSDP2 would take the mean over ranks; losses are divided by the count of the whole batch already
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-                module.set_custom_all_gather(_VotedAllGather(votes))  # type: ignore[arg-type]
-                module.set_custom_reduce_scatter(_VotedReduceScatter(votes))  # type: ignore[arg-type]
+                module.set_custom_all_gather(_Voted(votes, ALL_GATHER))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_Voted(votes, REDUCE_SCATTER))  # type: ignore[arg-type]
 
     def forget(self) -> None:
         """Every layer is a shard again, and what was gathered or added up is dropped."""
@@ -243,26 +243,13 @@ def _reset(module: Any) -> None:
 class _Voted:
     """A collective of FSDP2 with a vote before it; its memory is asked for before the vote."""
 
-    def __init__(self, votes: RankVotes) -> None:
-        self._votes = votes
+    def __init__(self, votes: RankVotes, collective: Any) -> None:
+        self._votes, self._collective = votes, collective
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class _VotedAllGather(_Voted):
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> Any:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **how: Any) -> Any:
         self._votes.agree()
         with self._votes.meeting():
-            return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _VotedReduceScatter(_Voted):
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> Any:
-        self._votes.agree()
-        with self._votes.meeting():
-            return REDUCE_SCATTER(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+            return self._collective(output_tensor, input_tensor, **how)

@@ -197,6 +197,7 @@ def company(device: str | None) -> Iterator[Processes]:
     try:
         yield Processes(world, votes)
         votes.agree()
+        votes.close()
     except BaseException as error:
         votes.give_up(error)
         raise

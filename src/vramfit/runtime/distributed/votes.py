@@ -176,6 +176,14 @@ class RankVotes:
             said = f"rank {self.rank} ran out of memory inside a collective, where others wait: {_in_words(error)}"
             raise RankFailed(said, rank=self.rank, reason=_in_words(error), hint=RESUMING) from None
 
+    def close(self) -> None:
+        """All have agreed, and nothing is voted on any more.
+
+        Python must not end while a thread of gloo lets go of a tensor, or C++ aborts the process: its threads end
+        with the group.
+        """
+        self._group = None
+
     def _reduce(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
         """On the host, out of sight of an emulated GPU."""
         with _disable_current_modes():
@@ -322,8 +330,14 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """The run is over: silence means nothing any more."""
+        """The run is over: silence means nothing any more.
+
+        Python must not end while a thread is inside a call of the store: C++ then aborts the process.
+        """
         self._stopped.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(PATIENCE_S)
 
     def _beat(self) -> None:
         """Leave signs of life, and look for those of the next rank."""

@@ -3,27 +3,25 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from vramfit.errors import DataError, VramfitError
+from vramfit.runtime.data import one_ahead
 from vramfit.runtime.data.samples import Samples
-from vramfit.runtime.encoding.model import Encoder
-from vramfit.runtime.encoding.outputs import (
+from vramfit.runtime.encoding.model import (
     FEW_VECTORS,
     Array,
+    Encoder,
     check_calibration,
-    finish,
-    format_of,
     ranges_of,
     stored,
     stored_width,
 )
+from vramfit.runtime.encoding.outputs import Manifest, Spool, finish, format_of, held, look_at_manifest, refuse_others
 from vramfit.runtime.encoding.request import EncodeReport, EncodeRequest
-from vramfit.runtime.encoding.spool import Manifest, Spool, look_at_manifest, refuse_others
 from vramfit.runtime.encoding.texts import START, TextPart, TextStream, open_stream
 from vramfit.stages import tell
 from vramfit.tasks.parts.reading import encode_texts
@@ -65,13 +63,15 @@ def encode_to_file(request: EncodeRequest, data: str | Iterable[str]) -> EncodeR
     Raises:
         KeyboardInterrupt: says what is kept.
     """
-    run = _FileRun(request, data)
-    try:
-        return run.run()
-    except KeyboardInterrupt:
-        kept = run.manifest.num_vectors if run.manifest is not None else 0
-        told = f"{kept:,} vectors are kept; go on after them: --resume" if kept else "no vector was written yet"
-        raise KeyboardInterrupt(told) from None
+    request.look_at_output(data)
+    with held(request.path):
+        run = _FileRun(request, data)
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            kept = run.manifest.num_vectors if run.manifest is not None else 0
+            told = f"{kept:,} vectors are kept; go on after them: --resume" if kept else "no vector was written yet"
+            raise KeyboardInterrupt(told) from None
 
 
 class _FileRun:
@@ -83,7 +83,6 @@ class _FileRun:
     """
 
     def __init__(self, request: EncodeRequest, data: str | Iterable[str]) -> None:
-        request.look_at_output(data)
         self._request, self._data = request, data
         self._spool = Spool(request.path, format_of(request.path).offset)
         self.manifest = look_at_manifest(request.path, resume=request.resume)
@@ -106,14 +105,14 @@ class _FileRun:
         width = stored_width(request.dtype, encoder.width)
         self.manifest = before or Manifest(settings=encoder.identity, width=width)
         self._spool.begin(self.manifest)
-        num_before, begin = self.manifest.num_vectors, time.perf_counter()
         ranges = _calibrated(request, encoder) if not self.manifest.ranges else np.array(self.manifest.ranges, "<f4")
+        num_before, begin = self.manifest.num_vectors, time.perf_counter()
         each_part(
             encoder, stream.parts(encoder.part_rows), lambda part, vectors, cut: self._take(part, vectors, cut, ranges)
         )
         seconds = time.perf_counter() - begin
         tell(f"writing {request.path.name}")
-        finish(self._spool, self.manifest, indexes=request.skip_bad_rows)
+        finish(self._spool, self.manifest, indexes=request.skip_bad_rows or self.manifest.end.num_bad > 0)
         return self._report(encoder, self.manifest.num_vectors - num_before, seconds)
 
     def _take(self, part: TextPart, vectors: Array, num_cut: int, ranges: Array | None) -> None:
@@ -150,11 +149,11 @@ class _FileRun:
             num_bad_rows=manifest.end.num_bad,
             first_bad_row=manifest.end.first_bad,
             num_truncated=manifest.num_truncated,
-            max_length=encoder.max_length,
+            max_length=encoder.trained.max_length,
             num_encoded=num_encoded,
             seconds=seconds,
             num_recoveries=encoder.num_recoveries,
-            reserved_bytes=encoder.reserved_bytes,
+            reserved_bytes=encoder.run_device.reserved_bytes,
             notes=tuple(self._notes),
         )
 
@@ -263,19 +262,12 @@ def each_part(encoder: Encoder, parts: Iterable[TextPart], on_part: OnPart) -> N
 
 def _tokenized(parts: Iterable[TextPart], encoder: Encoder) -> Iterator[tuple[TextPart, Samples]]:
     """Each part with its tokens, made while the part before it is in use. Rows are read by the caller's thread."""
-    how = encoder.tokenizing
+    how = encoder.trained.tokenizing
 
     def make(part: TextPart) -> tuple[TextPart, Samples]:
-        return part, Samples(encoder.task, encode_texts(part.references, how), how)
+        return part, Samples(encoder.trained.task, encode_texts(part.references, how), how)
 
-    with ThreadPoolExecutor(1) as thread:
-        waiting: deque[Any] = deque()
-        for part in parts:
-            waiting.append(thread.submit(make, part))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    return one_ahead(make, parts)
 
 
 def _check_finite(one: _Filling) -> None:

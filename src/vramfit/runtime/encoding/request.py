@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vramfit.errors import VramfitError, WorkloadError, nearest_names
+from vramfit.models.sentence_folder import own_files
 from vramfit.settings.precision import exact_problems
 from vramfit.tasks import all_tasks, find_task, vector_task
 
@@ -67,6 +68,8 @@ class EncodeRequest:
     batch: int | None = None
     """Texts of full length in a batch; None takes what fits."""
     attention: str | None = None
+    fused: bool = False
+    """Each layer as one function, in packed batches on a GPU."""
     memory: str | int | None = None
     """What PyTorch may reserve."""
     gpu: str | None = None
@@ -97,7 +100,7 @@ class EncodeRequest:
         if self.calibration is not None and not self.needs_ranges:
             yield f"calibration is for dtype int8 and uint8, not {self.dtype}"
         if self.resume and self.output is None:
-            yield "resume goes on with an output, and none is named"
+            yield "resume continues an output, and none is named"
         if self.skip_bad_rows and self.output is None:
             yield "skip_bad_rows is for an output, whose index says which rows are there"
 
@@ -167,12 +170,11 @@ def fingerprint(model: str) -> str:
     if not folder.is_dir():
         return model
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(folder.rglob("*")):
-        if file.suffix in (".safetensors", ".onnx", ".bin", ".json", ".txt", ".model") and file.is_file():
-            num_bytes = file.stat().st_size
-            digest.update(f"{file.relative_to(folder)}:{num_bytes};".encode())
-            with file.open("rb") as stream:
-                for place in range(NUM_BLOCKS):
-                    stream.seek(num_bytes * place // NUM_BLOCKS)
-                    digest.update(stream.read(BLOCK_BYTES))
+    for file in own_files(folder, ".safetensors", ".onnx", ".bin", ".json", ".txt", ".model"):
+        num_bytes = file.stat().st_size
+        digest.update(f"{file.relative_to(folder)}:{num_bytes};".encode())
+        with file.open("rb") as stream:
+            for place in range(NUM_BLOCKS):
+                stream.seek(num_bytes * place // NUM_BLOCKS)
+                digest.update(stream.read(BLOCK_BYTES))
     return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vramfit.errors import DataError
@@ -105,24 +105,22 @@ class TextStream:
     def _part(self, good: list[Reference], bad: list[BadRow], begin: int) -> TextPart:
         if bad and not self._skips:
             raise refuse(bad, self._end.num_rows - begin)
-        self._end = Position(
-            num_rows=self._end.num_rows,
-            num_bad=self._end.num_bad,
-            first_bad=self._end.first_bad,
-            digest=self._digest.hexdigest(),
-        )
+        self._end = replace(self._end, digest=self._digest.hexdigest())
         return TextPart(good, self._end)
 
     def _next(self) -> Reference | BadRow | None:
         found = next(self._rows, None)
         if found is None:
             return None
-        is_bad = isinstance(found, BadRow)
-        text = "" if isinstance(found, BadRow) else found["texts"][0]
-        self._digest.update(f"{'-' if is_bad else len(text)}:".encode() + text.encode("utf-8", "surrogatepass"))
-        first = f"row {found.row}: {found.what}" if isinstance(found, BadRow) else ""
-        end = self._end
-        self._end = Position(num_rows=end.num_rows + 1, num_bad=end.num_bad + is_bad, first_bad=end.first_bad or first)
+        end = replace(self._end, num_rows=self._end.num_rows + 1, digest="")
+        if isinstance(found, BadRow):
+            self._digest.update(b"-:")
+            first = end.first_bad or f"row {found.row}: {found.what}"
+            self._end = replace(end, num_bad=end.num_bad + 1, first_bad=first)
+        else:
+            text = found["texts"][0]
+            self._digest.update(f"{len(text)}:".encode() + text.encode("utf-8", "surrogatepass"))
+            self._end = end
         return found
 
 

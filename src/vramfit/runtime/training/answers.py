@@ -59,6 +59,11 @@ class AnswerManifest:
     """Samples whose answers are whole."""
 
 
+def num_answer_bytes(kinds: Sequence[AnswerKind], lengths: Sequence[int]) -> int:
+    """Bytes on the disk of the answers to samples of these lengths."""
+    return sum((sum(lengths) if kind.by_token else len(lengths)) * kind.row_bytes for kind in kinds)
+
+
 class Answers:
     """The answers of a teacher for samples of these lengths.
 
@@ -80,7 +85,7 @@ class Answers:
     @property
     def num_bytes(self) -> int:
         """Of all files, once they are whole."""
-        return sum(self._end(kind, len(self._lengths)) * kind.row_bytes for kind in self.manifest.kinds)
+        return num_answer_bytes(self.manifest.kinds, self._lengths)
 
     @property
     def is_whole(self) -> bool:

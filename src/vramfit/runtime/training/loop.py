@@ -117,6 +117,8 @@ class Loop:
             if progress.epoch != epoch:
                 epoch, batches = progress.epoch, p.order.epoch(progress.epoch)
             self._learn(batches[progress.index], epoch, len(batches))
+            if p.mending is not None:
+                p.mending.after_step(progress.step)
             self._after_step(is_end_of_epoch=progress.index == 0)
         if p.run.data.evaluation is not None and not progress.is_evaluated:
             self._evaluate(p.run.data.evaluation)
@@ -168,6 +170,9 @@ class Loop:
         time_s = now - (since if next_is_sent else taken.began)
         self.progress.lost(loss)
         diverged = None if taken.loss is None else self.divergence.see(taken.step, loss, skipped=taken.skipped)
+        memory = p.run.run_device.read()
+        if p.mending is not None:
+            p.mending.saw(memory.num_retries, time_s, taken.num_tokens)
         self._on_event(
             Stepped(
                 step=taken.step,
@@ -181,7 +186,7 @@ class Loop:
                 num_nonfinite=self.divergence.num_nonfinite,
                 loss_scale=stepper.loss_scale,
                 micro_batch=stepper.micro_batch,
-                reserved_bytes=p.run.run_device.reserved_bytes,
+                reserved_bytes=memory.peak_reserved_bytes,
             )
         )
         if diverged is not None:
@@ -294,6 +299,7 @@ class Loop:
             "schedule": p.schedule.state_dict(),
             "stepper": p.stepper.state_dict(),
             "watch": self.divergence.state_dict(),
+            "mending": None if p.mending is None else p.mending.state_dict(),
             "progress": progress.state_dict(),
             "random": random_values(generators[0]),
             "other_ranks": [random_values(g) for g in generators[1:]],

@@ -17,6 +17,7 @@ from vramfit.records.run import RunRecord, Status, StepCourse, sample
 from vramfit.runtime.data.samples import make_metrics
 from vramfit.runtime.device import RunDevice
 from vramfit.settings import CHOSEN, SETTINGS, chosen_in_words
+from vramfit.settings.distillation import OfTeaching
 from vramfit.tasks.parts.reading import texts_of
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from vramfit.runtime.training.loop import Loop
     from vramfit.runtime.training.session import Session
 
-TAUGHT = tuple(name for name in SETTINGS if name.startswith("distill"))
+TAUGHT = tuple(name for name, setting in SETTINGS.items() if isinstance(setting, OfTeaching))
 """What a run with a teacher says of it."""
 MANY_RETRIES, LEAST_RETRIES = 0.5, 20
 """Of a step, and in all: a run with seven a step took ten times as long as predicted."""
@@ -83,6 +84,7 @@ def make_record(session: "Session", loop: "Loop", status: Status) -> RunRecord:
         loss_scale=stepper.loss_scale,
         num_recoveries=stepper.num_recoveries + session.inference.num_recoveries,
         final_micro_batch=stepper.micro_batch,
+        changes=tuple(session.mending.changes) if session.mending is not None else (),
         train_loss=sum(losses) / len(losses) if losses else None,
         num_loss_batches=len(losses),
         evaluations=tuple(progress.evaluations),

@@ -3,35 +3,36 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from vramfit.errors import VramfitError, WorkloadError
+from vramfit.errors import NoPlanFits, VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.loader.load import load_request, make_request
-from vramfit.models.configuration import SIZE_LIMITS
+from vramfit.models.build import build_meta
+from vramfit.models.configuration import SIZE_LIMITS, default_attention
 from vramfit.models.resolve import resolve
-from vramfit.models.tasks import default_attention
 from vramfit.records.finding import LoadReport
 from vramfit.records.plan import Plan
-from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.runtime.device import RunDevice, enforce
 from vramfit.runtime.distributed.processes import Processes
+from vramfit.runtime.trained import TrainedModel
 from vramfit.runtime.training import events
 from vramfit.runtime.training.checkpoints import CheckpointStore
 from vramfit.runtime.training.reading import Data
 from vramfit.runtime.training.request import DEFAULT_BATCH, TrainRequest
 from vramfit.runtime.training.saving import describe_head
-from vramfit.settings import CHOSEN, PLANNED, SETTINGS
+from vramfit.settings import CHOSEN, LIVE, PLANNED, SETTINGS
+from vramfit.settings.distillation import AUTO, DISK, MEMORY
 from vramfit.settings.embedding import loss_of
+from vramfit.settings.fused import Fused
 from vramfit.tasks import find_task
 from vramfit.techniques.application import prepare
 from vramfit.techniques.packing.attention import has_packed_kernel
+from vramfit.techniques.teachers import hold, teacher_workload
 from vramfit.units import parse_bytes
 from vramfit.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 SIZES = ("model_type", *(name for name in SIZE_LIMITS if name != "num_labels"))
 """What makes a model take what it takes; the labels are the data's."""
@@ -61,6 +62,10 @@ def saved_plan(request: TrainRequest, on_event: events.OnEvent) -> Plan | None:
     if w.distill != request.distill:
         says, asked = (f"distill {how}" if how else "no teacher" for how in (w.distill, request.distill))
         problems.append(f"the plan is for {says}, not {asked}")
+    if w.held_teacher not in (None, request.teacher):
+        problems.append(f"the plan holds the teacher {w.held_teacher} in memory, not {request.teacher}")
+    if request.teacher_answers not in (AUTO, MEMORY if w.holds_teacher else DISK):
+        problems.append(f"the plan is not for teacher_answers {request.teacher_answers}")
     problems += _other_settings(request, w)
     other = _other_model(request, plan, on_event)
     if problems or other:
@@ -139,34 +144,75 @@ def make_plan(
     run_device: RunDevice,
     former: Workload | None = None,
     num_gpus: int = 1,
+    *,
+    holds_teacher: bool = False,
 ) -> Plan | None:
     """A plan for the real lengths of the data; None on a CPU without a budget.
 
     Args:
         former: the settings of the run that is resumed.
         num_gpus: processes that share the run, each with a GPU.
+        holds_teacher: whether the teacher is in memory beside its student.
 
     Raises:
         NoPlanFits: nothing that is allowed fits.
     """
     if not run_device.has_budget:
         return None
-    from vramfit.planner.plan import plan
-
-    keywords: dict[str, Any] = request.settings()
-    keywords["graphs"] = False if request.label_smoothing else request.graphs
+    keywords = _asked_of_plan(request, data, run_device)
     if request.exact and former is None:
         keywords["exact"] = True
     if former is not None:
         keywords |= {name: getattr(former, name) for name in KEPT}
-    if run_device.emulated is not None:
-        keywords["rehearses"] = True
-    keywords |= {**_batches(request, data, num_gpus), **_of_data(request, data), "seq": data.longest}
-    keywords |= {"gpu": request.gpu or run_device.gpu, "memory": _memory(request, run_device)}
     if keywords["gpu"] is None and not has_packed_kernel(run_device.device, "amp-bf16"):  # the plan would count on it
         keywords.setdefault("attention", default_attention(data.resolved.model_class))
+    if run_device.device.type == "cuda":
+        from vramfit.techniques import fusing
+
+        dtype = torch.float16 if request.precision == "amp-fp16" else torch.bfloat16
+        asked = keywords.get(Fused.keyword)
+        keywords |= fusing.for_plan(build_meta(data.resolved), run_device.device, dtype=dtype, asked=asked)
     if num_gpus > 1:
         keywords["num_gpus"] = num_gpus
+    if holds_teacher:
+        keywords["held_teacher"] = request.teacher
+    return _plan(request, data, keywords | batches_of(request, data, num_gpus))
+
+
+def plan_again(run: "Run", memory_bytes: int) -> Plan:
+    """A plan for other memory that a run can go on with: of its settings, only what `is_live` may differ.
+
+    Raises:
+        NoPlanFits: nothing fits without changing more.
+    """
+    former = run.workload
+    request = replace(run.request, memory=memory_bytes, batch=former.batch, allow=())
+    kept = {name: SETTINGS[name].kept(former) for name in CHOSEN if name not in LIVE}
+    kept = {name: value for name, value in kept.items() if value is not None}
+    if former.holds_teacher:
+        kept["held_teacher"] = former.held_teacher
+    keywords = _asked_of_plan(request, run.data, run.run_device) | kept
+    keywords.setdefault("attention", default_attention(run.data.resolved.model_class))
+    made = _plan(request, run.data, keywords | batches_of(request, run.data))
+    different = [name for name, value in kept.items() if SETTINGS[name].kept(made.workload) != value]
+    if different:
+        raise NoPlanFits(f"what would fit differs in {', '.join(different)}", shortfall_bytes=0)
+    return made
+
+
+def _asked_of_plan(request: TrainRequest, data: Data, run_device: RunDevice) -> dict[str, Any]:
+    """Keywords of a plan for this run, but for its batch."""
+    keywords: dict[str, Any] = request.settings()
+    keywords["graphs"] = False if request.label_smoothing else request.graphs
+    if run_device.emulated is not None:
+        keywords["rehearses"] = True
+    keywords |= {**_of_data(request, data), "seq": data.longest}
+    return keywords | {"gpu": request.gpu or run_device.gpu, "memory": _memory(request, run_device)}
+
+
+def _plan(request: TrainRequest, data: Data, keywords: dict[str, Any]) -> Plan:
+    from vramfit.planner.plan import plan
+
     return plan(
         request.model,
         steps=num_steps(request, data),
@@ -181,7 +227,7 @@ def make_plan(
 
 def num_steps(request: TrainRequest, data: Data) -> int:
     """Batches to learn from in all."""
-    batch: int = _batches(request, data)["batch"]
+    batch: int = batches_of(request, data)["batch"]
     max_steps: int | None = request.max_steps
     return max_steps or math.ceil(request.epochs * -(-data.train.num_samples // batch))
 
@@ -192,7 +238,7 @@ def _memory(request: TrainRequest, run_device: RunDevice) -> int | None:
     return free_bytes(run_device.device) if run_device.least_free_bytes is None else run_device.least_free_bytes
 
 
-def _batches(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
+def batches_of(request: TrainRequest, data: Data, num_gpus: int = 1) -> dict[str, int]:
     """The batch, no larger than the data, and a micro-batch that was asked for, no larger than a process's part."""
     batch = min(request.batch or DEFAULT_BATCH, data.train.num_samples)
     share = -(-batch // num_gpus)
@@ -227,7 +273,9 @@ def _num_labels(request: TrainRequest, data: Data) -> int | None:
     return find_task(request.task).num_labels(data.train.label_names)
 
 
-def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1) -> Workload:
+def chosen_workload(
+    request: TrainRequest, data: Data, plan: Plan | None, num_gpus: int = 1, *, holds_teacher: bool = False
+) -> Workload:
     """The workload as it runs: the plan's, or what was asked for with the plainest of everything else.
 
     Raises:
@@ -243,7 +291,7 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
         taught = {name: getattr(request, name) for name in ("distill_temperature", "distill_alpha")}
         planned = replace(plan.workload, **_of_data(request, data, plan.workload), **taught)
         return replace(planned, seq=max(longest, 1)) if planned.seq > longest else planned
-    batches, of_data = _batches(request, data, num_gpus), _of_data(request, data)
+    batches, of_data = batches_of(request, data, num_gpus), _of_data(request, data)
     is_joint = of_data.get("loss") in find_task(request.task).joint_losses
     keywords: dict[str, Any] = {
         "precision": "fp32",
@@ -255,6 +303,7 @@ def chosen_workload(request: TrainRequest, data: Data, plan: Plan | None, num_gp
         **of_data,
         "seq": longest,
         "num_labels": _num_labels(request, data),
+        "held_teacher": request.teacher if holds_teacher else None,
     }
     return Workload.from_keywords(model=request.model, loop="stepper", **keywords)
 
@@ -269,8 +318,12 @@ class Run:
     processes: Processes
     store: CheckpointStore
     on_event: events.OnEvent
+    teacher: TrainedModel | None = None
+    """None where nothing is distilled."""
     plan: Plan | None = None
     """None on a CPU without a budget."""
+    holds_teacher: bool = False
+    """Whether the teacher is in memory beside its student."""
     workload: Workload = field(init=False)
     """The workload as it runs."""
 
@@ -295,7 +348,6 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
     """
     request, workload, device, budget_bytes = run.request, run.workload, run.run_device.device, run.limit_bytes
     if budget_bytes is not None:
-        use_expandable_segments(device)
         enforce(budget_bytes, device)
     on_host = workload.is_quantized or workload.offloads_layers
     model, report = _load(
@@ -308,6 +360,10 @@ def load_model(run: Run) -> tuple[Any, LoadReport]:
     )
     torch.manual_seed(request.seed)
     prepare(model, workload, device if on_host else None, compiles=False)  # the session does
+    if workload.holds_teacher:
+        assert run.teacher is not None
+        teacher = run.teacher.load_weights(teacher_workload(workload), run.run_device, budget_bytes)
+        hold(model, teacher, workload)
     return model, report
 
 

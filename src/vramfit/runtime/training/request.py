@@ -11,7 +11,7 @@ from typing import Any
 from vramfit.errors import WorkloadError
 from vramfit.runtime.data.source import DataSource
 from vramfit.settings import SETTINGS, Setting, completed, record_of
-from vramfit.settings.distillation import LOGITS
+from vramfit.settings.distillation import AUTO, DISK, LOGITS, MEMORY, RELATIONS
 from vramfit.settings.values import Choice, Count, Number, Switch, Text, Texts, Value, number_or_text
 from vramfit.tasks import all_tasks, trained_tasks
 from vramfit.tasks.parts.heads import SINGLE
@@ -88,24 +88,32 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         **_ANEW,
     ),
     RunOption(
-        "output", Text(such="my-model", optional=False, metavar="DIR"), ..., "The folder to save in.", "data", **_ANEW
+        "output", Text(such="my-model", optional=False, metavar="DIR"), ..., "Folder to save in.", "data", **_ANEW
     ),
-    RunOption("eval_data", Text(metavar="FILE"), None, "Evaluate on this; the best model is kept.", "data", **_ANEW),
+    RunOption("eval_data", Text(metavar="FILE"), None, "Evaluation data; the best model is saved.", "data", **_ANEW),
     RunOption(
         "text_columns",
         Texts(),
         (),
-        "Column of the texts; two with a comma for pairs. Found by their usual names unless given.",
+        "Column of the texts; two for pairs (a,b). Default: found by usual names.",
         "data",
         option="text_column",
         **_ANEW,
     ),
-    RunOption("task", Choice(names=trained_tasks()), SETTINGS["task"].default, "What is learned.", "data"),
+    RunOption("task", Choice(names=trained_tasks()), SETTINGS["task"].default, "What the model learns.", "data"),
     RunOption(
         "teacher",
         Text(metavar="MODEL"),
         None,
         "A trained model to distil from: the loss includes its answers (see vramfit distill).",
+        "learning",
+    ),
+    RunOption(
+        "teacher_answers",
+        Choice(names=(AUTO, DISK, MEMORY)),
+        AUTO,
+        "Where the teacher's answers come from: computed once and kept on the disk, or a teacher in memory beside the "
+        "student, asked by every pass; auto takes the faster.",
         "learning",
     ),
     RunOption("label_column", Text(), None, "Column of the labels.", "data", **_ANEW),
@@ -124,14 +132,14 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "weight_decay",
         Number(high=1e3, includes_low=True, words=f"a number {_SHARE} 1,000"),
         0.01,
-        "Weight decay of matrices; biases and norm weights get none.",
+        "Weight decay; biases and norm weights have none.",
         "learning",
     ),
     RunOption(
         "warmup",
         Number(includes_low=True, words="a share below 1 or a number of steps"),
         0.1,
-        "Warm-up: below 1 a share of all steps, from 1 on a number of steps.",
+        "Warm-up: a share of all steps (below 1) or a number of steps (1 or more).",
         "learning",
     ),
     RunOption(
@@ -153,7 +161,12 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "exact", Switch(), False, "Plan with the same maths only: fp32, no 8-bit optimizer.", "learning", **_ANEW
     ),
     RunOption(
-        "allow", Texts(), (), "What a plan may use: freeze, lora, int8, nf4, bf16, adafactor, sgd.", "learning", **_ANEW
+        "allow",
+        Texts(),
+        (),
+        "Different training to use: freeze, lora, int8, nf4, bf16, adafactor, sgd.",
+        "learning",
+        **_ANEW,
     ),
     RunOption(
         "plan",
@@ -163,7 +176,15 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "machine",
         **_ANEW,
     ),
-    RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated; the GPU where there is one.", "machine", **_ANEW),
+    RunOption("device", Text(), None, "cuda, cuda:N, cpu or emulated. Default: a GPU if present.", "machine", **_ANEW),
+    RunOption(
+        "mend",
+        Switch(),
+        True,
+        "Keep the planned settings. By default, the run plans again when memory turns out to be less.",
+        "machine",
+        **_ANEW,
+    ),
     RunOption(
         "fail_at",
         Numbers(),
@@ -194,7 +215,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
         "keeping",
         **_ANEW,
     ),
-    RunOption("trust_remote_code", Switch(), False, "Run the model's own Python code.", "machine", **_ANEW),
+    RunOption("trust_remote_code", Switch(), False, "Run Python code from the model's repository.", "machine", **_ANEW),
 )
 """What a run has besides the settings of its workload."""
 IN_RUN: Mapping[str, Setting] = {name: s for name, s in SETTINGS.items() if s.is_in_run or name == "model"}
@@ -243,6 +264,8 @@ class TrainRequest(_Options):  # type: ignore[misc]
         """What the settings contradict among themselves, as a workload says it."""
         try:
             given = {name: value for name, value in self.settings().items() if not SETTINGS[name].if_possible}
+            if self.distill == RELATIONS:
+                given["held_teacher"] = self.teacher
             Workload.from_keywords(model=self.model, batch=self.batch or DEFAULT_BATCH, loop="stepper", **given)
         except WorkloadError as error:
             return list(error.problems)
@@ -309,10 +332,18 @@ def _contradictions(r: TrainRequest) -> list[str]:
             f"distill {r.distill} needs a teacher: the model that is learned from",
         ),
         (
+            r.teacher_answers != AUTO and r.teacher is None,
+            f"teacher_answers {r.teacher_answers} needs a teacher",
+        ),
+        (
+            r.distill == RELATIONS and r.teacher_answers == DISK,
+            "distill relations needs the teacher in memory: its queries, keys and values are not kept on the disk",
+        ),
+        (
             r.teacher is not None and smooths,
             "label_smoothing and a teacher do not go together: its answers are soft already",
         ),
         (r.captures_graphs and smooths, "graphs and label_smoothing do not go together yet"),
-        (r.is_quantized and r.has_bf16_weights, "quantized weights are trained beside fp32 or amp weights, not bf16"),
+        (r.is_quantized and r.has_bf16_weights, "quantized weights need fp32 or amp for the trained weights, not bf16"),
     ]
     return [text for broken, text in rules if broken]

@@ -25,10 +25,11 @@ from vramfit.models.sentence_folder import files_of, layer_folder
 from vramfit.quiet import CHATTY, quiet
 from vramfit.records.codec import FULL_DISK
 from vramfit.runtime.data.samples import LONGEST, Samples
+from vramfit.tasks import find_task
+from vramfit.tasks.embedding import HeadParts
 from vramfit.tasks.parts.distilled import PROJECTION
 from vramfit.tasks.parts.heads import PROBLEM_TYPES
 from vramfit.tasks.parts.pooling import NAME, EmbeddingHead, head_of
-from vramfit.tasks.parts.sentence_head import HeadParts
 
 TYPES = {
     torch.float64: "F64",
@@ -164,7 +165,7 @@ def write_model(plain: Any, tokenizer: Any, folder: Path, max_length: int | None
         state, head = _on_host(plain), head_of(plain)
         of_head = {name: state.pop(name) for name in list(state) if name.startswith(f"{NAME}.")}
         state = {name: value for name, value in state.items() if not name.startswith(f"{PROJECTION}.")}
-        plain.save_pretrained(folder, state_dict=state)
+        plain.save_pretrained(folder, state_dict=state, save_original_format=False)  # which `load` opens
         tokenizer.save_pretrained(folder)
         if head is not None:
             _save_head(head, of_head, folder, (plain.config.hidden_size, max_length or _longest(tokenizer)))
@@ -292,6 +293,7 @@ def describe_head(config: Any, samples: Samples, thresholds: Mapping[str, float]
         config.problem_type = PROBLEM_TYPES[samples.problem]
         for name in OF_FORMER_HEAD:
             vars(config).pop(name, None)
+    vars(config).update(find_task(samples.task).says)
     if thresholds:
         config.thresholds = [thresholds[name] for name in names]
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,11 +26,15 @@ from vramfit.runtime.training.progress import Journal
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import describe_head, put_together, save_model, source_fingerprint
 from vramfit.runtime.training.state import learned_tensors, restore_learned
+from vramfit.runtime.training.teacher import fingerprint
 from vramfit.step.own_loss import full
 from vramfit.step.splitting import Ranks
 from vramfit.tasks.parts.losses import num_labelled, smoothed_loss
 from vramfit.techniques import application, compiling
 from vramfit.workload import Workload
+
+if TYPE_CHECKING:
+    from vramfit.runtime.training.mending import Mending
 
 
 def make_optimizer(workload: Workload, model: torch.nn.Module, request: TrainRequest) -> torch.optim.Optimizer:
@@ -149,11 +153,14 @@ class Session:
             workload=workload,
             votes=self._processes.votes if self._processes.shards else None,
         )
+        self.mending = self._mending()
+        """What plans again where memory is not as planned; None where nothing does."""
         self.identity = {
             "request": request.as_data(),
             "data": data.train.fingerprint,
             "eval_data": data.evaluation.fingerprint if data.evaluation is not None else None,
             "source": source_fingerprint(data.resolved),
+            "held_teacher": fingerprint(run.teacher) if workload.holds_teacher and run.teacher else None,
         }
         """What a checkpoint is known by: the request and the data's fingerprints."""
         self.compile_s = 0.0
@@ -161,7 +168,16 @@ class Session:
         self._compile()
         is_captured = workload.captures_graphs and self.stepper.uses_graphs
         if (request.captures_graphs or workload.captures_graphs) and not is_captured:
-            self._warn("passes are not recorded: that is for packed ones in bfloat16 on a GPU, without checkpointing")
+            self._warn("passes are not captured: that is for packed ones in bfloat16 on a GPU, without checkpointing")
+
+    def _mending(self) -> "Mending | None":
+        """On a GPU, real or emulated, unless it is not wanted; ranks would have to be planned for one by one."""
+        plan, request = self.run.plan, self.run.request
+        if plan is None or not request.mend or self._processes.size > 1:
+            return None
+        from vramfit.runtime.training.mending import Mending
+
+        return Mending(self, plan)
 
     def _compile(self) -> None:
         """Have the layers compiled when they first run, where that can be."""
@@ -207,7 +223,10 @@ class Session:
         """Try the largest batch there can be: the longest samples, in full micro-batches."""
         stepper = self.stepper
         if checkpoint is not None:
-            stepper.load_state_dict(self._processes.first(checkpoint.state)["stepper"])
+            state = self._processes.first(checkpoint.state)
+            if self.mending is not None and state.get("mending") is not None:
+                self.mending.load_state_dict(state["mending"])
+            stepper.load_state_dict(state["stepper"])
         lengths = self.run.data.train.sample_lengths
         longest = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))[: self.run.workload.batch]
         batch = self.run.data.train.collate_samples(longest, seed=self.run.request.seed)
@@ -233,6 +252,8 @@ class Session:
 
     def start(self, loop: Loop) -> None:
         """Training is about to begin."""
+        if self.mending is not None:
+            self.mending.begin()
         if self._processes.leads:
             self._journal = Journal(Path(self.run.request.output), from_step=loop.progress.step)
         if self._fresh and loop.progress.step == 0:

@@ -2,15 +2,15 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import ModelOutput
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.resolve import ResolvedModel, resolve
+from vramfit.models.sentence_folder import own_files
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
@@ -24,6 +24,7 @@ from vramfit.runtime.training.saving import digest
 from vramfit.stages import tell
 from vramfit.tasks.parts.losses import HIDDEN, target_name
 from vramfit.tasks.parts.reading import some_of
+from vramfit.techniques.teachers import give_hidden
 from vramfit.units import counted, format_bytes
 
 PART_BYTES = 64 * 2**20
@@ -116,7 +117,7 @@ def attach_answers(run: Run, teacher: TrainedModel, check: Callable[[], None]) -
     """
     samples, folder = run.data.train, Path(run.request.output) / FOLDER
     source = {"teacher": fingerprint(teacher), "data": samples.fingerprint}
-    manifest = AnswerManifest(source=source, kinds=_kinds(run.request, teacher, run.data))
+    manifest = AnswerManifest(source=source, kinds=kinds_of(run.request, teacher, run.data))
     run.processes.first(lambda: _ask(run, teacher, Answers(folder, manifest, samples.lengths), check))
     answers = Answers(folder, manifest, samples.lengths)
     if not answers.is_whole:
@@ -138,10 +139,10 @@ def _ask(run: Run, teacher: TrainedModel, answers: Answers, check: Callable[[], 
     run.on_event(events.Note(text=f"{text}learns without it in memory."))
     memory = run.request.memory if run.plan is None else run.plan.budget_bytes
     device = RunDevice(run.run_device.name, memory=memory)
-    given = {"memory": memory} if device.has_budget and memory is not None else {}
+    given: dict[str, Any] = {"memory": memory} if device.has_budget and memory is not None else {}
     inference = teacher.load(device, samples, **teacher.suited(device, **given))
     if run.request.reads_hidden:
-        _give_hidden(inference.model, run.data.resolved.config.num_hidden_layers)
+        give_hidden(inference.model, run.data.resolved.config.num_hidden_layers)
     reader = _Reader(inference, answers.manifest.kinds)
     size = max(min(PART_BYTES * len(samples) // max(answers.num_bytes, 1), MAX_PART), 1)
     for begin in range(answers.manifest.num_done, len(samples), size):
@@ -155,37 +156,15 @@ def _ask(run: Run, teacher: TrainedModel, answers: Answers, check: Callable[[], 
         torch.cuda.reset_peak_memory_stats(device.device)
 
 
-@dataclass
-class _WithHidden(ModelOutput):  # type: ignore[misc]
-    """What a teacher gives, with the hidden states of its layers in one tensor."""
-
-    logits: torch.Tensor | None = None
-    start_logits: torch.Tensor | None = None
-    end_logits: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
-
-
-def _give_hidden(model: torch.nn.Module, num_layers: int) -> None:
-    """Have a teacher give the outputs of as many layers as its student has, evenly spaced, the last one too."""
-
-    def keep(module: Any, args: Any, output: Any) -> _WithHidden:
-        states = output.hidden_states[1:]
-        chosen = [states[(place + 1) * len(states) // num_layers - 1] for place in range(num_layers)]
-        given = {name: value for name, value in output.items() if name.endswith("logits")}
-        return _WithHidden(**given, hidden=torch.cat([state.half() for state in chosen], -1))
-
-    model.config.output_hidden_states = True  # type: ignore[union-attr]
-    model.register_forward_hook(keep)
-
-
 def fingerprint(teacher: TrainedModel) -> str:
     """What a teacher is known by: its name, or the content of its weights where it is a folder."""
     folder = Path(teacher.model).expanduser()
-    files = sorted(folder.rglob("*.safetensors")) or sorted(folder.rglob("*.bin")) if folder.is_dir() else []
+    files = own_files(folder, ".safetensors") or own_files(folder, ".bin")
     return " ".join(digest(path) for path in files) or teacher.model
 
 
-def _kinds(request: TrainRequest, teacher: TrainedModel, data: Data) -> tuple[AnswerKind, ...]:
+def kinds_of(request: TrainRequest, teacher: TrainedModel, data: Data) -> tuple[AnswerKind, ...]:
+    """What of a teacher's answers is kept."""
     kind, config = teacher.kind, config_of(teacher)
     width = config.hidden_size if kind.gives_vectors else len(teacher.label_names) or 1
     found = [

@@ -13,7 +13,9 @@ from vramfit.records.plan import Plan, Reason
 from vramfit.records.run import RECORD, RunRecord
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.distributed.processes import Processes, company, own_device
+from vramfit.runtime.trained import TrainedModel
 from vramfit.runtime.training import events
+from vramfit.runtime.training.answering import plan_answers
 from vramfit.runtime.training.checkpoints import CHECKPOINTS, PLAN, Checkpoint, CheckpointStore, held
 from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
@@ -30,7 +32,7 @@ from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import source_fingerprint
 from vramfit.runtime.training.session import Session
 from vramfit.runtime.training.state import seed_everything
-from vramfit.runtime.training.teacher import attach_answers, check_student, open_teacher
+from vramfit.runtime.training.teacher import attach_answers, check_student, fingerprint, open_teacher
 from vramfit.tasks import find_task
 from vramfit.units import counted
 
@@ -80,7 +82,7 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
             text = f"A batch of {request.batch:,} is more than there is: each step sees {num_samples}."
             on_event(events.Note(text=text))
         if checkpoint is not None:
-            processes.first(lambda: _check_same(request, data, checkpoint))
+            processes.first(lambda: _check_same(request, data, teacher, checkpoint))
             finished = processes.first(lambda: _finished(output))
             if finished is not None:
                 on_event(events.Note(text=f"The run in {output} is finished: nothing is left to do."))
@@ -89,13 +91,22 @@ def _train(request: TrainRequest, processes: Processes, on_event: events.OnEvent
         _check_own_device(run_device, processes)
         run_device.least_free_bytes = _least_free_bytes(run_device, processes)
         run = Run(
-            request=request, data=data, run_device=run_device, processes=processes, store=store, on_event=on_event
+            request=request,
+            data=data,
+            run_device=run_device,
+            processes=processes,
+            store=store,
+            on_event=on_event,
+            teacher=teacher,
+            holds_teacher=plan is not None and plan.workload.holds_teacher,
         )
         run.plan = plan and adapted_plan(plan, run_device, run_device.gpu, on_event)
         run.plan = run.plan or _first_plan(processes, lambda: _plan(run, checkpoint))
-        run.workload = chosen_workload(request, data, run.plan, processes.size)
+        run.workload = chosen_workload(request, data, run.plan, processes.size, holds_teacher=run.holds_teacher)
         stop.check()
-        answers = None if teacher is None else attach_answers(run, teacher, stop.check)
+        answers = None
+        if teacher is not None and not run.holds_teacher:
+            answers = attach_answers(run, teacher, stop.check)
         seed_everything(request.seed)
         stop.check()
         session = Session(run)
@@ -198,7 +209,7 @@ def _holds_model(folder: Path) -> bool:
     )
 
 
-def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> None:
+def _check_same(request: TrainRequest, data: Data, teacher: TrainedModel | None, checkpoint: Checkpoint) -> None:
     """Refuse to go on with something else."""
     saved = checkpoint.state()
     different = request.differences(saved["request"])
@@ -210,6 +221,8 @@ def _check_same(request: TrainRequest, data: Data, checkpoint: Checkpoint) -> No
         different.append("evaluation data is given in one of the two runs only")
     if saved["source"] != source_fingerprint(data.resolved):
         different.append(f"the weights in {request.model} are not those the run began with")
+    if teacher is not None and saved.get("held_teacher") not in (None, fingerprint(teacher)):
+        different.append(f"the weights of the teacher {request.teacher} are not those the run began with")
     if different:
         raise VramfitError(
             f"cannot resume the run in {request.output}: {'; '.join(different)}",
@@ -221,6 +234,8 @@ def _plan(run: Run, checkpoint: Checkpoint | None) -> Plan | None:
     """The plan of the run that is resumed, where it is for the same device; else a new one."""
     request, run_device, on_event, num_gpus = run.request, run.run_device, run.on_event, run.processes.size
     output, former = Path(request.output), None
+    if checkpoint is not None:
+        run.holds_teacher = checkpoint.state().get("held_teacher") is not None
     if checkpoint is not None and (output / PLAN).exists():
         found = Plan.load(output / PLAN)
         saved = checkpoint.state()["request"]
@@ -230,7 +245,14 @@ def _plan(run: Run, checkpoint: Checkpoint | None) -> Plan | None:
         former = found.workload
     if run_device.has_budget:
         on_event(events.Note(text="Planning for the lengths of the data …"))
-    plan = make_plan(request, run.data, run_device, former, num_gpus)
+
+    def make(holds_teacher: bool) -> Plan | None:
+        return make_plan(request, run.data, run_device, former, num_gpus, holds_teacher=holds_teacher)
+
+    if checkpoint is None and run.teacher is not None:
+        plan = plan_answers(run, run.teacher, make)
+    else:
+        plan = make(run.holds_teacher)
     if plan is not None:
         plan.save(output / PLAN)
         if run_device.emulated is not None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from vramfit.tasks.embedding import LOSSES, SCORED, texts_problems
+from vramfit.tasks.embedding import LOSSES, SCORED, TASK
 from vramfit.tasks.parts.pooling import Contrast
 from vramfit.units import counted
 
@@ -51,7 +51,7 @@ def check_contrast(how: Contrast, *, num_given: int, width: int) -> list[str]:
         num_given: scores of a sample; 0 where there are none.
         width: numbers of a vector.
     """
-    problems = list(texts_problems(how.loss, how.num_texts))
+    problems = list(TASK.texts_problems(how.loss, how.num_texts))
     wanted = num_scores(how)
     if wanted and num_given != wanted:
         found = counted(num_given, "score") if num_given else "none"

@@ -1,24 +1,26 @@
 """Losses of a student that learns from a teacher's answers, as sums with counts beside those of the labels.
 
 The teacher's answers come with each batch, as tensors whose names begin with `teacher_`: logits, vectors, scores and
-hidden states that were computed before. Every term is a sum over samples or tokens, divided by the count of the whole
-batch, so that any split of a batch has the gradient of the whole. Losses that compare all texts of a step take the
-teacher's term where they take their own.
+hidden states that were computed before; or a teacher that is held adds them to every micro-batch. Every term is a sum
+over samples or tokens, divided by the count of the whole batch, so that any split of a batch has the gradient of the
+whole. Losses that compare all texts of a step take the teacher's term where they take their own.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from vramfit.tasks import Task, find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
-from vramfit.tasks.parts.joint import PLACES, JointLoss, width_of
+from vramfit.tasks.parts.joint import PLACES, JointLoss, comparison_of, width_of
 from vramfit.tasks.parts.losses import (
     HIDDEN,
+    OF_LAYERS,
+    RELATIONS,
     TARGETS,
     Batch,
     HeadLoss,
@@ -29,7 +31,6 @@ from vramfit.tasks.parts.losses import (
     target_name,
 )
 from vramfit.tasks.parts.pooling import head_of
-from vramfit.tasks.parts.reranked import comparison_of
 
 LOGITS = target_name("logits")
 VECTORS = target_name("embedding")
@@ -37,6 +38,16 @@ PROJECTION = "teacher_projection"
 """The module that maps hidden states of a student to those of a wider or narrower teacher."""
 Term = tuple[Callable[[Any, Batch], torch.Tensor], Callable[[Batch], int]]
 """A sum over samples or tokens, and how many these are."""
+
+
+class Held(Protocol):
+    """A teacher in memory: see `techniques.teachers`."""
+
+    model: torch.nn.Module
+    names: frozenset[str]
+    answers_tokens: bool
+
+    def complete(self, batch: Batch) -> Batch: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +59,10 @@ class Teaching:
     """Share of the teacher's terms; the labels have the rest."""
     hidden_width: int | None = None
     """Numbers of the teacher's hidden states; None where those are not compared."""
+    relation_heads: int | None = None
+    """Heads that queries, keys and values are divided into to be compared; None where they are not."""
+    held: Held | None = None
+    """The teacher, where every pass asks it; None where its answers come with the batch."""
 
 
 def teach(model: Any, how: Teaching) -> None:
@@ -69,7 +84,7 @@ def meta_targets(model: Any, task: str, sizes: tuple[int, int], device: Any, *, 
         num_packed: tokens of the row in which all sequences lie end to end; 0 where each has its own.
     """
     how = teaching_of(model)
-    if how is None:
+    if how is None or how.held is not None:
         return {}
     kind, by_token = find_task(task), (1, num_packed) if num_packed else sizes
     shape: tuple[int, ...] = (sizes[0], answer_width(model, kind))
@@ -100,17 +115,20 @@ def add_projection(model: Any, width: int) -> None:
 
 
 def taught(own: HeadLoss, model: Any, batch: Batch) -> HeadLoss:
-    """The loss of a batch that has a teacher's answers: that of its labels, and the teacher's beside it.
+    """The loss of a student: that of its labels, and the teacher's beside it, where there is a teacher to answer.
 
     Args:
         own: of the labels.
-        batch: with the answers.
+        batch: with the answers, unless the teacher is held.
     """
     how = teaching_of(model)
+    names = (TARGETS & set(batch)) | (frozenset() if how is None or how.held is None else how.held.names)
+    if not names:
+        return own
     assert how is not None, "a batch has a teacher's answers, and its model no teacher"
     if own.joint is not None:
         return replace(own, joint=_joint(own.joint, model, how, batch))
-    terms = _terms(model, batch, how)
+    terms = _terms(model, batch, how, names)
     reads_labels = how.alpha < 1
 
     def sums(output: Any, part: Batch) -> list[torch.Tensor]:
@@ -121,22 +139,30 @@ def taught(own: HeadLoss, model: Any, batch: Batch) -> HeadLoss:
         return (own.counts(part) if reads_labels else []) + [count(part) for _, count in terms]
 
     asks = {} if how.hidden_width is None else {"output_hidden_states": True}
-    return replace(own, sums=sums, counts=counts, leaves_out=False, asks=asks)
+    completes = None if how.held is None else how.held.complete
+    return replace(own, sums=sums, counts=counts, leaves_out=False, asks=asks, completes=completes)
 
 
-def _terms(model: Any, batch: Batch, how: Teaching) -> list[Term]:
-    """The teacher's terms."""
-    of_places = sorted(TARGETS & set(batch) - {LOGITS, VECTORS, HIDDEN})
+def _terms(model: Any, batch: Batch, how: Teaching, names: frozenset[str]) -> list[Term]:
+    """The teacher's terms.
+
+    Args:
+        names: of its answers, those of a micro-batch too.
+    """
+    of_places = sorted(names - {LOGITS, VECTORS} - OF_LAYERS)
     hidden: list[Term] = [] if how.hidden_width is None else [(partial(_hidden, model), _num_tokens)]
+    if how.relation_heads is not None:
+        hidden.append((partial(_relations, how.relation_heads), _num_tokens))
     if of_places:
         return [*((partial(_places, how.temperature, name), _num_rows) for name in of_places), *hidden]
-    if batch[LOGITS].dim() > PER_TOKEN:
+    if batch[LOGITS].dim() > PER_TOKEN if how.held is None else how.held.answers_tokens:
         return [(partial(_tokens, how.temperature), lambda part: num_labelled(part["labels"])), *hidden]
     problem = "multi_label_classification" if PLACES in batch else problem_type(model, batch["labels"])
+    width = 1 if PLACES in batch else int(model.config.num_labels)
     if problem == "multi_label_classification":
-        return [(partial(_yes_or_no, how.temperature), lambda part: part[LOGITS].numel()), *hidden]
+        return [(partial(_yes_or_no, how.temperature), lambda part: _num_rows(part) * width), *hidden]
     if problem == "regression":
-        return [(_numbers, lambda part: part[LOGITS].numel()), *hidden]
+        return [(_numbers, lambda part: _num_rows(part) * width), *hidden]
     return [(partial(_classes, how.temperature), _num_rows), *hidden]
 
 
@@ -201,6 +227,40 @@ def _hidden(model: Any, output: Any, part: Batch) -> torch.Tensor:
         each = (project(own).float() - wanted.float()).square().mean(-1)
         total = total + (each if mask is None else each * mask).sum()
     return total
+
+
+def _relations(num_heads: int, output: Any, part: Batch) -> torch.Tensor:
+    """By how much tokens differ in what they are related to (MiniLMv2), by queries, keys and values in turn.
+
+    The mean over heads, summed over the three and over tokens.
+    """
+    total = part[RELATIONS].new_zeros((), dtype=torch.float32)
+    for own, wanted in zip(output.relations, part[RELATIONS].chunk(3, -1), strict=True):
+        (own, mask), (wanted, _) = in_rows(own, part), in_rows(wanted, part)
+        student, teacher = (related(each, mask, num_heads) for each in (own, wanted))
+        each = (teacher.exp() * (teacher - student)).sum(-1).mean(1)
+        total = total + (each if mask is None else each * mask).sum()
+    return total
+
+
+def in_rows(values: torch.Tensor, part: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Values of tokens with a row for each sequence, and which of them are of tokens; None: all of them."""
+    if part.get("cu_seq_lens_q") is None or part.get("max_length_q") is None:
+        return values, part.get("attention_mask")
+    ends, longest = part["cu_seq_lens_q"], int(part["max_length_q"])
+    inside = torch.arange(longest, device=ends.device) < ends.long().diff()[:, None]
+    rows = values.new_zeros((len(ends) - 1, longest, values.shape[-1]))
+    return rows.masked_scatter(inside[..., None], values[0]), inside
+
+
+def related(values: torch.Tensor, mask: torch.Tensor | None, num_heads: int) -> torch.Tensor:
+    """Logarithms of how much each token is related to each other one, a head after the other."""
+    num, length, width = values.shape
+    heads = values.view(num, length, num_heads, width // num_heads).transpose(1, 2)
+    scores = (heads @ heads.transpose(2, 3)).float() * (width // num_heads) ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask[:, None, None, :] == 0, torch.finfo(torch.float32).min)
+    return F.log_softmax(scores, -1)
 
 
 def _joint(joint: JointLoss, model: Any, how: Teaching, batch: Batch) -> JointLoss:

@@ -1,5 +1,6 @@
-"""Metrics of heads that give several labels, or numbers: outputs are kept on the host until the end."""
+"""Metrics of heads that give several labels, numbers, or scores of candidates, kept on the host until the end."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.tasks.parts.reading import Reference
-from vramfit.tasks.parts.vector_metrics import pearson, spearman
+from vramfit.tasks.parts.vector_metrics import Relevant, pearson, retrieval_scores, spearman
 
 USUAL_THRESHOLD = 0.5
 
@@ -114,3 +115,57 @@ def _figures(found: torch.Tensor, true: torch.Tensor) -> dict[str, float]:
         "pearson": pearson(found, true),
         "spearman": spearman(found, true),
     }
+
+
+class _Gathered:
+    """Scores of candidates by query."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, int, float, float]] = []
+
+    def update(self, output: Any, batch: Any, references: Sequence[Reference]) -> None:
+        scores = output.logits[:, 0].float().tolist()
+        for score, reference in zip(scores, references, strict=True):
+            truth = reference.get("scores")
+            is_first = float(reference["place"] == 0)
+            known = is_first if truth is None or reference["num_texts"] > 1 else truth[0]
+            self._found.append((reference["index"], reference["place"], score, known))
+
+    def merge(self, other: "_Gathered") -> None:
+        self._found += other._found
+
+
+class RankedCandidates(_Gathered):
+    """Where the positive is found among the candidates of its query; after those that have the same score, or none."""
+
+    best_metric = "mrr_at_10"
+    higher_is_better = True
+
+    def result(self) -> dict[str, float]:
+        by_query: dict[int, list[tuple[int, float, float]]] = {}
+        for query, place, score, known in self._found:
+            by_query.setdefault(query, []).append((place, score, known))
+        queries, ranks, grades = [], [], []
+        for number, candidates in enumerate(by_query.values()):
+            ordered = sorted(candidates, key=lambda one: (math.inf if math.isnan(one[1]) else -one[1], -one[0]))
+            for rank, (_, _, known) in enumerate(ordered, 1):
+                if known > 0:
+                    queries.append(number)
+                    ranks.append(rank)
+                    grades.append(known)
+        numbers = torch.tensor(queries)
+        relevant = Relevant(queries=numbers, documents=numbers, grades=torch.tensor(grades), num_queries=len(by_query))
+        return retrieval_scores(torch.tensor(ranks), relevant)
+
+
+class ScoredPairs(_Gathered):
+    """How well scores follow those of the data."""
+
+    best_metric = "spearman"
+    higher_is_better = True
+
+    def result(self) -> dict[str, float]:
+        given = torch.tensor([known for *_, known in self._found])
+        found = torch.tensor([score for _, _, score, _ in self._found])
+        loss = F.binary_cross_entropy_with_logits(found, given)
+        return {"spearman": spearman(found, given), "pearson": pearson(found.sigmoid(), given), "loss": float(loss)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite, isnan
 from typing import Any
 
-from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, label_text, some_of
+from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, label_text, number_of, some_of
 from vramfit.units import counted, shown
 
 SINGLE, MULTI_LABEL, REGRESSION = "single", "multi-label", "regression"
@@ -143,12 +143,8 @@ def number_in(value: Any, name: str) -> float:
     """
     if _is_missing(value):
         raise BadValue(f"{name} is missing")
-    try:
-        text = value.strip().replace(",", ".", 1) if isinstance(value, str) else value
-        number = None if isinstance(value, bool) or not isinstance(value, str | int | float) else float(text)
-    except (ValueError, OverflowError):
-        number = None
-    if number is None or not isfinite(number) or abs(number) > MAX_NUMBER:
+    number = number_of(value.strip().replace(",", ".", 1) if isinstance(value, str) else value)
+    if number is None or abs(number) > MAX_NUMBER:
         raise BadValue(f"{name} is {shown(value)}, not a finite number")
     return number
 
@@ -244,7 +240,7 @@ def _said(labels: LabelNames, found: Sequence[Any]) -> str:
     if labels.problem == MULTI_LABEL:
         more = sum(len(names) > 1 for names in found)
         what = f"{more:,} of {counted(len(found), 'row')} {'has' if more == 1 else 'have'} several labels"
-        return f"{what}: each label is learned by itself (multi-label); --problem says otherwise"
+        return f"{what}: each label is learned independently (multi-label); --problem says otherwise"
     if labels.problem == REGRESSION:
         values = [value for row in found for value in row]
         between = f" between {min(values):g} and {max(values):g}" if values else ""

@@ -1,4 +1,8 @@
-"""`JointLoss`: a loss that looks at the vectors of all texts of a batch at once, so that no part has one of its own."""
+"""`JointLoss`: a loss that looks at the vectors of all texts of a batch at once, so that no part has one of its own.
+
+Scores that a cross-encoder gives the candidates of a query are compared in the same way: a query's gradient is the same
+however its candidates are split among passes, since the comparison sees all scores of the step (`step/joint.py`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
+from vramfit.tasks.embedding import JOINED
 from vramfit.tasks.parts.contrastive import check_contrast, contrast_loss
-from vramfit.tasks.parts.losses import Batch, HeadLoss
-from vramfit.tasks.parts.pooling import EmbeddingHead
-from vramfit.tasks.parts.sentence_head import JOINED
+from vramfit.tasks.parts.losses import Batch, HeadLoss, logits_of
+from vramfit.tasks.parts.pooling import Contrast, EmbeddingHead
 from vramfit.units import counted
 
 PLACES = "text_rows"
@@ -89,4 +94,45 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
 def width_of(head: EmbeddingHead, model: Any) -> int:
     """Numbers of a vector that a model gives."""
     sizes = [layer.out_features for layer in head.modules() if isinstance(layer, torch.nn.Linear)]
-    return sizes[-1] if sizes else int(model.config.hidden_size) * len(head.pooling.split(JOINED))
+    width = sizes[-1] if sizes else int(model.config.hidden_size) * len(head.pooling.split(JOINED))
+    return min(width, head.dims or width)
+
+
+def comparison_of(model: Any) -> Contrast:
+    """How candidates are compared, as the task's `learn_by` has kept it."""
+    found: Contrast = getattr(model, "_comparison", Contrast(loss="bce", num_texts=1))
+    return found
+
+
+def num_scores(how: Contrast) -> int:
+    """Numbers that the loss reads of each candidate."""
+    return max(how.num_texts - 1, 1) if how.loss == "margin-mse" else 1
+
+
+def loss_of_candidates(model: Any, batch: Batch) -> HeadLoss:
+    """The loss of a batch of candidates: a mean over candidates, or over queries where those of one are compared."""
+    how, num = comparison_of(model), num_places(batch)
+    if how.loss == "bce":
+        return HeadLoss(
+            lambda output, part: [
+                F.binary_cross_entropy_with_logits(_scores(output)[:, 0], part["labels"].float(), reduction="sum")
+            ],
+            lambda part: [int(part[PLACES].shape[0])],
+        )
+
+    def of_scores(scores: torch.Tensor, here: Batch) -> torch.Tensor:
+        by_query = scores.reshape(-1, how.num_texts)
+        if how.loss == "listwise":  # the positive is the first
+            return -F.log_softmax(by_query / how.divisor, dim=1)[:, 0].mean()
+        margins = here["labels"].reshape(len(by_query), how.num_texts, -1)[:, 0]
+        return F.mse_loss(by_query[:, :1] - by_query[:, 1:], margins)
+
+    return HeadLoss(
+        lambda output, part: [_scores(output).sum()],
+        lambda part: [int(part[PLACES].shape[0])],
+        joint=JointLoss(num, 1, {"labels": batch["labels"]}, of_scores, _scores),
+    )
+
+
+def _scores(output: Any) -> torch.Tensor:
+    return logits_of(output).float()

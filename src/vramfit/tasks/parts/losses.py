@@ -31,7 +31,10 @@ def target_name(answer: str) -> str:
 
 HIDDEN = target_name("hidden")
 """Hidden states of the teacher's layers, side by side."""
-TARGETS = frozenset(target_name(answer) for task in all_tasks() for answer in task.answers) | {HIDDEN}
+RELATIONS = target_name("relations")
+"""Queries, keys and values of a layer of the teacher, side by side."""
+OF_LAYERS = frozenset({HIDDEN, RELATIONS})
+TARGETS = frozenset(target_name(answer) for task in all_tasks() for answer in task.answers) | OF_LAYERS
 """Inputs that are a teacher's answers."""
 LABELS = frozenset(name for task in all_tasks() for name in task.labels) | TARGETS
 """Inputs that only a loss reads."""
@@ -73,6 +76,8 @@ class HeadLoss:
     """Whether the model looks at padding too, so that parts of a batch must be as wide as the whole."""
     asks: dict[str, Any] = dataclass_field(default_factory=dict)
     """What else the model is asked to give, by keywords of its forward."""
+    completes: "Callable[[Batch], Batch] | None" = None
+    """Adds to a micro-batch, on its device, what the loss reads besides: the answers of a teacher in memory."""
 
     @staticmethod
     def custom(
@@ -135,7 +140,7 @@ def head_loss(model: torch.nn.Module, batch: Batch, task: str | None = None) -> 
     asked = all_tasks() if task is None else (find_task(task), *all_tasks())
     labelled = {name: value for name, value in batch.items() if name not in TARGETS}
     found = next((loss for one in asked if (loss := one.loss(model, labelled)) is not None), None)
-    if found is not None and len(labelled) < len(batch):
+    if found is not None and (len(labelled) < len(batch) or hasattr(model, "_teaching")):
         from vramfit.tasks.parts.distilled import taught
 
         return taught(found, model, batch)
@@ -187,17 +192,15 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int = IGN
     return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ignored)
 
 
-def token_loss() -> HeadLoss:
-    """A class for each token: those that are not ignored count."""
-
-    return HeadLoss(token_sums, lambda batch: [num_labelled(batch["labels"])], leaves_out=True)
-
-
 def token_labels_loss(model: torch.nn.Module, batch: Batch) -> HeadLoss | None:
-    """The same for a batch whose only labels are of tokens, and not of a discriminator; None for any other."""
+    """A class for each token, where a batch has no other labels and no discriminator reads them; else None.
+
+    Tokens that are not ignored count.
+    """
     labels = only_labels(batch)
-    is_for = labels is not None and are_per_token(model, labels) and not judges_every_token(model)
-    return token_loss() if is_for else None
+    if labels is None or not are_per_token(model, labels) or judges_every_token(model):
+        return None
+    return HeadLoss(token_sums, lambda batch: [num_labelled(batch["labels"])], leaves_out=True)
 
 
 def token_sums(output: Any, batch: Batch) -> list[torch.Tensor]:

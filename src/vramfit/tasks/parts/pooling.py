@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
-from vramfit.errors import WorkloadError
-from vramfit.tasks.parts.sentence_head import JOINED, HeadParts, LayerPart
+from vramfit.errors import CheckpointError, WorkloadError
+from vramfit.tasks.embedding import JOINED, HeadParts, LayerPart
 
 NAME = "embedding_head"
 """The head's name among the modules of a model."""
@@ -73,6 +73,8 @@ class EmbeddingHead(torch.nn.Module):
         self.layers = torch.nn.Sequential(*layers)  # no ModuleList: those are an encoder's layers
         self.contrast = Contrast()
         """Set where a workload that trains is applied."""
+        self.dims: int | None = None
+        """Numbers that are kept of a vector, from its start; set where a folder's vectors are used."""
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, ends: torch.Tensor | None) -> torch.Tensor:
         """The vector of each text.
@@ -87,7 +89,8 @@ class EmbeddingHead(torch.nn.Module):
             for layer in self.layers:
                 made = layer(made.to(next(layer.parameters(), made).dtype))
             made = made.float()
-            return F.normalize(made, dim=-1) if self.normalizes else made
+            made = F.normalize(made, dim=-1) if self.normalizes else made
+            return made if self.dims is None else made[:, : self.dims]
 
     def _pool(self, hidden: torch.Tensor, mask: torch.Tensor | None, ends: torch.Tensor | None) -> torch.Tensor:
         names = self.pooling.split(JOINED)
@@ -148,6 +151,41 @@ def make_layer(part: LayerPart) -> torch.nn.Module:
     """The module that a part of a folder stands for."""
     kinds = {"Dense": Dense, "LayerNorm": Norm}
     return kinds[part.kind](part) if part.kind in kinds else UnitLength()
+
+
+def make_head(parts: HeadParts, hidden_size: int | None) -> EmbeddingHead:
+    """The modules, with weights as torch draws them: none on the meta device.
+
+    Args:
+        hidden_size: of the encoder's vectors; None where it is not known.
+
+    Raises:
+        CheckpointError: a layer that is not as wide as what goes into it.
+    """
+    if hidden_size is not None:
+        _check_widths(parts, hidden_size)
+    layers = parts.layers
+    normalizes = bool(layers) and layers[-1].kind == "Normalize"
+    inner = layers[:-1] if normalizes else layers
+    return EmbeddingHead(
+        parts.pooling, normalizes=normalizes, layers=[make_layer(layer) for layer in inner], parts=parts
+    )
+
+
+def _check_widths(parts: HeadParts, hidden_size: int) -> None:
+    width = hidden_size * len(parts.pooling.split(JOINED))
+    for layer in parts.layers:
+        if not layer.has_weights:
+            continue
+        if layer.in_features != width:
+            file = str(layer.folder / "config.json") if layer.folder is not None else ""
+            raise CheckpointError(
+                f"{file}: the {layer.kind} takes vectors of {layer.in_features:,} numbers, and what comes before it "
+                f"gives {width:,}",
+                file=file,
+                hint="use the parts of one model: config.json, modules.json and the folders that it names",
+            )
+        width = layer.out_features
 
 
 def attach(model: Any, head: EmbeddingHead) -> Any:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
 from typing import Any, NamedTuple
 
 from vramfit.errors import WorkloadError
@@ -103,6 +103,21 @@ def check_characters(text: str, column: str) -> None:
     """Raises BadValue for a text that cannot be encoded."""
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise BadValue(f"{column} has half of a surrogate pair, which is no character")
+
+
+def number_of(value: Any) -> float | None:
+    """The finite number in a cell; None for anything else.
+
+    >>> number_of(" 2.5"), number_of(True), number_of("nan")
+    (2.5, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if isfinite(number) else None
 
 
 def label_text(value: Any) -> str:
@@ -254,7 +269,7 @@ def check_room(tokenizer: Any, max_length: int, *, pair: bool) -> None:
     """Raises WorkloadError where a length has no room for more than the special tokens."""
     least = int(tokenizer.num_special_tokens_to_add(pair=pair)) + (2 if pair else 1)
     if max_length < least:
-        raise WorkloadError([f"a length of {max_length} tokens leaves no room for text; {least} is the least"])
+        raise WorkloadError([f"a length of {max_length} tokens leaves none for text; the least is {least}"])
 
 
 def chunks(references: Iterable[Reference]) -> Iterator[list[Reference]]:

@@ -6,13 +6,23 @@ with negatives or without, pairs with a score, or single texts with a class.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from vramfit.errors import DataError
-from vramfit.tasks.parts.reading import Asked, BadValue, Columns, LabelNames, Reference, Row, check_characters, text_in
+from vramfit.tasks.base import Rows, Task
+from vramfit.tasks.parts.reading import (
+    Asked,
+    BadValue,
+    Columns,
+    LabelNames,
+    Reference,
+    Row,
+    check_characters,
+    number_of,
+    text_in,
+)
 from vramfit.units import counted, shown
 
 PAIRS, NEGATIVES, SCORED, BINARY, MARGINS, CLASSES, TEXTS = (
@@ -69,6 +79,26 @@ MOST_TEXTS = 100
 NUM_OF_PAIR = 2
 NOT_A_SCORE = "give numbers; or keep only pairs that belong together, and take --loss in-batch, which reads no scores"
 OVERRIDES = "--text-column and --label-column name others"
+
+
+class TaskOfTexts(Task):
+    """A task whose samples have several texts, each of which is a row of a batch."""
+
+    is_trained = is_served = True
+    labels = ("text_rows", "text_ids", "labels")
+    text_names = ()
+    learns_numbers = True
+
+    def read_row(self, row: Row, columns: Columns, labels: LabelNames) -> Reference:
+        return read_texts(row, columns, labels)
+
+    def merged(self, rows: Iterable[dict[str, Any]]) -> Rows:
+        return sorted(rows, key=lambda row: (row.get("index", 0), row.get("column", 0)))
+
+
+def column_of(reference: Reference) -> dict[str, int]:
+    """Which of a row's texts or candidates it is, from 1; nothing where there is but one."""
+    return {"column": reference["place"] + 1} if reference.get("num_texts", 1) > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +264,8 @@ def _scores(value: Any, columns: Columns) -> tuple[float, ...]:
 def _number(value: Any, name: str | None) -> float:
     if value is None or value == "":
         raise BadValue(f"no {name}")
-    try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError):
-        number = None
-    if number is None or not isfinite(number):
+    number = number_of(value)
+    if number is None:
         raise BadValue(f"{name} is {shown(value)}, not a finite number", hint=NOT_A_SCORE)
     return number
 

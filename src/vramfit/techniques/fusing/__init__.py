@@ -1,4 +1,8 @@
-"""Fusing: the layers of BERT and its kin as one function each (`layer`), for packed passes under autocast."""
+"""Fusing: the layers of a model as one function each (`layer`), for packed passes that learn, and for others.
+
+What a layer is, is read off its modules (`description`); on a device, every kind of layer is tried beside its own code
+before it is fused (`trial`).
+"""
 
 import warnings
 from functools import cache
@@ -9,40 +13,25 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import encoder_layers
 from vramfit.techniques import compiling
-from vramfit.techniques.fusing.layer import FusedLayer, LayerShape
-from vramfit.techniques.packing.attention import is_new_enough, takes_heads
-from vramfit.workload import Workload
+from vramfit.techniques.fusing import trial
+from vramfit.techniques.fusing.description import Description, NotDescribed
+from vramfit.techniques.fusing.layer import FusedLayer, compute
+from vramfit.techniques.fusing.pieces import PackedRow
+from vramfit.techniques.fusing.trial import Types
+from vramfit.techniques.packing.attention import FLASH_TYPES, is_new_enough
 
-LAYERS = frozenset(
-    f"transformers.models.{family}.modeling_{family}.{name}"
-    for family, name in (
-        ("bert", "BertLayer"),
-        ("camembert", "CamembertLayer"),
-        ("distilbert", "TransformerBlock"),
-        ("electra", "ElectraLayer"),
-        ("roberta", "RobertaLayer"),
-        ("xlm_roberta", "XLMRobertaLayer"),
-    )
-)
-"""Layers whose forward `FusedLayer` computes: attention, product, dropout, residual, LayerNorm, and the same again with
-GELU between two products. A test holds each beside the original."""
-PLAIN = (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Dropout, torch.nn.GELU)
-GATHERS = "output_capturing_hook"
-"""The name of transformers' own hook."""
-
-
-def is_for(workload: Workload) -> bool:
-    """Whether a workload's layers are fused."""
-    return workload.fused and workload.trains
+__all__ = ["Description", "Types"]
 
 
 def apply(model: torch.nn.Module) -> None:
-    """Let every layer that can be fused run so where it learns from packed rows under autocast, in place; others, and
-    all other calls, run as before."""
+    """Let every layer that can be fused run so where it is given packed rows, in place: under autocast, or with weights
+    in 16 bits where nothing learns. Others, and all other calls, run as before."""
     for layer in encoder_layers(model):
-        parts = _parts(layer)
-        if parts is not None and parts.read() is not None and "forward" not in layer.__dict__:
-            layer.forward = FusedForward(layer, parts)
+        description = describe(layer)
+        if isinstance(description, str) or "forward" in layer.__dict__ or description.read() is None:
+            continue
+        if trial.why_not(layer, description) is None:
+            layer.forward = FusedForward(layer, description)
 
 
 def require(model: torch.nn.Module) -> None:
@@ -52,9 +41,11 @@ def require(model: torch.nn.Module) -> None:
         WorkloadError: no layer of the model can be fused.
     """
     apply(model)
-    if not is_applied(model):
+    found = [describe(layer) for layer in encoder_layers(model)]
+    if not is_applied(model) and not any(isinstance(d, Description) and d.read() for d in found):
+        reason = next((f"they have {why}" for why in found if isinstance(why, str)), "they were changed")
         raise WorkloadError(
-            [f"fused: {type(model).__name__} has no layers of BERT's kind with GELU, or they were changed"],
+            [f"fused: the layers of {type(model).__name__} cannot be fused: {reason}"],
             hint="leave out fused: layers then run as they are",
         )
 
@@ -73,8 +64,57 @@ def is_applied(model: torch.nn.Module) -> bool:
 
 def can_be(model: torch.nn.Module) -> bool:
     """Whether every layer of a model can be fused."""
-    found = [_parts(layer) for layer in encoder_layers(model)]
-    return bool(found) and all(parts is not None and parts.read() is not None for parts in found)
+    found = [describe(layer) for layer in encoder_layers(model)]
+    return bool(found) and all(isinstance(d, Description) and d.read() is not None for d in found)
+
+
+def was_measured(model: torch.nn.Module) -> bool:
+    """Whether every layer of a model can be fused, and is of the kind that was measured on a GPU: BERT's."""
+    found = [describe(layer) for layer in encoder_layers(model)]
+    return bool(found) and all(isinstance(d, Description) and d.is_berts for d in found)
+
+
+def describe(layer: torch.nn.Module) -> Description | str:
+    """A layer's description; what it has that none has, where it cannot be fused."""
+    try:
+        return Description(layer)
+    except NotDescribed as error:
+        return str(error)
+
+
+def why_not_here(model: torch.nn.Module, device: torch.device, types: Types) -> str | None:
+    """Why the layers of a model cannot be fused on a device, as tried there with random weights, which is said once;
+    None where they can."""
+    if device.type != "cuda":
+        return None
+    reason = why_not(device)
+    for layer in encoder_layers(model) if reason is None else ():
+        description = describe(layer)
+        if isinstance(description, Description):
+            reason = reason or trial.why_no_kernels(layer, description, device, types)
+    return reason
+
+
+def for_plan(
+    model: torch.nn.Module, device: torch.device, *, dtype: torch.dtype = torch.bfloat16, asked: bool | None = None
+) -> dict[str, bool]:
+    """Keywords for a plan that is to run on a device: not to count on fused layers, where it does not have them.
+
+    Args:
+        dtype: of the products.
+        asked: whether layers are to be fused; None where their kind was measured.
+    """
+    is_wanted = asked is not False and (can_be(model) if asked else was_measured(model))
+    cannot = is_wanted and why_not_here(model, device, Types(torch.float32, dtype)) is not None
+    return {"fused": False} if cannot else {}
+
+
+def try_out(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Try the layers of a model that learns under autocast before its first step: no part of that step's memory."""
+    if why_not(device) is None:
+        for layer in encoder_layers(model):
+            if isinstance(fused := layer.__dict__.get("forward"), FusedForward):
+                fused.why_not(device, Types(torch.float32, dtype))
 
 
 @cache
@@ -96,99 +136,57 @@ def _is_fused(layer: torch.nn.Module) -> bool:
 class FusedForward:
     """What a layer's forward is: fused where that is what a call asks for."""
 
-    def __init__(self, layer: torch.nn.Module, parts: "_Parts") -> None:
-        self._layer, self._parts = layer, parts
+    def __init__(self, layer: torch.nn.Module, description: Description) -> None:
+        self._layer, self._description = layer, description
+        self._reasons: dict[Any, str | None] = {}
+        """Why not, by device and types that were tried."""
 
     def __call__(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-        ends, longest = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
-        is_packed = ends is not None and longest is not None and attention_mask is None
-        shows = kwargs.get("past_key_values") is not None or kwargs.get("output_attentions")
-        if is_packed and not shows and _learns(hidden_states) and why_not(hidden_states.device) is None:
-            read = self._parts.read()
-            if read is not None:
-                hidden_states = hidden_states.float()  # ELECTRA's first are a product's, in 16 bits
-                return FusedLayer.apply(hidden_states, ends, longest, *read)  # type: ignore[no-untyped-call]
+        if attention_mask is None and _is_row(kwargs) and why_not(hidden_states.device) is None:
+            made = self._fused(hidden_states, kwargs)
+            if made is not None:
+                return made
         return type(self._layer).forward(self._layer, hidden_states, attention_mask, *args, **kwargs)
 
+    def _fused(self, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The layer's output; None where its own code is to make it."""
+        types = _types(hidden)
+        read = None if types is None else self._description.read()
+        if types is None or read is None or read[2] is not types.weights:
+            return None
+        shape, parameters, _ = read
+        cos, sin = (kwargs.get("position_embeddings") if shape.is_turned else None) or (None, None)
+        fits = not shape.is_turned or (cos is not None and cos.shape == (*hidden.shape[:-1], shape.head_size))
+        if not fits or self.why_not(hidden.device, types) is not None:
+            return None
+        hidden = hidden.float() if types.weights is torch.float32 else hidden  # ELECTRA's first are in 16 bits
+        row = PackedRow(hidden, kwargs["cu_seq_lens_q"], kwargs["max_length_q"], cos, sin)
+        if torch.is_grad_enabled():
+            return FusedLayer.apply(*row, shape, types.products, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+        return compute(row, shape, types.products, parameters, keeps=False)[0]
 
-def _learns(hidden_states: torch.Tensor) -> bool:
-    """Whether a pass goes through autograd and autocast."""
-    device = hidden_states.device.type
-    return torch.is_grad_enabled() and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-class _Parts:
-    """A layer's parts as they were found. For every pass they are looked at anew, since they may change."""
-
-    def __init__(
-        self, layer: Any, linears: list[Any], norms: list[Any], dropouts: list[Any], num_heads: int, scale: float
-    ) -> None:
-        self._linears, self._norms, self._dropouts = linears, norms, dropouts
-        """As `FusedLayer` takes them; dropouts of attention, of its product, and of the second of the feed-forward
-        part, None where there is none."""
-        self._links = [(parent, name, child) for parent in layer.modules() for name, child in parent._modules.items()]
-        self._types = [type(child) for _, _, child in self._links]
-        self._num_heads, self._scale = num_heads, scale
-
-    def read(self) -> tuple[Any, ...] | None:
-        """The layer's shape and parameters as they are now; None where a part is not what transformers made of it: an
-        adapter, quantized, hooked, replaced, or with weights that are not in fp32."""
-        for (parent, name, child), kind in zip(self._links, self._types, strict=True):
-            if parent.__dict__["_modules"].get(name) is not child or type(child) is not kind or _is_changed(child):
-                return None
-        parameters = []
-        for module in (*self._linears, *self._norms):
-            for p in map(module.__dict__["_parameters"].get, ("weight", "bias")):
-                if type(p) is not torch.nn.Parameter or p.dtype is not torch.float32:
-                    return None
-                parameters.append(p)
-        attention, after, last = map(_share, self._dropouts)
-        first, second = self._norms
-        return LayerShape(self._num_heads, self._scale, attention, (after, last), (first.eps, second.eps)), *parameters
+    def why_not(self, device: torch.device, types: Types) -> str | None:
+        """Why the layer's kernels cannot be run on a device; None where they can, and where there are none."""
+        if device.type != "cuda":
+            return None
+        key = device, types
+        if key not in self._reasons:
+            self._reasons[key] = trial.why_no_kernels(self._layer, self._description, device, types)
+        return self._reasons[key]
 
 
-def _parts(layer: Any) -> _Parts | None:
-    """A layer's parts; None for a layer of another kind."""
-    if f"{type(layer).__module__}.{type(layer).__qualname__}" not in LAYERS:
+def _is_row(kwargs: dict[str, Any]) -> bool:
+    """Whether a call gives a packed row, and asks for nothing but what becomes of it."""
+    is_packed = kwargs.get("cu_seq_lens_q") is not None and kwargs.get("max_length_q") is not None
+    others = (kwargs.get(name) for name in ("past_key_values", "is_causal"))
+    return is_packed and not kwargs.get("output_attentions") and all(given is None for given in others)
+
+
+def _types(hidden: torch.Tensor) -> Types | None:
+    """Of the weights and products that a pass has to have here; None where it is none to be fused."""
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return Types(torch.float32, torch.get_autocast_dtype(device))
+    if torch.is_grad_enabled() or hidden.dtype not in FLASH_TYPES:
         return None
-    places = {type(layer).__module__, "transformers.activations"}
-    if not all(type(m) in PLAIN or type(m).__module__ in places for m in layer.modules()):
-        return None
-    if hasattr(layer, "sa_layer_norm"):  # DistilBERT's
-        a, f = layer.attention, layer.ffn
-        linears, norms = [a.q_lin, a.k_lin, a.v_lin, a.out_lin, f.lin1, f.lin2], [layer.sa_layer_norm]
-        norms, dropouts = [*norms, layer.output_layer_norm], [a.dropout, None, f.dropout]
-        num_heads, chunks, activation = a.n_heads, f.chunk_size_feed_forward, f.activation
-    else:
-        a, first, second = layer.attention.self, layer.attention.output, layer.output
-        linears = [a.query, a.key, a.value, first.dense, layer.intermediate.dense, second.dense]
-        norms, dropouts = [first.LayerNorm, second.LayerNorm], [a.dropout, first.dropout, second.dropout]
-        num_heads, chunks = a.num_attention_heads, layer.chunk_size_feed_forward or layer.is_decoder
-        activation = layer.intermediate.intermediate_act_fn
-    kinds = [(linears, torch.nn.Linear), (norms, torch.nn.LayerNorm), (dropouts, torch.nn.Dropout)]
-    are_plain = all(type(m) is kind for modules, kind in kinds for m in modules if m is not None)
-    if chunks or not are_plain or not _is_gelu(activation) or not takes_heads(a.config):
-        return None
-    if linears[0].in_features != linears[0].out_features:
-        return None
-    return _Parts(layer, linears, norms, dropouts, num_heads, a.scaling)
-
-
-def _is_changed(module: torch.nn.Module) -> bool:
-    """Whether a module does more than its class says: another forward, or hooks that are not transformers' own, which
-    gather outputs where a call asks for them."""
-    d = module.__dict__
-    if "forward" in d or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"]:
-        return True
-    return any(getattr(hook, "__name__", "") != GATHERS for hook in d["_forward_hooks"].values())
-
-
-def _is_gelu(activation: Any) -> bool:
-    """Whether an activation is GELU itself, without approximation."""
-    exact = type(activation).__name__ == "GELUActivation" and activation.act is torch.nn.functional.gelu
-    return exact or (type(activation) is torch.nn.GELU and activation.approximate == "none")
-
-
-def _share(dropout: Any) -> float:
-    """What a dropout drops now."""
-    return float(dropout.p) if dropout is not None and dropout.training else 0.0
+    return Types(hidden.dtype, hidden.dtype)

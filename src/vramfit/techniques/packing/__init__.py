@@ -13,8 +13,7 @@ import torch
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import backbone, embeddings
-from vramfit.models.decoders import padding_id, pools_last_token
-from vramfit.models.tasks import supported_attention
+from vramfit.models.configuration import padding_id, pools_last_token, supported_attention
 from vramfit.tasks import find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
 from vramfit.tasks.parts.losses import PLACES, TARGETS, attended

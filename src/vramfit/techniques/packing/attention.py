@@ -91,8 +91,8 @@ def attend(
             scale=scaling, window_size_left=window, window_size_right=0 if causal else window,
         )[0]  # fmt: skip
         return out[None, ..., :size], None
-    row = _Row(cu_seq_lens_q, dropout, scaling, window, causal)
-    return _one_by_one(query, key, value, row), None
+    row = PackedHeads(cu_seq_lens_q, dropout, scaling, window, causal)
+    return attend_one_by_one(query, key, value, row), None
 
 
 def _check(module: torch.nn.Module, given: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _is_new_enough(index: int | None) -> bool:
     return torch.cuda.get_device_capability(index) >= FLASH_CAPABILITY
 
 
-class _Row(NamedTuple):
+class PackedHeads(NamedTuple):
     """How the sequences of a row are attended to."""
 
     ends: torch.Tensor
@@ -151,7 +151,7 @@ class _Row(NamedTuple):
     causal: bool
 
 
-def _one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: _Row) -> torch.Tensor:
+def attend_one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: PackedHeads) -> torch.Tensor:
     """Where there is no such kernel: right, and slow; compiled, it would be so anew for each number of sequences."""
     lengths = row.ends.diff().tolist()
     parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
@@ -174,9 +174,9 @@ def tell_compiler() -> None:
 
     Before anything is compiled, and not when this module is imported: it imports the compiler.
     """
-    global _is_new_enough, _one_by_one
+    global _is_new_enough, attend_one_by_one
     _is_new_enough = torch.compiler.assume_constant_result(_is_new_enough)  # type: ignore[no-untyped-call]
-    _one_by_one = torch.compiler.disable(_one_by_one)  # type: ignore[no-untyped-call]
+    attend_one_by_one = torch.compiler.disable(attend_one_by_one)  # type: ignore[no-untyped-call]
 
 
 def _visible(query: torch.Tensor, window: int, causal: bool) -> torch.Tensor | None:

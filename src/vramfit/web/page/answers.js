@@ -6,7 +6,7 @@ import { $, form, gpuEntry } from "/state.js";
 const SPOKEN_AFTER_MS = 600, MIN_ALTERNATIVES = 2; // fewer dots are no picture
 let spokenTimer;
 
-const gpuName = (gpu) => gpu.title.replace(/^NVIDIA (GeForce )?/, "");
+export const gpuName = (gpu) => gpu.title.replace(/^NVIDIA (GeForce )?/, "");
 const MARKS = { good: "✓", tight: "!", bad: "✗", open: "·" };
 
 // Until the answer is there: what stood there before, dimmed; at first, words.
@@ -50,7 +50,7 @@ export function show(answer, values) {
   const basis = answer.basis === "verified" ? ["Verified: this torch on this architecture was compared with measurements."] : [];
   $("notes").replaceChildren(...[...basis, ...answer.notes].map((text) => element("li", { text: stop(capital(text)) })));
   $("command").textContent = answer.command;
-  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  unmark();
   document.title = `${MARKS[answer.tone]} ${answer.headline} · vramfit`;
   speak(`${answer.headline}. ${answer.details[0] ?? ""}`);
 }
@@ -60,6 +60,10 @@ function sentence(answer) {
   const passes = accumulate > 1 ? `${accumulate} passes of ${micro_batch}` : "";
   const others = Object.entries(extra).map(([name, value]) => (value === true ? name : name === "optimizer" ? value : `${name} ${value}`));
   return [model, mode, `batch ${batch} × ${seq} tokens`, passes, precision, attention, ...others].filter(Boolean).join(" · ");
+}
+
+function unmark() {
+  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
 }
 
 const capital = (text) => (text.split(" ")[0].includes("-") ? text : text.charAt(0).toUpperCase() + text.slice(1));
@@ -75,7 +79,7 @@ export function refuse(problem) {
   $("asked").textContent = "";
   $("details").replaceChildren(...reasons.map((text) => element("p", { text: said(text) })));
   if (problem.hint && !problem.hint.startsWith("/docs")) $("details").append(element("p", { text: stop(capital(problem.hint)) }));
-  for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  unmark();
   for (const reason of reasons) {
     const control = $(reason.split(/[ :]/)[0]);
     if (!control || !form.contains(control)) continue;

@@ -1,9 +1,10 @@
 // The page: asks the API when a control changes.
 
-import { refuse, show, showMissing, showPlan, wait } from "/answers.js";
+import { gpuName, refuse, show, showMissing, showPlan, wait } from "/answers.js";
 import { bytes, element } from "/drawing.js";
 import { $, allowed, blank, build, catalogue, form, keepInAddress, longest, placeSliders, query, readAddress, seqStops, set, state } from "/state.js";
 
+const NO_ANSWER = { error: "The server does not answer.", hint: "Is vramfit web still running?", problems: [] };
 const SLOW_AFTER_MS = 350, MAX_FLYING = 2, MAX_SLOW = 2;
 let flying = 0, wanted = 0, sent = 0, shown = 0, movedAt = null;
 let rowKey = null, planKey = null, slowTimer, rowStop = new AbortController(), planStop = new AbortController(), cells = [];
@@ -38,7 +39,7 @@ async function send() {
       if (began !== null) requestAnimationFrame(() => performance.measure("vramfit-figure", { start: began, end: performance.now(), detail: { number } }));
     }
   } catch (error) {
-    if (number > shown) refuse({ error: "The server does not answer.", hint: "Is vramfit web still running?", problems: [] });
+    if (number > shown) refuse(NO_ANSWER);
   } finally {
     flying -= 1;
     if (shown === wanted) document.body.classList.remove("asking");
@@ -102,7 +103,7 @@ function answerCell(cell, ok, body) {
   cell.number.textContent = ok ? body.batch.toLocaleString("en") : "–";
   cell.button.setAttribute("aria-label", ok ? `${cell.gpu.title}: largest batch ${body.batch}` : `${cell.gpu.title}: ${body.error}`);
   cell.button.title = !ok ? "" : body.batch
-    ? `${body.margin_batch} with the margin that plans keep: ${body.margin_reason}. What limits it: ${body.limited_by}` : "Not even one sample fits";
+    ? `${body.margin_batch} with the headroom that plans keep: ${body.margin_reason}. What limits it: ${body.limited_by}` : "Not even one sample fits";
   cell.note.replaceChildren(ok ? bytes(cell.gpu.total_memory_bytes) : element("span", { class: "why", text: shorten(body.error) }));
 }
 
@@ -118,7 +119,7 @@ function rowCell(gpu) {
   const note = element("span", { class: "m", text: bytes(gpu.total_memory_bytes) });
   const level = element("i");
   const button = element("button", { type: "button", "data-gpu": gpu.name, "aria-pressed": "false" },
-    element("span", { class: "g", text: gpu.title.replace(/^NVIDIA (GeForce )?/, "") }), note, number, element("span", { class: "track" }, level));
+    element("span", { class: "g", text: gpuName(gpu) }), note, number, element("span", { class: "track" }, level));
   button.addEventListener("click", () => { $("gpu").value = gpu.name; changed(); });
   return { item: element("li", {}, button), number, button, note, level, gpu };
 }
@@ -137,7 +138,7 @@ async function askPlan(parameters, signal) {
     setPlanning(false);
   } catch (error) {
     if (error.name === "AbortError") return;
-    place.replaceChildren(element("p", { class: "quiet", text: "The server does not answer." }));
+    place.replaceChildren(element("p", { class: "quiet", text: NO_ANSWER.error }));
     setPlanning(false);
   }
 }
@@ -211,7 +212,7 @@ async function begin() {
   try {
     build((await ask("/api/catalogue", "")).body, chooseModel);
   } catch {
-    refuse({ error: "The server does not answer.", hint: "Is vramfit web still running?", problems: [] });
+    refuse(NO_ANSWER);
     return;
   }
   tell(readAddress(), "The address asks for");

@@ -24,6 +24,7 @@ def test_a_request_goes_through_all_four(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_other_kinds_than_json_are_refused_in_words() -> None:
+    assert input_fn("{}", "") == b"{}"  # as some toolkits say nothing
     with pytest.raises(VramfitError, match="text/csv is not application/json"):
         input_fn("a,b", "text/csv")
     with pytest.raises(VramfitError, match="text/csv cannot be given"):
@@ -31,7 +32,7 @@ def test_other_kinds_than_json_are_refused_in_words() -> None:
     assert output_fn([1], "text/html, */*;q=0.1") == "[1]"
 
 
-@pytest.mark.parametrize("options", ["--memry 2GiB", "--memory", "--seq long"])
+@pytest.mark.parametrize("options", ["--memry 2GiB", "--memory", "--seq long", "--memory '2GiB"])
 def test_wrong_options_are_named(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VRAMFIT_SERVE", options)
     with pytest.raises(WorkloadError, match="VRAMFIT_SERVE"):
@@ -43,5 +44,8 @@ def test_a_container_serves_what_a_job_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9000")
     monkeypatch.delenv("SAGEMAKER_BASE_DIR", raising=False)
     assert serve_arguments([]) == ["/opt/ml/model", "--host", "0.0.0.0", "--port", "9000", "--memory", "2GiB"]
+    monkeypatch.setenv("VRAMFIT_SERVE", "--memory '2GiB")
+    with pytest.raises(SystemExit, match=r"Error: VRAMFIT_SERVE is .*no closing quotation"):
+        run(["serve"])
     with pytest.raises(SystemExit, match="train or with serve"):
         run(["dance"])

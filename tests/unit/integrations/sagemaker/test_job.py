@@ -11,7 +11,13 @@ import pytest
 from tests.unit.integrations.sagemaker.job_folders import write_job
 
 from vramfit.errors import DataError, NoPlanFits, VramfitError, WorkloadError
-from vramfit.integrations.sagemaker.entry import needs_torchrun, run_command, torchrun_command, train_arguments
+from vramfit.integrations.sagemaker.entry import (
+    needs_torchrun,
+    reason_of,
+    run_command,
+    torchrun_command,
+    train_arguments,
+)
 from vramfit.integrations.sagemaker.job import Job, make_request, output_folder, read_arguments, read_job
 from vramfit.runtime.training.events import Terminated
 from vramfit.units import GIB
@@ -107,12 +113,38 @@ def test_every_wrong_hyperparameter_is_named_at_once(tmp_path: Path) -> None:
     said = "; ".join(caught.value.problems)
     for words in (
         "epocs is not known (nearest: epochs)",
-        "batch is 'many', not a whole number",
-        "seed is '1.5', not a whole number",
-        "fp16 is 'maybe', not True or False",
+        "batch 'many' is not a whole number",
+        "seed '1.5' is not a whole number",
+        "fp16 'maybe' is not True or False",
         "output is the job's to decide",
     ):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"lr": "1e-3", "learning_rate": "1e-4"},
+            "learning_rate makes lr 0.0001, and another makes it 0.001: give one",
+        ),
+        ({"fp16": "True", "bf16": "True"}, "bf16 makes precision amp-bf16, and another makes it amp-fp16: give one"),
+        ({"warmup_ratio": "0.1", "warmup_steps": "10"}, "warmup_steps makes warmup 10.0, and another makes it 0.1"),
+    ],
+)
+def test_hyperparameters_that_contradict_each_other_are_refused(
+    tmp_path: Path, given: dict[str, str], words: str
+) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        changed(tmp_path, given)
+    same = {"lr": "1e-3", "learning_rate": "0.001", "fp16": "True", "precision": "amp-fp16"}
+    assert changed(tmp_path, same).lr == 1e-3
+
+
+def test_no_option_is_named_that_a_job_does_not_have() -> None:
+    error = VramfitError("cannot resume", hint="give the same settings, or start anew with another --output")
+    said = "cannot resume; give the same settings, or start anew with another checkpoint_s3_uri"
+    assert reason_of(error, None, None) == said
 
 
 def test_arguments_are_pairs_switches_and_equations() -> None:
@@ -123,7 +155,7 @@ def test_arguments_are_pairs_switches_and_equations() -> None:
         "d": "-3",
         "e": "-1e-5",
     }
-    with pytest.raises(WorkloadError, match="stands by itself"):
+    with pytest.raises(WorkloadError, match="has no name"):
         read_arguments(["lost"])
 
 

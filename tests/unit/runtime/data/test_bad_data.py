@@ -220,7 +220,7 @@ def test_a_source_checks_itself() -> None:
 
 
 def test_a_length_without_room_is_refused(write: Any, read: Any) -> None:
-    with pytest.raises(WorkloadError, match="3 is the least"):
+    with pytest.raises(WorkloadError, match="the least is 3"):
         read(write("a.csv", "text,label\ngood,1\n"), max_length=2)
 
 

@@ -48,13 +48,16 @@ class Store:
         return self._beats()
 
 
-def told_by(connect: Callable[[], Any], happened: threading.Event | None = None) -> str | None:
+def told_by(
+    connect: Callable[[], Any], happened: threading.Event | None = None, on_told: Callable[[], None] = lambda: None
+) -> str | None:
     """What a heartbeat of rank 1 of 3 tells; None where something else happened first."""
     told: list[str] = []
     happened = happened or threading.Event()
 
     def hear(what: str) -> None:
         told.append(what)
+        on_told()
         happened.set()
 
     heartbeat = Heartbeat(1, 3, connect=connect, on_silence=hear, times_s=(BEAT_S, SILENCE_S))
@@ -83,8 +86,7 @@ def test_a_meeting_point_that_never_answers_is_named(clock: Clock) -> None:
         clock.now += 2 * SILENCE_S
         return str(waits.wait(LIMIT_S)).encode()
 
-    told = told_by(lambda: Store(beat))
-    waits.set()
+    told = told_by(lambda: Store(beat), on_told=waits.set)
     assert told is not None
     assert told.startswith("the meeting point, on rank 0's machine, does not answer")
 
@@ -113,3 +115,19 @@ def test_a_connection_that_breaks_is_made_again_and_life_goes_on(clock: Clock) -
 
     assert told_by(connect, long_enough) is None
     assert len(calls) > 3
+
+
+def test_no_thread_is_inside_the_store_when_it_has_stopped(clock: Clock) -> None:
+    inside, goes_on = threading.Event(), threading.Event()
+
+    def beat() -> bytes:
+        inside.set()
+        assert goes_on.wait(LIMIT_S)
+        return b"7"
+
+    heartbeat = Heartbeat(1, 3, connect=lambda: Store(beat), times_s=(BEAT_S, SILENCE_S))
+    heartbeat.start()
+    assert inside.wait(LIMIT_S)
+    threading.Timer(BEAT_S, goes_on.set).start()
+    heartbeat.stop()
+    assert not [thread for thread in heartbeat._threads if thread.is_alive()]

@@ -59,4 +59,4 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path, reco
 
 def test_without_a_gpu_it_is_said(tmp_path: Path) -> None:
     record = run(tmp_path, epochs=1, graphs=True)
-    assert any("passes are not recorded" in note for note in record.notes)
+    assert any("passes are not captured" in note for note in record.notes)

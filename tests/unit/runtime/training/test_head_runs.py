@@ -215,3 +215,16 @@ def test_a_reranker_that_learns_numbers_is_none_any_more(tmp_path: Path) -> None
     saved = tmp_path / "out" / "config.json"
     saved.write_text(json.dumps(json.loads(saved.read_text()) | marks))
     assert saved_head(tmp_path / "out") == SavedHead(task="reranking", label_names=())
+
+
+def test_a_reranker_that_was_saved_for_logits_gives_scores_once_it_has_learned(tmp_path: Path) -> None:
+    data = write(
+        tmp_path / "pairs.csv", ["query", "positive", "score"], [["good", "fine", 0.5], ["bad", "poor", 1]] * 4
+    )
+    request = request_of(tmp_path, data=data, max_steps=1, task="reranking")
+    path = tmp_path / "source" / "config.json"
+    logits = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | logits))
+    train(request)
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert saved["sentence_transformers"]["activation_fn"].endswith(".Sigmoid")

@@ -12,9 +12,10 @@ import pytest
 import torch
 from tests import warm
 from tests.unit.runtime.training.small_runs import request_of, run, same_weights, write_model
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from vramfit.errors import NoPlanFits, VramfitError
+from vramfit.loader.load import load
 from vramfit.runtime.training.checkpoints import LOCK, PLAN, held
 from vramfit.runtime.training.events import Event, Interrupted, Loading, Stepped
 from vramfit.runtime.training.train import train
@@ -134,3 +135,15 @@ def test_a_folder_that_was_there_or_holds_more_than_a_plan_stays(tmp_path: Path)
         for name in (PLAN, "notes.txt"):
             (tmp_path / "out" / name).touch()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["notes.txt", "plan.json"]
+
+
+def test_weights_that_transformers_would_join_are_saved_as_the_model_has_them(tmp_path: Path) -> None:
+    """Nomic's queries, keys and values are one tensor in its published form, which is not loaded."""
+    folder = write_model(tmp_path / "source")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    nomic = AutoModel.from_config(AutoConfig.for_model("nomic_bert", vocab_size=64, **sizes))
+    nomic.save_pretrained(folder, save_original_format=False)
+    run(tmp_path, max_steps=1)
+    model, _ = load(str(tmp_path / "out"), device="cpu")
+    expected = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())

@@ -50,7 +50,7 @@ def test_a_run_whose_passes_are_not_recorded_says_so(tmp_path: Path) -> None:
     asked = {"device": "emulated", "memory": "1GiB", "gpu": "h200", "precision": "amp-bf16", "attention": "packed"}
     record = run(tmp_path, graphs=True, max_steps=2, **asked)
     assert record.settings["graphs"] is True
-    assert any("passes are not recorded" in note for note in record.notes)
+    assert any("passes are not captured" in note for note in record.notes)
 
 
 def test_several_processes_plan_for_the_gpu_that_has_least(tmp_path: Path) -> None:

@@ -496,6 +496,15 @@ def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.Monkey
     assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
+@pytest.mark.parametrize("place", [{"device": "cpu"}, {"device": "emulated", "memory": "64MiB"}], ids=["cpu", "gpu"])
+def test_a_resumed_run_takes_the_micro_batch_that_it_is_given(tmp_path: Path, place: dict[str, Any]) -> None:
+    with pytest.raises(Interrupted):
+        train(request_of(tmp_path, **place), on_event=stopped_at(5))
+    seen: list[Event] = []
+    record = train(request_of(tmp_path, resume=True, micro_batch=3, **place), on_event=seen.append)
+    assert {e.micro_batch for e in seen if isinstance(e, Stepped)} == {record.settings["micro_batch"]} == {3}
+
+
 def test_a_saved_plan_is_followed(tmp_path: Path) -> None:
     first = run(tmp_path, device="emulated", memory="64MiB", micro_batch=2, output=str(tmp_path / "first"))
     plan = str(tmp_path / "first" / "plan.json")

@@ -1,14 +1,22 @@
-"""The shape of text-embeddings-inference (its OpenAPI, 1.7): /embed, /rerank, /predict, /info, and errors.
+"""Shapes of requests and answers that clients know, by path: SageMaker's, OpenAI's, text-embeddings-inference's.
 
-Where that server says 424, "the model is no such model", and 422, "the inputs are wrong", so does this one.
+A worker reads bodies and writes answers; the process that speaks HTTP says why there is no answer, in the same shape.
+Of text-embeddings-inference these are /embed, /rerank, /predict, /info and errors (its OpenAPI, 1.7): where that server
+says 424, "the model is no such model", and 422, "the inputs are wrong", so does this one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from vramfit.serve.requests import (
+    INVOCATIONS,
+    MODEL,
     Answers,
     Asked,
     Known,
@@ -18,6 +26,7 @@ from vramfit.serve.requests import (
     dumps,
     kind_of,
     need_vectors,
+    read_body,
     read_dims,
     read_inputs,
     read_object,
@@ -26,10 +35,16 @@ from vramfit.serve.requests import (
     write_numbers,
 )
 from vramfit.serve.settings import MAX_REQUEST_TOKENS
-from vramfit.serve.shapes.openai import cut, normalized
 from vramfit.tasks import find_task
 from vramfit.units import shown
 
+EMBEDDINGS, MODELS = "/v1/embeddings", "/v1/models"
+INPUT_FIELDS = ("input", "model", "encoding_format", "dimensions", "user")
+INPUT_HINT = (
+    '{"model": "…", "input": "a text, or a list of them", "encoding_format": "float" or "base64", "dimensions": N}'
+)
+FORMATS = ("float", "base64")
+CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 CUTTING = ("truncate", "truncation_direction")
 RIGHT = ("right", "Right")
 EMBED_HINT = '{"inputs": "a text, or a list of them", "normalize": true, "truncate": true}'
@@ -39,6 +54,85 @@ FUNCTIONS = ("default", "sigmoid", "softmax", "none")
 UNREADABLE = 422
 KINDS = {429: "Overloaded", 503: "Unhealthy", 424: "Backend", 500: "Backend"}
 Scale = Callable[[Sequence[float]], list[float]]
+
+
+def read_openai(body: bytes, known: Known) -> Asked:
+    """What a request for vectors asks for.
+
+    Raises:
+        Refused: not as OpenAI's clients send it, or to a model that gives no vectors.
+    """
+    data = read_object(body, INPUT_FIELDS, INPUT_HINT)
+    if "input" not in data:
+        raise Refused(400, "there is no input", INPUT_HINT)
+    need_vectors(known, 400)
+    name = data.get(MODEL, "")
+    if not isinstance(name, str):
+        raise Refused(400, f"model is {shown(name)}, not a name", INPUT_HINT)
+    in_base64 = choice(data, "encoding_format", FORMATS) == "base64"
+    num_dims = read_dims(data, known)
+    given = data["input"]
+    references = read_inputs(
+        read_texts(given, "input", INPUT_HINT), known.task, "input", is_list=isinstance(given, list), hint=INPUT_HINT
+    )
+
+    def write(answers: Answers) -> bytes:
+        vectors = (cut(rows[0]["embedding"], num_dims, known.normalizes) for rows in answers.rows)
+        written = [f'"{encode(vector)}"' if in_base64 else write_numbers(vector) for vector in vectors]
+        made = (f'{{"object":"embedding","index":{n},"embedding":{text}}}' for n, text in enumerate(written))
+        usage = f'{{"prompt_tokens":{answers.num_tokens},"total_tokens":{answers.num_tokens}}}'
+        data = f'{{"object":"list","data":[{",".join(made)}],"model":'.encode()
+        return data + dumps(name) + f',"usage":{usage}}}'.encode()
+
+    return Asked(references, write, is_list=True)
+
+
+def cut(vector: Sequence[float], num_dims: int | None, normalizes: bool) -> Sequence[float]:
+    """The first numbers of a vector; of unit length again where it had that."""
+    if num_dims is None or num_dims == len(vector):
+        return vector
+    return normalized(vector[:num_dims]) if normalizes else vector[:num_dims]
+
+
+def normalized(vector: Sequence[float]) -> list[float]:
+    """A vector of unit length; one of zeros stays.
+
+    >>> normalized([3.0, 4.0])
+    [0.6, 0.8]
+    """
+    length = math.sqrt(sum(x * x for x in vector)) or 1.0
+    return [x / length for x in vector]
+
+
+def encode(vector: Sequence[float]) -> str:
+    """fp32 numbers, little-endian, in base64.
+
+    Raises:
+        ValueError: some are no numbers.
+
+    >>> encode([1.0])
+    'AACAPw=='
+    """
+    if not all(map(math.isfinite, vector)):
+        raise ValueError("a vector has values that are no numbers")
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return b64encode(numbers.tobytes()).decode()
+
+
+def list_of_models(names: Iterable[str], since: int) -> dict[str, Any]:
+    """The list of models.
+
+    Args:
+        since: when the server started, in seconds since 1970.
+    """
+    return {"object": "list", "data": [model_entry(name, since) for name in names]}
+
+
+def model_entry(name: str, since: int) -> dict[str, Any]:
+    """One of them."""
+    return {"id": name, "object": "model", "created": since, "owned_by": "vramfit"}
 
 
 def read_embed(body: bytes, known: Known) -> Asked:
@@ -54,7 +148,7 @@ def read_embed(body: bytes, known: Known) -> Asked:
     if known.normalizes and not normalizes:
         raise Refused(400, "normalize is false, and the model itself gives vectors of unit length", EMBED_HINT)
     num_dims, may_cut = read_dims(data, known), _may_cut(data)
-    references = read_inputs(read_texts(given, "inputs", EMBED_HINT), known.task, "inputs")
+    references = read_inputs(read_texts(given, "inputs", EMBED_HINT), known.task, "inputs", hint=EMBED_HINT)
 
     def write(answers: Answers) -> bytes:
         whole = known.normalizes and num_dims in (None, known.num_dims)  # as the model gives it
@@ -74,6 +168,8 @@ def read_rerank(body: bytes, known: Known) -> Asked:
         raise Refused(424, what, "serve a cross-encoder: sequence classification with one label")
     if not isinstance(query, str) or not isinstance(texts, list):
         raise Refused(400, "query is to be a text, and texts a list", RERANK_HINT)
+    if not query.strip():
+        raise Refused(400, "query is empty", RERANK_HINT)
     scale = _plain if switch(data, "raw_scores", False) else _sigmoid
     gives_text = switch(data, "return_text", False)
     pairs = [_input((query, text), known.task) for text in read_texts(texts, "texts", RERANK_HINT)]
@@ -85,7 +181,7 @@ def read_rerank(body: bytes, known: Known) -> Asked:
         ranks: list[dict[str, Any]] = [{"index": n, "score": _digits(scores[n])} for n in order]
         return dumps([rank | {"text": texts[rank["index"]]} for rank in ranks] if gives_text else ranks)
 
-    references = read_inputs(pairs, known.task, "texts")
+    references = read_inputs(pairs, known.task, "texts", hint=RERANK_HINT)
     return Asked(references, write, is_list=True, has_logits=True, may_cut=may_cut)
 
 
@@ -111,7 +207,7 @@ def read_predict(body: bytes, known: Known) -> Asked:
             made.append([{"score": _digits(score), "label": name} for name, score in best])
         return dumps(made if is_batch else made[0])
 
-    references = read_inputs(inputs, known.task, "inputs", is_list=is_batch)
+    references = read_inputs(inputs, known.task, "inputs", is_list=is_batch, hint=PREDICT_HINT)
     return Asked(references, write, is_list=is_batch, has_logits=True, may_cut=may_cut)
 
 
@@ -129,13 +225,6 @@ def usual_scale(known: Known) -> Scale:
     if known.problem_type == "multi_label_classification" or known.num_labels == 1:
         return _sigmoid
     return _softmax
-
-
-def problem(reply: Reply) -> Reply:
-    """Why there is no answer."""
-    error = f"{reply.error} ({reply.hint})" if reply.hint else reply.error
-    said = {"error": error, "error_type": KINDS.get(reply.status, "Validation")}
-    return replace(reply, status=UNREADABLE if reply.status == 400 else reply.status, body=dumps(said))
 
 
 def info(name: str, known: Known, limits: dict[str, int]) -> dict[str, Any]:
@@ -230,3 +319,33 @@ def _digits(score: float) -> float:
 
 
 FUNCTION: dict[str, Scale | None] = {"default": None, "sigmoid": _sigmoid, "softmax": _softmax, "none": _plain}
+Read = Callable[[bytes, Known], Asked]
+READERS: Mapping[str, Read] = MappingProxyType(
+    {
+        INVOCATIONS: lambda body, known: read_body(body, known.task),
+        EMBEDDINGS: read_openai,
+        "/embed": read_embed,
+        "/rerank": read_rerank,
+        "/predict": read_predict,
+        "/": read_any,
+    }
+)
+"""Path → what reads a request that was sent there; raises Refused."""
+TEI_PATHS = ("/", "/embed", "/rerank", "/predict", "/info", "/health")
+
+
+def shaped(path: str, reply: Reply) -> Reply:
+    """A reply as clients of a path understand it: answers stay, and problems take its shape."""
+    if reply.error is None:
+        return reply
+    message = f"{reply.error} ({reply.hint})" if reply.hint else reply.error
+    if path == "/v1" or path.startswith("/v1/"):
+        kind = "invalid_request_error" if reply.status < 500 else "server_error"
+        kind = "rate_limit_error" if reply.status == 429 else kind
+        said = {"message": message, "type": kind, "param": None, "code": CODES.get(reply.status)}
+        return replace(reply, body=dumps({"error": said}))
+    if path in TEI_PATHS:
+        status = UNREADABLE if reply.status == 400 else reply.status
+        said = {"error": message, "error_type": KINDS.get(reply.status, "Validation")}
+        return replace(reply, status=status, body=dumps(said))
+    return reply
