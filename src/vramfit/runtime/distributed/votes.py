@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.errors import RankFailed
+from vramfit.runtime.distributed import here
 from vramfit.step.recovery import is_out_of_memory
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -41,7 +42,8 @@ WELL, OUT_OF_MEMORY, FAILED = 0, 1, 2
 NUM_VALUES = 6
 """Numbers that a vote can carry beside how its rank is."""
 LAST_WORDS_S = 2 * BEAT_S
-"""How long survivors wait for each other, and for last words, after a connection broke."""
+"""How long survivors wait for each other, and for last words, after a connection broke. Processes of the same machine
+that are seen to run get `SILENCE_S`, and those that are seen to have ended get no time."""
 RESUMING = "start again with the ranks that are left and --resume (resume=True): the last checkpoint is whole"
 
 
@@ -64,6 +66,8 @@ class RankVotes:
         limit = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         self._group: Any = dist.new_group(backend="gloo", timeout=limit) if group is None else group
         self._store = dist.distributed_c10d._get_default_store()
+        with suppress(RuntimeError):  # PyTorch's fake group has a store that keeps nothing
+            self._store.set(f"vramfit/process/{rank}", here.name_of(os.getpid()))
         self._parted = False
 
     def agree(self, *values: int) -> tuple[int, ...]:
@@ -246,12 +250,19 @@ class RankVotes:
 
     def _without(self, word: str, ranks: Sequence[int]) -> list[int]:
         """Of these other ranks, those that do not say a word in time."""
-        until = time.monotonic() + LAST_WORDS_S
+        started = time.monotonic()
         while True:
-            silent = [r for r in ranks if r != self.rank and not self._store.check([f"vramfit/{word}/{r}"])]
-            if time.monotonic() > until or not silent:
+            running = {r: self._is_running(r) for r in ranks if r != self.rank}  # before the look: last words count
+            silent = [r for r in running if not self._store.check([f"vramfit/{word}/{r}"])]
+            awaited = [running[r] for r in silent if running[r] is not False]
+            if not awaited or time.monotonic() - started > (SILENCE_S if all(awaited) else LAST_WORDS_S):
                 return silent
             time.sleep(0.1)
+
+    def _is_running(self, rank: int) -> bool | None:
+        """Whether a rank's process runs; None where that cannot be seen from this machine."""
+        name = f"vramfit/process/{rank}"
+        return here.is_running(self._store.get(name).decode()) if self._store.check([name]) else None
 
     def _reason(self, rank: int) -> str | None:
         name = f"vramfit/reason/{rank}"

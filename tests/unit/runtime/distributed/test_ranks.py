@@ -108,8 +108,10 @@ def test_an_error_on_one_rank_ends_all_with_its_reason() -> None:
     assert first.error == "RankFailed: rank 1 has stopped: row 7 is no number"
 
 
-def test_a_killed_rank_ends_the_others_before_their_collective_gives_up() -> None:
-    ended = run_ranks(work.train_until_told, 3, "fsdp", "killed")
+@pytest.mark.parametrize("late", [None, 2])
+def test_a_killed_rank_ends_the_others_before_their_collective_gives_up(late: int | None) -> None:
+    """Survivors that run, however late, learn which rank it was: the meeting point waits for them."""
+    ended = run_ranks(work.train_until_told, 3, "fsdp", "killed", late=late)
     assert ended[1].exit_code == -9
     for survivor in (ended[0], ended[2]):
         assert survivor.error.startswith("RankFailed: rank 1 is lost: it ended without a word"), survivor

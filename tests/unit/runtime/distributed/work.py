@@ -4,13 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from tests.unit.runtime.small_models import LENGTH, make_batch, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vramfit.runtime.distributed import votes
 from vramfit.runtime.distributed.parallel import Replicas, Shards
 from vramfit.runtime.distributed.processes import join, launched_world, leave
 from vramfit.runtime.distributed.votes import RankVotes
@@ -217,10 +218,44 @@ def _fail_in_collective(what: str) -> None:
     torch.distributed.all_reduce = all_reduce
 
 
-def train_until_told(parallel: str, what: str, who: int = 1) -> Any:
+class _Asked:
+    """The meeting point as rank 0 uses it, which tells when a late rank was asked for a second time."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store, self._name, self._times = store, f"vramfit/alive/{rank}", 0
+
+    def check(self, names: list[str]) -> bool:
+        self._times += names == [self._name]
+        if self._times == 2:
+            self._store.set("asked twice", "1")
+        return bool(self._store.check(names))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _come_late(made: RankVotes, late: int) -> None:
+    """Nobody has patience for last words, and one rank has none until it was asked for them twice."""
+    votes.LAST_WORDS_S = 0.0
+    lost = made._lost
+
+    def when_asked(error: RuntimeError) -> Any:
+        with suppress(RuntimeError):  # the meeting point is gone
+            made._store.wait(["asked twice"])
+        return lost(error)
+
+    if made.rank == 0:
+        made._store = _Asked(made._store, late)
+    if made.rank == late:
+        made._lost = when_asked  # type: ignore[method-assign]
+
+
+def train_until_told(parallel: str, what: str, who: int = 1, late: int | None = None) -> Any:
     """Two steps; in the second, one rank does what it is told: ends, raises, or takes another batch."""
     model = make_model("bert", "sequence-classification")
     with ranks_of(model, parallel) as ranks:
+        if late is not None:
+            _come_late(ranks.votes, late)
         seen = []
 
         def loss(output: Any, batch: Batch) -> torch.Tensor:
