@@ -6,6 +6,7 @@ A block is `<!-- figures: NAME -->` … `<!-- end -->`; the script replaces the 
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -69,11 +70,11 @@ def compared() -> str:
     """The README's table: vramfit and what people would otherwise use, one row a job."""
     rows: list[list[object]] = [_predicted_row()]
     for name, ours, trainer in _fine_tuned():
-        rows.append(_row(f"Fine-tune {name} in 11 GiB", "tokens/s", ours, "Trainer, `auto_find_batch_size`", trainer))
+        rows.append(_row(f"Fine-tune {name}", "tokens/s", ours, "Trainer, `auto_find_batch_size`", trainer))
     found = {line["side"]: line for line in readme_runs.lines("inference_speed_h200", "model", "side", "cap")}
     rates = (found[side]["tokens_per_s"] for side in ("packed", "pipeline"))
     ours, theirs = rates
-    rows.append(_row("Label texts with BERT-base", "tokens/s", ours, "`pipeline`, best batch size", theirs))
+    rows.append(_row("Label texts with BERT-base", "tokens/s", ours, "`pipeline` at its best batch size", theirs))
     served = newest("serving_h200")["plain"]
     rate = served["requests_per_s"]
     rows.append(
@@ -103,17 +104,16 @@ def trusted() -> str:
     cases, edges = newest("random_cases_h200"), newest("batch_edges_h200")["summary"]
     disturbed = newest("stepper_h200")["disturbed"]
     assert not cases["summary"]["num_under_allocated"]
-    _, others = _published()
-    off = sorted(-100 * c.error for c in others)
     return bullets(
-        f"**On the H200** (torch {cases['torch_version'].split('+')[0]}), asked whether one more sample still fits, "
-        f"{edges['num_agree']} of {edges['num_cases']} answers were right ([Accuracy](docs/accuracy.md)). In a run of "
-        f"{disturbed['num_steps']} steps, during which another process took {disturbed['taken_bytes'] / GIB:.0f} GiB, "
-        f"memory ran out {WORDS[disturbed['num_recoveries']]} times and no step was lost ([Speed](docs/speed.md)).",
-        "**Other GPUs** use the same rules with the card's own memory, multiprocessors and kernels; estimates for them "
-        f"say `derived`. The sources of {len(others)} more published runs leave settings out, and predictions for them "
-        f"are {off[0]:.0f} to {off[-1]:.0f} % too low ([Other cards](docs/cards.md)). See the difference on yours: "
-        "`vramfit measure bert-base-uncased --batch 8 --seq 128`.",
+        f"**On the H200** (torch {cases['torch_version'].split('+')[0]}), {edges['num_cases']} predictions of whether "
+        f"one more sample still fits were tried: {edges['num_agree']} were right ([Accuracy](docs/accuracy.md)). In a "
+        f"run of {disturbed['num_steps']} steps, during which another process took "
+        f"{disturbed['taken_bytes'] / GIB:.0f} GiB, memory ran out {WORDS[disturbed['num_recoveries']]} times; each "
+        "time the step was repeated in smaller passes, and no step was lost ([Speed](docs/speed.md)).",
+        "**Estimates for other GPUs are marked `derived`**: computed in the same way from the card's data, not "
+        "measured on one. [Other cards](docs/cards.md) has every published run, with the reason for its error if it "
+        "is known. On your own card, `vramfit measure bert-base-uncased --batch 8 --seq 128` shows prediction and "
+        "measurement.",
     )
 
 
@@ -126,26 +126,30 @@ def num_beyond_bound(result: dict[str, Any]) -> int:
 def summed_up() -> str:
     """What it costs, and what can be trusted, for readers who have a minute."""
     overheads = [row["overhead"] for row in newest("stepper_h200")["overhead"]["rows"]]
-    cases, (found, _) = newest("random_cases_h200"), _published()
+    cases, (found, others) = newest("random_cases_h200"), _published()
     s, errors = cases["summary"], [c.error for c in found]
-    names = [find_gpu(card).title.removeprefix("NVIDIA ") for card in sorted({c.row["card"] for c in found})]
+    cards = Counter(find_gpu(c.row["card"]).title.removeprefix("NVIDIA ").removeprefix("GeForce ") for c in found)
+    counts = ", ".join(f"{card}: {count}" for card, count in sorted(cards.items()))
     exact = round(s["exact_share_allocated_both_steps"] * s["num_compared"])
     over = [c for c in found if c.error < -HEADROOM]
     low, high = (_percent(share) for share in (-min(overheads), max(overheads)))
-    beyond = num_beyond_bound(cases) or "none"
+    beyond = num_beyond_bound(cases) or "no job"
     where = _list(sorted({c.row["card"].upper() for c in over}))
-    cost = f"""**What does it cost me?** A few seconds for a prediction or a plan, and {_whole(HEADROOM)} of the
-    memory, which a plan keeps free as headroom ({_whole(MEASURED_HEADROOM)} on an H200). On the H200, a step took
-    between {low} less and {high} more time than in a loop written by hand; running out of memory costs one repeated
-    step. Speed on other cards was not measured. A plan may use 16-bit autocast; `--exact` keeps fp32. Models stay
-    ordinary `transformers` or sentence-transformers folders. Licence: Apache-2.0."""
-    trust = f"""**How far can I trust it?** One GPU was measured for this project, an H200, with its memory capped to
-    the sizes of smaller cards. In {s["num_compared"]} held-out runs there, the predicted peak of allocated memory was
-    exact to the byte in {exact} and at most {_percent(s["worst_error_allocated"])} off in the others; {beyond} needed
-    more than the figure that decides whether a job fits. {len(found)} runs that others published for {_list(names)}
-    took {_percent(max(errors))} less to {_percent(-min(errors))} more memory than predicted, and {len(over)} of them,
-    on a {where}, would not have fitted within the headroom. Predictions for embedding training, rerankers and
-    decoders were not compared with a GPU yet, and training on several GPUs was tested on CPUs only."""
+    omitted = sorted(-c.error for c in others)
+    cost = f"""**What does it cost me?** A few seconds for a prediction or a plan. {_whole(HEADROOM)} of the memory that
+    PyTorch may use, which plans keep free ({_whole(MEASURED_HEADROOM)} on an H200). At the same settings, between
+    {low} less and {high} more time per step than a loop written by hand (H200). One repeated step each time memory runs
+    out. Where it saves memory or time, a plan may use 16-bit autocast (`--exact` keeps fp32), recompute activations, or
+    use host memory, which makes steps several times slower; it says so for each setting. Models stay ordinary
+    `transformers` or sentence-transformers folders. Version 0.1, Apache-2.0."""
+    trust = f"""**How far can I trust it?** The project measured one GPU, an H200, whose memory was capped in software
+    to the sizes of smaller cards. In {s["num_compared"]} jobs that the rules had not been fitted to, the predicted
+    peak of allocated memory was exact to the byte in {exact} and at most {_percent(s["worst_error_allocated"])} off in
+    the others; {beyond} reserved more than the upper bound that decides whether a job fits. On other cards there are
+    runs that others published. For {len(found)} with all settings ({counts}), predictions were {_percent(max(errors))} too
+    high to {_percent(-min(errors))} too low; {len(over)} of them, on a {where}, would have exceeded the headroom too.
+    For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to {_whole(omitted[-1])} too
+    low. Training on several GPUs was tested on CPUs only."""
     return "\n\n".join(paragraph(*text.split()) for text in (cost, trust))
 
 
@@ -191,8 +195,8 @@ def _predicted_row() -> list[object]:
         told[peer] = f"median error {_percent(s['median_error'])}, too low in {100 * s['unsafe_share']:.0f} %"
         num_cases = s["num_cases"]
     num_new = newest("random_cases_h200")["summary"]["num_compared"]
-    job = f"Predict the allocated peak: {num_cases} runs, {num_new} of them held out"
-    return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 B/parameter + activations)", None]
+    job = f"Predict the allocated peak of {num_cases} runs, {num_new} of them new to the rules"
+    return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 bytes a parameter, and activations)", None]
 
 
 def trained() -> str:
