@@ -146,9 +146,10 @@ def summed_up() -> str:
     to the sizes of smaller cards. In {s["num_compared"]} jobs that the rules had not been fitted to, the predicted
     peak of allocated memory was exact to the byte in {exact} and at most {_percent(s["worst_error_allocated"])} off in
     the others; {beyond} reserved more than the upper bound that decides whether a job fits. On other cards there are
-    runs that others published. For {len(found)} with all settings ({counts}), predictions were {_percent(max(errors))} too
-    high to {_percent(-min(errors))} too low; {len(over)} of them, on a {where}, would have exceeded the headroom too.
-    For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to {_whole(omitted[-1])} too
+    runs that others published. For {len(found)} with all settings ({counts}), predictions were
+    {_percent(max(errors))} too high to {_percent(-min(errors))} too low; {len(over)} of them, on a {where}, would have
+    exceeded the headroom too. For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to
+    {_whole(omitted[-1])} too
     low. Training on several GPUs was tested on CPUs only."""
     return "\n\n".join(paragraph(*text.split()) for text in (cost, trust))
 
