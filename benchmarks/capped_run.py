@@ -13,8 +13,8 @@ def make_model(workload: Any) -> Any:
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
+    from vramfit.techniques.application import use_expandable_segments
 
     torch.cuda.init()
     if workload.allocator == "expandable":

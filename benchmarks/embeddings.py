@@ -121,8 +121,8 @@ def run_vramfit(name: str, side: str, batches: list[Any], cap: int, device: str)
         name, task="embedding", batch=num_pairs, seq=max(lengths), lengths=lengths, memory=cap, exact=not on_gpu,
         **({"gpu": "h200", "precision": "amp-bf16", "optimizer": "adamw-fused"} if on_gpu else {"attention": "sdpa"}),
     )  # fmt: skip
-    model, _ = vramfit.load(name, task="embedding", random_weights=True, device=device)
-    vramfit.prepare(model, plan)
+    model, _ = vramfit.load(name, task="embedding", random_weights=True, device="cpu")
+    vramfit.prepare(model, plan, device)
     model.train()
     stepper = vramfit.Stepper(model, vramfit.make_optimizer(model, plan), plan)
     began = time.perf_counter()

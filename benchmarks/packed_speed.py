@@ -229,10 +229,10 @@ def _stepper(side: str, name: str, ids: list[Any], cap: int) -> dict[str, Any]:
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
     from vramfit.techniques import compiling
+    from vramfit.techniques.application import use_expandable_segments
     from vramfit.workload import Workload
 
     attention = "sdpa" if side == "padded" else "packed"
@@ -254,9 +254,9 @@ def _planned(side: str, plan: Any, name: str, ids: list[Any], *, profiles: bool)
     import torch
 
     from vramfit.models.resolve import resolve
-    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.measurement import prepare
     from vramfit.runtime.stepper import Stepper
+    from vramfit.techniques.application import use_expandable_segments
 
     use_expandable_segments(torch.device("cuda"))
     model = prepare(resolve(name), plan.workload).cuda()

@@ -139,8 +139,8 @@ def _train(micro_batch: int, num_steps: int, folder: str | None = None) -> dict[
     import torch
 
     import vramfit
-    from vramfit.runtime.device import use_expandable_segments
     from vramfit.runtime.stepper import Stepper
+    from vramfit.techniques.application import use_expandable_segments
 
     torch.manual_seed(0)
     use_expandable_segments(torch.device("cuda"))

@@ -10,10 +10,10 @@ import torch
 from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.resolve import resolve
-from vramfit.runtime.device import use_expandable_segments
 from vramfit.runtime.measurement import prepare
 from vramfit.runtime.stepper import Stepper
 from vramfit.techniques import fusing, optimizers
+from vramfit.techniques.application import use_expandable_segments
 from vramfit.workload import Workload
 
 MAX_ERROR = 0.01

@@ -11,9 +11,9 @@ from tests.unit.runtime.small_models import FAMILIES, make_batch, make_model
 from vramfit.devices.catalogue import match_gpu
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import encoder_layers
-from vramfit.runtime.device import use_expandable_segments
 from vramfit.step.plain import each_tensor
 from vramfit.techniques import casting
+from vramfit.techniques.application import use_expandable_segments
 from vramfit.workload import Workload
 
 pytestmark = pytest.mark.gpu

@@ -13,8 +13,9 @@ from vramfit.errors import BudgetExceeded
 from vramfit.estimator.predict import estimate
 from vramfit.loader.load import load
 from vramfit.models.resolve import resolve
-from vramfit.runtime.device import enforce, use_expandable_segments
+from vramfit.runtime.device import enforce
 from vramfit.runtime.stepper import Stepper
+from vramfit.techniques.application import use_expandable_segments
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from tests.unit.integrations.small_trainers import make_trainer
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, TrainerCallback
 
 from vramfit.integrations.trainer import MonitorCallback, fit_trainer
-from vramfit.runtime.device import use_expandable_segments
+from vramfit.techniques.application import use_expandable_segments
 from vramfit.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu

@@ -29,10 +29,10 @@ from vramfit.integrations.trainer.models import PACKAGE, encoder_in, is_sentence
 from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST
-from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.runtime.device import RunDevice, enforce
 from vramfit.tasks import DEFAULT
 from vramfit.tasks.parts.pooling import EmbeddingHead
-from vramfit.techniques.application import settings_found
+from vramfit.techniques.application import settings_found, use_expandable_segments
 
 LOOP = "_inference"
 """The method of sentence-transformers that runs batches."""

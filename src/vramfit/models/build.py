@@ -43,6 +43,28 @@ def _left_alone(draw: Callable[..., Any]) -> Callable[..., Any]:
     return fill
 
 
+def build(resolved: ResolvedModel, attention: str | None = None) -> "nn.Module":
+    """`model_class(config)` on torch's default device, in fp32, ready for batches and with what its task adds to it.
+
+    Args:
+        resolved: what `resolve` gave, no module; its configuration is copied, not changed.
+        attention: a kernel; None for the model's default.
+
+    Raises:
+        CheckpointError: the configuration contradicts itself, so that no model can be built from it.
+    """
+    config = copy.deepcopy(resolved.config)
+    in_full_precision(config)
+    config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
+    try:
+        model: nn.Module = resolved.model_class(config)
+    except Exception as error:  # model code raises whatever its constructor happens to raise
+        raise _cannot_build(resolved, config, attention, error) from None
+    make_ready(model)
+    find_task(resolved.task).finish_model(model, resolved.parts)
+    return model
+
+
 def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Module":
     """The model with every parameter and buffer on the meta device, in fp32, ready to train.
 
@@ -63,18 +85,9 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
         return _copy_to_meta(resolved.module, attention)
     import torch
 
-    config = copy.deepcopy(resolved.config)
-    in_full_precision(config)
-    config._attn_implementation = _built_with(attention) or default_attention(resolved.model_class)
     _check_attention(resolved.model_class, resolved.name, attention)
-    try:
-        with undrawn(), torch.device("meta"):
-            model: nn.Module = resolved.model_class(config)
-    except Exception as error:  # model code raises whatever its constructor happens to raise
-        raise _cannot_build(resolved, config, attention, error) from None
-    make_ready(model)
     with undrawn(), torch.device("meta"):
-        find_task(resolved.task).finish_model(model, resolved.parts)
+        model = build(resolved, attention)
     if any(not t.is_meta for t in (*model.parameters(), *model.buffers())):
         model.to("meta")  # some of transformers' code draws on the host whatever device is asked for
     return model
@@ -109,11 +122,6 @@ def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":
         if config is not None:
             config._attn_implementation = _built_with(attention)
     return twin
-
-
-def kernel_for(resolved: ResolvedModel, workload: Workload) -> str:
-    """The attention kernel, as transformers names it, that a model is built with for a workload."""
-    return _built_with(workload.attention) or default_attention(resolved.model_class)
 
 
 def with_attention(workload: Workload, resolved: ResolvedModel) -> Workload:

@@ -170,9 +170,9 @@ def _why_compiled(found: Found) -> str:
 
 def _state_saved(search: Search, recipe: Recipe) -> int | None:
     family = next((f for f in search.families if f.recipe == recipe.without_checkpointing()), None)
-    if family is None or family.sibling is None:
-        return None
     size = search.sizes[-1]
+    if family is None or family.sibling is None or size not in family.sibling.plain:
+        return None
     return family.sibling.plain[size].requested_bytes - family.plain[size].requested_bytes
 
 

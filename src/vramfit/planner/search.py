@@ -42,13 +42,17 @@ class _Family:
     error_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     """How much more than guessed was found: with several full passes a step, and with one."""
 
+    @property
+    def lender(self) -> "_Family":
+        """Whose traces say what checkpointing changes: the sibling's, unless it was given up before it was traced."""
+        return self if self.sibling is None or len(self.sibling.plain) < len(self.plain) else self.sibling
+
     def guess(self, num_checkpointed: int, num_layers: int, micro_batch: int) -> Peek:
         """Time and memory with some layers checkpointed: both go in a straight line."""
         plain = self.plain[micro_batch]
         if not num_checkpointed:
             return plain
-        lender = self if self.sibling is None else self.sibling
-        full, start = lender.full[micro_batch], lender.plain[micro_batch]
+        full, start = self.lender.full[micro_batch], self.lender.plain[micro_batch]
         share = num_checkpointed / num_layers
 
         def asks() -> tuple[int, int]:
@@ -155,7 +159,7 @@ class Search:
 
     def _checkpoint(self, family: _Family) -> None:
         """Trace a recipe with all layers checkpointed, and queue every number of layers."""
-        lender = family.sibling or family
+        lender = family.lender
         if not lender.full:
             recipe = lender.recipe.with_layers(self._num_layers, self._num_layers)
             lender.full = {m: peek(self.job, recipe, m) for m in self.sizes}

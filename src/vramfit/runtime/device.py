@@ -1,7 +1,5 @@
 """`RunDevice`: the device a run uses: a GPU, the CPU, or an emulated GPU on the CPU; and the budget held on a GPU."""
 
-import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +11,8 @@ from vramfit.errors import BudgetExceeded, WorkloadError
 from vramfit.loader.load import find_device
 from vramfit.monitor.sources import CudaMemory, HostMemory, MemorySource, Reading, resident_bytes
 from vramfit.step.recovery import free_memory
+from vramfit.techniques.application import use_expandable_segments
 from vramfit.units import format_bytes, parse_bytes
-
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class RunDevice:
@@ -161,16 +158,6 @@ class EmulatedMemory:
 
     def note(self) -> str | None:
         return "an emulated GPU: process memory is the host's"
-
-
-def use_expandable_segments(device: torch.device) -> bool:
-    """Let segments made from now on grow in place; not where the user has set the allocator up. Says whether it did."""
-    if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
-        return False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch moves it elsewhere; a user can do nothing about that
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    return True
 
 
 def enforce(memory: str | int, device: torch.device) -> int:

@@ -20,16 +20,15 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.anatomy import max_positions, vocab_size
-from vramfit.models.build import build_for, kernel_for
+from vramfit.models.build import build, build_for
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
 from vramfit.records.measurement import Measurement, PhaseMeasurement
-from vramfit.runtime.device import ALLOCATOR_VARIABLES
 from vramfit.settings import conflicts
 from vramfit.step.plain import Batch, forward_step, make_batch, train_step, write_tokens
 from vramfit.step.recovery import is_out_of_memory
-from vramfit.techniques.application import apply, make_optimizer
+from vramfit.techniques.application import ALLOCATOR_VARIABLES, apply, make_optimizer
 from vramfit.workload import Workload
 
 INITIAL_SCALE = 1024.0
@@ -69,17 +68,15 @@ def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
 
 
 def _build(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
-    """`model_class(config)`, without the slow drawing of every weight: memory does not depend on values."""
+    """The model as a prediction builds it, without the slow drawing of every weight: memory does not depend on values."""
     if resolved.module is not None:
         return copy.deepcopy(resolved.module)
     from transformers import PreTrainedModel
 
-    config = copy.deepcopy(resolved.config)
-    config._attn_implementation = kernel_for(resolved, workload)
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
     skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:
-        model: torch.nn.Module = resolved.model_class(config)
+        model = build(resolved, workload.attention)
     _write_weights(model)
     return model
 

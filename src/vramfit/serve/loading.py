@@ -11,7 +11,7 @@ from vramfit.estimator.resolve import target_of
 from vramfit.estimator.search import max_batch
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.choose import margin_of
-from vramfit.runtime.device import RunDevice, enforce, use_expandable_segments
+from vramfit.runtime.device import RunDevice, enforce
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import FINE_TUNE_OR_VECTORS, TrainedModel, open_model
 from vramfit.serve.settings import (
@@ -25,6 +25,7 @@ from vramfit.serve.settings import (
 from vramfit.settings import having
 from vramfit.tasks.parts import pooling
 from vramfit.tasks.parts.results import wrong_top_k
+from vramfit.techniques.application import use_expandable_segments
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 

@@ -1,5 +1,6 @@
 """One way to prepare a model: everything that a workload asks for, in one order that predictions and runs share."""
 
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from vramfit.techniques.packing.attention import has_packed_kernel, takes_heads
 from vramfit.workload import Workload, settings_of
 
 Undo = Callable[[], None]
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 SWITCHES = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 """Attributes of modules that techniques set, and that are put back."""
 
@@ -60,6 +62,8 @@ def prepare(
     if w.offload == "weights":
         offloading.apply(model, 0, device or next(model.parameters()).device, trains=w.trains)
     elif device is not None:
+        if w.has_expandable_segments:
+            use_expandable_segments(torch.device(device))
         _move(model, torch.device(device))
     if w.compile and compiles:
         compile_layers(model)
@@ -205,6 +209,16 @@ def compile_layers(model: torch.nn.Module) -> None:
         compiling.apply(model)
     else:
         warnings.warn(f"the plan's compile is left out: {reason}", stacklevel=3)
+
+
+def use_expandable_segments(device: torch.device) -> bool:
+    """Let segments made from now on grow in place; not where the user has set the allocator up. Says whether it did."""
+    if device.type != "cuda" or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch moves it elsewhere; a user can do nothing about that
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    return True
 
 
 def _kept_switches(model: torch.nn.Module) -> Undo:
