@@ -126,10 +126,11 @@ def write_model(folder: Path, name: str) -> None:
     resolved = resolve(name, task="features")
     model: Any = prepare(resolved, Workload(model=name, task="features", mode="infer", batch=1, seq=8))
     model.save_pretrained(folder)
-    _write_tokenizer(folder, resolved.config)
+    write_tokenizer(folder, resolved.config)
 
 
-def _write_tokenizer(folder: Path, config: Any) -> None:
+def write_tokenizer(folder: Path, config: Any) -> None:
+    """A tokenizer of made-up words, whose special tokens a model knows."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace

@@ -68,7 +68,7 @@ def prepare(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
 
 
 def _build(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
-    """The model as a prediction builds it, without the slow drawing of every weight: memory does not depend on values."""
+    """The model as a prediction builds it; weights are not drawn, which is slow: memory does not depend on values."""
     if resolved.module is not None:
         return copy.deepcopy(resolved.module)
     from transformers import PreTrainedModel
