@@ -270,7 +270,15 @@ def _from_host(function: Handler, data: Any, *args: Any, device: Any = None, **k
 
 
 def _write_number(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host."""
+    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host; and what
+    is written where a tensor says must be of the same type, which only a tensor with data is asked."""
+    places = index if isinstance(index, tuple) else (index,)
+    is_other = isinstance(value, torch.Tensor) and value.dim() > 0 and value.dtype != tensor.dtype
+    if tensor.is_meta and is_other and any(isinstance(place, torch.Tensor) for place in places):
+        raise WorkloadError(
+            [f"the model's own code writes {value.dtype} into {tensor.dtype}: it does not run in this precision"],
+            hint="take precision fp32",
+        )
     if tensor.is_meta and isinstance(value, int | float):
         value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
     tensor[index] = value

@@ -4,11 +4,12 @@ A target is an architecture, a torch release and a capacity.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
+from vramfit.cuda.kernels.attention import writes_scores_unmasked
 from vramfit.cuda.kernels.script import VERIFIED, CudaProfile
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, ContextBasis, all_gpus, context_of, find_gpu
 from vramfit.errors import WorkloadError
@@ -18,7 +19,7 @@ from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import missing_kernel, with_attention
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.records.estimate import Basis
-from vramfit.settings import conflicts
+from vramfit.settings import SETTINGS, conflicts
 from vramfit.tasks import find_task
 from vramfit.techniques import offloading
 from vramfit.techniques.application import build_prepared
@@ -39,6 +40,10 @@ OUTSIDE = "outside what is promised"
 """What the note begins with that says that a prediction is not to be relied on."""
 
 
+UNMASKED_NOTE = (
+    "predicted for batches without padding, which take more here than padded ones: heads share keys, and torch has no "
+    "kernel for that which does not write out all attention scores"
+)
 NCCL_BYTES = 512 * 2**20
 """What is left to NCCL of a GPU that is one of several. Its buffers come from the driver, and nothing predicts them:
 they grow with channels and peers, some hundreds of MB for each process group. Not measured."""
@@ -281,9 +286,25 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
     if target is None or problems:
         raise WorkloadError(problems)
     workload = with_attention(replace(workload, model=resolved.name, task=resolved.task), resolved)
-    traced = TracedWorkload(workload, resolved, target.profile)
+    settled = with_mask(workload, resolved, target.profile, given)
+    if settled.mask != workload.mask:
+        target = replace(target, notes=(*target.notes, UNMASKED_NOTE))
+    traced = TracedWorkload(settled, resolved, target.profile)
     waits = workload.offloads_layers and not workload.trains  # in training, all layers do
     return (settle_offload(traced, target) if waits else traced), target
+
+
+def with_mask(workload: Workload, resolved: ResolvedModel, profile: CudaProfile, given: Mapping[str, Any]) -> Workload:
+    """A workload with the mask whose batches take most: padded ones, but where torch has no kernel for the others.
+
+    Args:
+        given: keywords that were asked for; a mask among them is left alone.
+    """
+    if "mask" in given or not workload.is_sdpa or resolved.module is not None:
+        return workload
+    dtype = workload.autocast_dtype or workload.weight_dtype
+    takes_more = writes_scores_unmasked(profile, resolved.config, dtype)
+    return replace(workload, mask="ones" if takes_more else SETTINGS["mask"].default)
 
 
 def _target(workload: Workload, problems: list[str]) -> Target | None:

@@ -93,9 +93,9 @@ def build_meta(resolved: ResolvedModel, attention: str | None = None) -> "nn.Mod
     return model
 
 
-def build_for(resolved: ResolvedModel, workload: Workload) -> "nn.Module":
-    """The same with the attention kernel that a workload asks for."""
-    return build_meta(resolved, attention=workload.attention)
+def build_for(resolved: ResolvedModel, workload: Workload, *, on_meta: bool = True) -> "nn.Module":
+    """The same, or the model on torch's default device, with the attention kernel that a workload asks for."""
+    return (build_meta if on_meta else build)(resolved, attention=workload.attention)
 
 
 def _copy_to_meta(module: "nn.Module", attention: str | None) -> "nn.Module":

@@ -6,6 +6,7 @@ rows, which were compared; and what its decoders need before batches.
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -288,14 +289,19 @@ def pools_last_token(model_class: type) -> bool:
 def padding_id(config: Any) -> int:
     """The token that fills up shorter texts: the configuration's, else the one that ends a text, else the first.
 
+    A token beyond the vocabulary, as some configurations name, is none: a GPU would end the process at it.
+
     >>> from types import SimpleNamespace
-    >>> padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=[7, 8]))
+    >>> padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=[7, 8], vocab_size=10))
     7
+    >>> padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=128001, vocab_size=32000))
+    0
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     named, end = (getattr(text, name, None) for name in ("pad_token_id", "eos_token_id"))
     end = end[0] if isinstance(end, list | tuple) and end else end
-    return next((token for token in (named, end) if isinstance(token, int) and token >= 0), 0)
+    size = getattr(text, "vocab_size", math.inf)
+    return next((token for token in (named, end) if isinstance(token, int) and 0 <= token < size), 0)
 
 
 def in_full_precision(config: Any) -> None:

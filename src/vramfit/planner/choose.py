@@ -29,6 +29,7 @@ from vramfit.planner.search import Search
 from vramfit.planner.varied import padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate, MaxBatch
 from vramfit.settings import BF16_CAPABILITY, SETTINGS, lowered
+from vramfit.settings.attention import may_be_padded
 from vramfit.units import format_bytes
 from vramfit.workload import Workload
 
@@ -124,7 +125,7 @@ def max_batch(model: Any, **keywords: Any) -> MaxBatch:
     e = found.estimate
     if not found.batch or e.capacity_bytes is None:
         return found
-    margin = margin_of(e.capacity_bytes, e.basis, e.workload, varied=e.workload.mask == "padded")
+    margin = margin_of(e.capacity_bytes, e.basis, e.workload, varied=may_be_padded(keywords))
     inside = {**keywords, "memory": max(e.capacity_bytes - margin.num_bytes, 1)}
     found = replace(
         found,
@@ -282,7 +283,7 @@ def margins(job: Job, proposal: Proposal) -> list[Margin]:
     workload = replace(proposal.on(base), compile=compiles)
     basis = target_of(workload).basis
     workload = replace(workload, allocator=request.fixed.get("allocator", "expandable"))
-    varied = base.mask == "padded" and (job.lengths is None or job.lengths.varies)
+    varied = may_be_padded(request.fixed) and (job.lengths is None or job.lengths.varies)
     usual = margin_of(job.budget_bytes, basis, workload, varied=varied, whole=records)
     tight = tight_margin_of(job.budget_bytes, basis, workload)
     has_one = tight.num_bytes >= usual.num_bytes or (records and asked_to_capture(request) is None)

@@ -14,7 +14,7 @@ from vramfit.estimator.predict import (
     evaluation_stream,
     time_workload,
 )
-from vramfit.estimator.resolve import resolve_workload
+from vramfit.estimator.resolve import resolve_workload, with_mask
 from vramfit.estimator.traced import TracedWorkload, least_peaks
 from vramfit.models.anatomy import embeddings, encoder_layers
 from vramfit.models.catalogue import all_entries
@@ -78,7 +78,7 @@ def num_predicted(job: Job) -> int:
 @once
 def traced_passes(job: Job, recipe: Recipe, num_passes: int) -> TracedWorkload:
     """A job of so many micro-batches; their size is filled in later."""
-    workload = replace(job.base, **recipe.keywords(), **passes_of(1, num_passes * job.base.num_gpus))
+    workload = _with(job, recipe, passes_of(1, num_passes * job.base.num_gpus))
     short = recipe.is_packed and not job.base.is_joint  # short ones may all go into one row
     most = job.base.share * job.base.texts_per_sample if short else None
     return replace(job.traced, workload=workload, num_sequences=most, num_texts=job.base.step_texts)
@@ -94,7 +94,13 @@ def _traced(job: Job, recipe: Recipe, micro_batch: int) -> TracedWorkload:
 
 def workload_of(job: Job, recipe: Recipe, micro_batch: int) -> Workload:
     """The job as a workload."""
-    return replace(job.base, **recipe.keywords(), **passes_of(micro_batch, job.base.batch))
+    return _with(job, recipe, passes_of(micro_batch, job.base.batch))
+
+
+def _with(job: Job, recipe: Recipe, sizes: dict[str, Any]) -> Workload:
+    """The job with a recipe, a split, and the mask that takes most then."""
+    workload = replace(job.base, **recipe.keywords(), **sizes)
+    return with_mask(workload, job.traced.resolved, job.target.profile, job.request.fixed)
 
 
 def two_steps(job: Job, recipe: Recipe, micro_batch: int) -> tuple[Stream, Any]:
@@ -294,7 +300,7 @@ def _step(job: Job, recipe: Recipe, micro_batch: int, batch: int) -> Timed:
 
 def _split(job: Job, recipe: Recipe, micro_batch: int, batch: int) -> Workload:
     """A step of so many samples of full length."""
-    return replace(job.base, **recipe.keywords(), **passes_of(min(micro_batch, batch), batch * job.base.num_gpus))
+    return _with(job, recipe, passes_of(min(micro_batch, batch), batch * job.base.num_gpus))
 
 
 def time_of(job: Job, template: Any, workload: Workload, micro_batch: int, num_passes: int | None = None) -> Timed:

@@ -20,7 +20,7 @@ import torch
 
 from vramfit.errors import VramfitError, WorkloadError
 from vramfit.models.anatomy import max_positions, vocab_size
-from vramfit.models.build import build, build_for
+from vramfit.models.build import build_for
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.monitor.sources import present_gpu, process_bytes, read_counts, read_peaks, restart_peaks
 from vramfit.records.codec import RecordError, from_json, to_json
@@ -76,7 +76,7 @@ def _build(resolved: ResolvedModel, workload: Workload) -> torch.nn.Module:
     undrawn: dict[str, Any] = dict.fromkeys(DRAWING, lambda tensor, *_, **__: tensor)
     skipped = patch.object(PreTrainedModel, "initialize_weights", lambda self: None, create=True)
     with patch.multiple(torch.nn.init, **undrawn), skipped:
-        model = build(resolved, workload.attention)
+        model = build_for(resolved, workload, on_meta=False)
     _write_weights(model)
     return model
 

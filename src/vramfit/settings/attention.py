@@ -19,6 +19,11 @@ def has_own_attention(w: Workload) -> bool:
     return w.attention is None
 
 
+def is_sdpa(w: Workload) -> bool:
+    """Whether torch chooses the kernel."""
+    return w.attention == "sdpa"
+
+
 PACKED = {"attention": "packed"}
 """Keywords with which sequences lie end to end."""
 
@@ -39,7 +44,7 @@ class Attention(Setting):
     help = "Attention kernel. Default: sdpa where the model has it, else eager. `packed` computes without padding."
     in_answers = is_observed = True
     is_planned = in_inference = at_load = True
-    asked = (is_packed, has_own_attention)
+    asked = (is_packed, has_own_attention, is_sdpa)
     techniques = (
         Technique(
             values=("sdpa",),
@@ -119,6 +124,11 @@ class Mask(Setting):
 
     def words(self, w: Workload) -> str | None:
         return {"none": "no mask", "ones": "mask of ones"}.get(w.mask)
+
+
+def may_be_padded(given: Mapping[str, Any]) -> bool:
+    """Whether batches may have padding, by the keywords of a job."""
+    return bool(given.get(Mask.keyword, Mask.default) == Mask.default)
 
 
 class Dropout(Setting):

@@ -218,6 +218,10 @@ class Fields:
         """Whether no kernel was asked for, so that the model takes its own."""
 
     @property
+    def is_sdpa(self) -> bool:
+        """Whether torch chooses the kernel."""
+
+    @property
     def is_checkpointed(self) -> bool:
         """Whether layers are computed again in backward."""
 

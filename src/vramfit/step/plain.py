@@ -4,6 +4,7 @@
 of the micro-batch; a prediction and a run listen to the same calls.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -76,13 +77,13 @@ def write_tokens(ids: torch.Tensor, mask: torch.Tensor | None, config: Any) -> N
 
 
 def special_tokens(config: Any) -> dict[str, int]:
-    """The tokens that a configuration names, by their fields; of several, the first."""
+    """The tokens of the vocabulary that a configuration names, by their fields; of several, the first."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     named = {} if config is None else vars(config) | vars(text)
     found: dict[str, int] = {}
     for name, value in named.items():
         value = value[0] if isinstance(value, list) and value else value
-        if name.endswith("_token_id") and type(value) is int and value >= 0:
+        if name.endswith("_token_id") and type(value) is int and 0 <= value < named.get("vocab_size", math.inf):
             found[name] = value
     return found
 

@@ -1,5 +1,7 @@
 """What the attention kernels ask for around their outputs."""
 
+from dataclasses import replace
+
 from tests.unit.cuda.profiles import H200, left_over, script_of, spec, temporaries
 
 from vramfit.cuda.kernels.attention import efficient_workspace_bytes
@@ -91,3 +93,12 @@ def test_flash_keeps_its_random_state_on_the_device() -> None:
     outputs = (q, spec(B, H, S), None, None, None, None, state, spec(dtype="int64"), None)
     steps = script_of("_scaled_dot_product_flash_attention", q, q, q, outputs=outputs, gpu=H200)
     assert [i for _, i, _ in steps] == [0, 1, 6, 7]
+
+
+def test_a_safe_softmax_is_written_over_the_softmax_since_torch_2_11() -> None:
+    scores = spec(B, H, S, S)
+    steps = script_of("_safe_softmax", scores, -1, outputs=(scores,))
+    assert temporaries(steps) == [B * H * S * S, B * H * S, 4]
+    assert left_over(steps) == set()
+    before = script_of("_safe_softmax", scores, -1, outputs=(scores,), gpu=replace(H200, torch_version=(2, 10)))
+    assert temporaries(before) == [4 * B * H * S * S, B * H * S * S, B * H * S, 4]

@@ -1,6 +1,6 @@
 """Attention on CUDA: which kernel torch takes, what it calls around it, and what each asks for beside its outputs."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ def choose_kernel(
     size, value_size = query.shape[-1], value.shape[-1]
     if query.dtype == torch.bfloat16 and not profile.has_bf16:
         return "math"
+    if any(t.stride(-1) != 1 for t in (query, key, value, bias) if t is not None):
+        return "math"  # check_last_dim_stride_equals_1_dense: T5's position biases have the heads last
     if half and profile.prefers_cudnn_attention and _suits_cudnn(size, value_size) and not _learns(bias):
         return "cudnn"
     if half and profile.has_flash_attention and bias is None and size <= MAX_FLASH_HEAD and size == value_size:
@@ -37,6 +39,23 @@ def choose_kernel(
     if profile.has_efficient_attention and known_type and is_aligned and not is_grouped:
         return "efficient"
     return "math"
+
+
+def writes_scores_unmasked(profile: CudaProfile, config: Any, dtype: torch.dtype) -> bool:
+    """Whether torch writes out all attention scores only where no mask is given.
+
+    Transformers repeats keys that heads share where there is a mask, and leaves that to torch where there is none;
+    of torch's kernels, some know no shared keys.
+    """
+    text = config.get_text_config()
+    heads, groups = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    if not heads or not groups or groups == heads:
+        return False
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    query, key = (torch.empty(1, n, 1, size, dtype=dtype, device="meta") for n in (heads, groups))
+    bias = torch.empty(1, 1, 1, 1, dtype=dtype, device="meta")
+    unmasked = choose_kernel(profile, query, key, key)
+    return unmasked == "math" and choose_kernel(profile, query, query, query, bias) != "math"
 
 
 def _suits_cudnn(size: int, value_size: int) -> bool:
@@ -123,7 +142,10 @@ def _math(
     weights = aten._safe_softmax(scores, -1)
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
-    return torch.matmul(weights, value).to(original)
+    given_back = weights.to(original)  # with the result, and nobody takes it
+    result = torch.matmul(weights, value).to(original)
+    del given_back
+    return result
 
 
 @kernel("_scaled_dot_product_cudnn_attention")
@@ -264,12 +286,19 @@ def packed_backward(call: KernelCall, script: Script) -> None:
 
 @kernel("_safe_softmax")
 def safe_softmax(call: KernelCall, script: Script) -> None:
-    """native/transformers/attention.cpp (2.11): the softmax, where its input is -inf, and in which rows all of it."""
+    """native/transformers/attention.cpp (2.11): the softmax, where its input is -inf, and in which rows all of it.
+
+    The result is written over the softmax; releases before 2.11 are taken to make another one, as 2.5 did.
+    """
     x: TensorSpec = call.args[0]
-    softmax, infinity = script.temp(x.nbytes), script.temp(x.itemsize)
+    makes_another = call.profile.torch_version < (2, 11)
+    softmax = [script.temp(x.nbytes)] if makes_another else []
+    if not makes_another:
+        script.out()
     hidden, rows, zero = script.temp(x.numel), script.temp(x.numel // x.shape[-1]), script.temp(x.itemsize)
-    script.out()
-    script.free(zero, rows, hidden, infinity, softmax)
+    if makes_another:
+        script.out()
+    script.free(zero, rows, hidden, *softmax)
 
 
 def _is_row_major(x: TensorSpec) -> bool:

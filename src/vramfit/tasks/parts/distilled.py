@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramfit.tasks import Task, find_task
 from vramfit.tasks.base import IGNORED, PER_TOKEN
@@ -93,7 +94,8 @@ def meta_targets(model: Any, task: str, sizes: tuple[int, int], device: Any, *, 
     made = {target_name(name): torch.zeros(shape, device=device) for name in kind.answers}
     if how.hidden_width is not None:
         width = int(model.config.num_hidden_layers) * how.hidden_width
-        made[HIDDEN] = torch.zeros(*by_token, width, dtype=torch.float16, device=device)
+        with _disable_current_modes():  # read from the disk, they wait on the host: a trace sees what a pass brings
+            made[HIDDEN] = torch.zeros(*by_token, width, dtype=torch.float16, device=device)
     return made
 
 
