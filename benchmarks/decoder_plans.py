@@ -2,6 +2,7 @@
 
     python benchmarks/decoder_plans.py                        # writes benchmarks/results/decoder_plans.json
     python benchmarks/decoder_plans.py --run decoders.jsonl   # on a GPU: steps by these plans, under their budgets
+    python benchmarks/decoder_plans.py --page docs/decoders.md decoders.jsonl    # plans and runs, as two tables
 
 Each run is planned anew and has a process of its own, whose allocator is limited to the budget; one line of JSON a run
 is added to the file.
@@ -17,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import forked
+from benchmarks import forked, pages
 
 RESULTS = Path(__file__).parent / "results" / "decoder_plans.json"
 GPU, BATCH, SEQ, RANK = "h200", 8, 512, 16
@@ -53,9 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Plan each case and write what was planned, or run each plan; 1 where one did not do what it promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, metavar="FILE", help="train by each plan on the GPU, and add lines to it")
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("PAGE", "FILE"), help="write the tables of a page")
     options = parser.parse_args(arguments)
     if options.run is not None:
         return run_all(options.run)
+    if options.page is not None:
+        page, runs = options.page
+        parts = {"plans": table_of_plans(), "runs": table_of_runs(forked.read_lines(runs, "name"))}
+        pages.put(page, "benchmarks/decoder_plans.py", **parts)
+        return 0
     found = {}
     for name, asked in CASES.items():
         found[name] = in_words(make_plan(asked), asked)
@@ -137,6 +144,36 @@ def run(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         "measured_step_s": median(times[NUM_WARM:]),
         **forked.head(),
     }
+
+
+def table_of_plans() -> str:
+    """What was planned."""
+    made = json.loads(RESULTS.read_text(encoding="utf-8"))["plans"]
+    rows = []
+    for name, plan in made.items():
+        layers = {None: "no layer computed twice", "full": "all layers computed twice"}
+        checkpointing = layers.get(plan["checkpointing"], f"{plan['checkpointing']} of 28 layers computed twice")
+        settings = f"{plan['precision']}, {plan['optimizer']}, {checkpointing}"
+        rows.append([name, plan["memory"], f"{plan['safe_reserved_bytes'] / 2**30:.2f} GiB", settings])
+    return pages.table(("what learns", "budget", "reserved at most", "settings"), rows)
+
+
+def table_of_runs(lines: list[dict[str, Any]]) -> str:
+    """What was run, beside the plan it was run by and what today's code predicts for the same settings."""
+    import vramfit
+
+    rows = []
+    for line in lines:
+        same = ("micro_batch", "precision", "checkpointing", "optimizer", "attention", "allocator")
+        asked = {**{key: line[key] for key in same}, **{k: v for k, v in CASES[line["name"]].items() if k != "memory"}}
+        again = vramfit.estimate(qwen3_shape(), batch=BATCH, seq=SEQ, gpu=GPU, torch_version=line["torch"], **asked)
+        figures = ("max_allocated_bytes", "peak_allocated_bytes", "max_reserved_bytes", "safe_reserved_bytes")
+        measured = [f"{line[key] / 2**30:.3f} GiB" for key in figures]
+        now = [f"{n / 2**30:.3f} GiB" for n in (again.peak_allocated_bytes, again.safe_reserved_bytes)]
+        row = [line["name"], line["memory"], line["num_recoveries"], measured[0], measured[1], now[0]]
+        rows.append([*row, measured[2], measured[3], now[1]])
+    head = ("what learned", "budget", "recoveries", "allocated", "planned", "by today's code")
+    return pages.table((*head, "reserved", "planned, at most", "by today's code, at most"), rows)
 
 
 if __name__ == "__main__":

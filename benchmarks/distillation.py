@@ -58,7 +58,6 @@ DATA: dict[str, dict[str, Any]] = {
 """Files of a folder of data sets, rows that are drawn from them to learn from, and passes over these."""
 LR = {"teacher": "2e-4", "student": "2e-4"}
 SEQ, BATCH = "64", "32"
-BEGIN, END = "<!-- {}: made by benchmarks/distillation.py -->", "<!-- end of {} -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -145,13 +144,10 @@ def drawn(name: str, options: argparse.Namespace) -> Path:
 
 def write_page(page: Path, lines: list[dict[str, Any]]) -> None:
     """Put the tables of the results between the marks of a page: that of the searches, and that of all others."""
-    text = page.read_text(encoding="utf-8")
     for what in ("distillation", "search"):
         found = [line for line in lines if ("score" in DATA[line["data"]]) == (what == "search")]
-        begin, end = BEGIN.format(what), END.format(what)
         if found:
-            text = f"{text.partition(begin)[0]}{begin}\n\n{table(found)}\n\n{end}{text.partition(end)[2]}"
-    page.write_text(text, encoding="utf-8")
+            pages.put(page, "benchmarks/distillation.py", **{what: table(found)})
 
 
 def table(lines: list[dict[str, Any]]) -> str:

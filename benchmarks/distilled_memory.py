@@ -2,6 +2,7 @@
 
     python benchmarks/distilled_memory.py --out distilled.jsonl            # on a GPU; goes on where it stopped
     python benchmarks/distilled_memory.py --summary distilled.jsonl        # what came out, beside the bars
+    python benchmarks/distilled_memory.py --page docs/distillation.md distilled.jsonl    # writes its table anew
     python benchmarks/distilled_memory.py --device emulated --quick --out rehearsal.jsonl    # a rehearsal without a GPU
 
 Teachers have random weights, students half of their layers, and texts full length, so that a plan's peak is that of the
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import pages
 import soak_jobs
 
 NUM_STEPS, CASE_TIMEOUT_S, LEAST_S = 4, 200.0, 20.0
@@ -58,6 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.summary is not None:
         return report(forked.read_lines(options.summary, "name"))
+    if options.page is not None:
+        page, file = options.page
+        pages.put(page, "benchmarks/distilled_memory.py", memory=table(forked.read_lines(file, "name")))
+        return 0
     deadline = time.monotonic() + options.limit_s
     done = {line["name"] for line in forked.read_lines(options.out, "name") if "error" not in line}
     options.work.mkdir(parents=True, exist_ok=True)
@@ -155,6 +161,37 @@ def summarise(lines: list[Case]) -> dict[str, Any]:
     }
 
 
+def table(lines: list[Case]) -> str:
+    """What was allocated, by how much it had been predicted too high, and what today's code predicts."""
+    rows = []
+    for line in sorted(lines, key=lambda line: line["name"]):
+        settings = line["settings"]
+        sizes = f"{settings['micro_batch']} × {settings['seq']}"
+        allocated = f"{line['measured_allocated_bytes'] / 2**20:,.0f} MiB"
+        again = predicted_again(line)
+        now = None if again is None else f"{again / line['measured_allocated_bytes'] - 1:+.3%}"
+        how = [line["distill"], line["answers"], sizes, settings["precision"], settings["attention"]]
+        rows.append([line["model"], *how, allocated, f"{_error(line):+.3%}", now])
+    head = ("teacher", "learned", "teacher's answers", "pass", "precision", "attention", "allocated")
+    return pages.table((*head, "predicted before", "by today's code"), rows)
+
+
+def predicted_again(line: Case) -> int | None:
+    """The peak that today's code predicts for a student of half the layers; None where its teacher was in memory."""
+    import vramfit
+    from vramfit.models.resolve import resolve
+
+    if line["answers"] != "disk":
+        return None
+    config = resolve(line["model"], task=line["task"]).config
+    config.num_hidden_layers //= 2
+    config.num_labels = 2 if line["task"] == "sequence-classification" else 3
+    kept = {name: value for name, value in line["settings"].items() if name != "held_teacher"}
+    job = {"task": line["task"], "gpu": "h200", "torch_version": line["environment"]["torch"], "loop": "stepper"}
+    peak: int = vramfit.estimate(config, allocator="expandable", **job, **kept).peak_allocated_bytes
+    return peak
+
+
 def report(lines: list[Case]) -> int:
     """Print every case and the summary; 1 where a bar was not held or nothing ran on a GPU."""
     for line in sorted(lines, key=lambda line: line["name"]):
@@ -189,6 +226,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=3, help="cases at a time")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="no case begins later")
     parser.add_argument("--quick", action="store_true", help="tiny models, for a rehearsal")
+    parser.add_argument("--page", type=Path, nargs=2, metavar=("PAGE", "FILE"), help="write a page's table and end")
     parser.add_argument("--summary", type=Path, help="sum up a file of outcomes and end")
     return parser.parse_args(arguments)
 

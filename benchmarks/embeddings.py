@@ -1,6 +1,7 @@
 """How fast do embeddings learn from large batches? vramfit beside sentence-transformers, under one memory cap.
 
     python benchmarks/embeddings.py --data pairs.tsv --tokenizer DIR        # on a GPU
+    python benchmarks/embeddings.py --page docs/embeddings.md embeddings.jsonl     # writes its table anew
     python benchmarks/embeddings.py --data pairs.tsv --tokenizer DIR --device cpu --models bert-tiny --cases 8:2GiB
 
 Pairs of texts of a file with the columns sentence1 and sentence2, repeated until there are enough; random weights,
@@ -23,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import forked
+import pages
 
 GIB = 2**30
 MODELS = ("bert-base-uncased", "all-minilm-l6-v2", "bert-large-uncased")
@@ -35,12 +37,18 @@ PEERS_UP_TO = 1024
 SEQ, NUM_STEPS, NUM_WARM = 256, 8, 3
 ENOUGH_S = 15.0
 """Steps end after so many seconds, once one was timed after a first one."""
+FIGURES = ("max_allocated_bytes", "predicted_allocated_bytes", "max_reserved_bytes")
 KEYS = ("model", "side", "batch", "cap")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a side failed for another reason than memory."""
     options = _parse(arguments)
+    if options.page is not None:
+        page, *files = options.page
+        lines = [line for file in files for line in forked.read_lines(Path(file), *KEYS)]
+        pages.put(Path(page), "benchmarks/embeddings.py", speed=table(lines))
+        return 0
     began = time.monotonic()
     forked.import_all()
     done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
@@ -227,10 +235,25 @@ def timed(step: Any, batches: list[Any], device: str) -> dict[str, Any]:
     return made | {"device": torch.cuda.get_device_name(0) if on_gpu else "cpu", "torch": torch.__version__}
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row a side: its speed and what it took; or that it ran out of memory. Sides that were cut off are left out."""
+    rows = []
+    for line in lines:
+        job = [line["model"], line["side"], f"{line['batch']:,}", line["cap"].replace("GiB", " GiB")]
+        if "out_of_memory" in line:
+            rows.append([*job, "out of memory", None, None, None])
+        elif "error" not in line:
+            bounds = [f"{line[key] / GIB:.2f} GiB" if key in line else None for key in FIGURES]
+            rows.append([*job, f"{line['pairs_per_s']:,.0f}", *bounds])
+    head = ("model", "side", "pairs a step", "cap", "pairs/s", "allocated", "planned", "reserved")
+    return pages.table(head, rows)
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--data")
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--page", nargs="+", metavar="PAGE FILE", help="write the table of a page from these results")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--sides", nargs="+", default=SIDES)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from textwrap import fill
 
 WIDTH = 120
@@ -41,3 +42,15 @@ def _row(cells: Sequence[object]) -> str:
 def page(*parts: str) -> str:
     """Parts with an empty line between them."""
     return "\n\n".join(parts) + "\n"
+
+
+def put(path: Path, script: str, **parts: str) -> None:
+    """Write parts of a page between their marks: `<!-- NAME: made by SCRIPT -->` and `<!-- end of NAME -->`."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        begin, end = f"<!-- {name}: made by {script} -->", f"<!-- end of {name} -->"
+        before, found, _ = text.partition(begin)
+        if not found:
+            raise ValueError(f"{path} has no mark {begin}")
+        text = f"{before}{begin}\n\n{part}\n\n{end}{text.partition(end)[2]}"
+    path.write_text(text, encoding="utf-8")

@@ -39,7 +39,6 @@ NUM_TIMED_THREADS = 2
 VOCABULARY, NUM_LEARNED = 250_002, 30_000
 SCRIPTS = (0x0400, 0x0530, 0x0590, 0x0600, 0x0900, 0x0E00, 0x10A0, 0x1200, 0xAC00, 0x4E00)
 """Where the characters of tokens begin that no English text has."""
-BEGIN, END = "<!-- {}: made by benchmarks/smaller.py -->", "<!-- end of {} -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,13 +233,9 @@ RUNS = {"prune": prune, "int8": int8, "trim": trim}
 
 def write_page(page: Path, lines: list[dict[str, Any]]) -> None:
     """Put the tables in the place of those that a page has."""
-    text = page.read_text(encoding="utf-8")
-    for part, make in (("prune", prune_table), ("int8", int8_table), ("trim", trim_table)):
-        found = [line for line in lines if line["part"] == part]
-        begin, end = BEGIN.format(part), END.format(part)
-        before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n\n{make(found)}\n\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
+    makers = {"prune": prune_table, "int8": int8_table, "trim": trim_table}
+    parts = {part: make([line for line in lines if line["part"] == part]) for part, make in makers.items()}
+    pages.put(page, "benchmarks/smaller.py", **parts)
 
 
 def prune_table(lines: list[dict[str, Any]]) -> str:

@@ -3,6 +3,8 @@
     python benchmarks/type_cases.py --list                            # the cases that the seed draws
     python benchmarks/type_cases.py --out types.jsonl --limit-s 200   # on a GPU; goes on where it stopped
     python benchmarks/type_cases.py --summary types.jsonl             # what came out, beside the bars
+    python benchmarks/type_cases.py --again types.jsonl --out again.jsonl     # the same runs, predicted by today's code
+    python benchmarks/type_cases.py --page docs/decoders.md types.jsonl again.jsonl
 
 Every type is built as `coverage.py` builds it, from its default configuration with two layers. A case is predicted and
 then run for real, in a process of its own, several at a time, since PyTorch counts memory per process. One line of JSON
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import pages
 from case_comparison import FIGURES, STEPS, is_exact, is_under, summarize
 from coverage import all_types, is_estimated, make_config
 
@@ -46,6 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.summary is not None:
         return report(forked.read_lines(options.summary, "name"))
+    if options.page is not None:
+        page, *files = options.page
+        pages.put(page, "benchmarks/type_cases.py", types=table([forked.read_lines(file, "name") for file in files]))
+        return 0
+    if options.again is not None:
+        lines = [predicted_again(line, options.gpu) for line in forked.read_lines(options.again, "name")]
+        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        return report(lines)
     cases = draw_cases(options.seed, options.count)
     if options.list:
         print("\n".join(json.dumps(case) for case in cases))
@@ -101,7 +112,6 @@ def run_cases(cases: list[Case], options: argparse.Namespace) -> None:
 
 def run_case(case: Case, gpu: str) -> dict[str, Any]:
     """The prediction of a case and then its measurement; or why there is none."""
-    import vramfit
     from vramfit.errors import VramfitError
     from vramfit.records.codec import to_data
     from vramfit.records.measurement import compare
@@ -111,9 +121,8 @@ def run_case(case: Case, gpu: str) -> dict[str, Any]:
         config = make_config(case["type"])
     except Exception as error:  # what the installed release makes of a default is its own matter
         return {"not_run": f"{type(error).__name__}: {error}"[:300]}
-    asked = {key: value for key, value in case.items() if key not in ("name", "type")}
     try:
-        predicted = vramfit.estimate(config, task=TASK, gpu=gpu, **asked)
+        predicted = predict(config, case, gpu)
     except VramfitError as error:
         return {"not_run": f"{type(error).__name__}: {error}"[:300]}
     if predicted.safe_reserved_bytes > MOST_BYTES:
@@ -127,6 +136,54 @@ def run_case(case: Case, gpu: str) -> dict[str, Any]:
         "not_run": None,
         **forked.head(),
     }
+
+
+def predict(config: Any, case: Case, gpu: str, **versions: str) -> Any:
+    """The estimate of a case."""
+    import vramfit
+
+    asked = {key: case[key] for key in ("mode", "batch", "seq", "precision", "mask", "optimizer") if key in case}
+    return vramfit.estimate(config, task=TASK, gpu=gpu, **asked, **versions)
+
+
+def predicted_again(line: Case, gpu: str) -> Case:
+    """A case that was run, with the prediction that today's code makes for the same torch.
+
+    The installed transformers must be the one of the run: types change between releases.
+    """
+    import transformers
+
+    if not line.get("differences"):
+        return line
+    if transformers.__version__ != line["transformers"]:
+        raise SystemExit(f"the run had transformers {line['transformers']}, here is {transformers.__version__}")
+    predicted = predict(make_config(line["type"]), line, gpu, torch_version=line["torch"])
+    found = []
+    for was in line["differences"]:
+        now = getattr(predicted.phases[was["phase"]], f"peak_{was['figure']}_bytes")
+        error_bytes = now - was["measured_bytes"]
+        error = error_bytes / was["measured_bytes"]
+        found.append(was | {"predicted_bytes": now, "error_bytes": error_bytes, "error": error})
+    return line | {"differences": found, "safe_reserved_bytes": predicted.safe_reserved_bytes}
+
+
+def table(files: list[list[Case]]) -> str:
+    """What came out of predictions made before the runs, and of those that today's code makes."""
+    rows = []
+    for name, lines in zip(("made before the runs", "by today's code, after mends"), files, strict=True):
+        found = summarise(lines)
+        exact = (f"{found[key]:.0%}" for key in ("exact_share_requested", "exact_share"))
+        below = f"{len(found['under'])}, by at most {lowest(lines):.2%}"
+        above = f"{len(found['reserved_above_the_bound'])} of {found['num_cases']}"
+        rows.append([name, *exact, f"{found['worst_error']:.2%}", below, above])
+    head = ("predictions", "requested, exact", "allocated, exact", "allocated, worst error", "too low")
+    return pages.table((*head, "reserved above the bound"), rows)
+
+
+def lowest(lines: list[Case]) -> float:
+    """By what share the prediction of an allocated peak is too low at the worst."""
+    errors = [d["error"] for line in lines for d in line.get("differences") or () if d["figure"] == "allocated"]
+    return -min(errors, default=0.0)
 
 
 def report(lines: list[Case]) -> int:
@@ -200,6 +257,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=Path("type_cases.jsonl"))
     parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--again", type=Path, help="a file of outcomes to predict again, into --out")
+    parser.add_argument("--page", type=Path, nargs=3, metavar=("PAGE", "FILE", "AGAIN"), help="write a page's table")
     parser.add_argument("--summary", type=Path, help="sum up a file of outcomes and end")
     return parser.parse_args(arguments)
 

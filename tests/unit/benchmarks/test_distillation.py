@@ -18,8 +18,8 @@ def test_the_page_has_the_table_of_the_results() -> None:
     page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
     for what, results in (("distillation", RESULTS), ("search", SEARCH)):
         lines = forked.read_lines(results, "data", "side", "seed")
-        marks = distillation.BEGIN.format(what), distillation.END.format(what)
-        assert f"{marks[0]}\n\n{distillation.table(lines)}\n\n{marks[1]}" in page
+        begin, end = f"<!-- {what}: made by benchmarks/distillation.py -->", f"<!-- end of {what} -->"
+        assert f"{begin}\n\n{distillation.table(lines)}\n\n{end}" in page
 
 
 def test_a_student_of_half_the_layers_finds_what_is_claimed() -> None:
