@@ -1,7 +1,8 @@
-"""How good is a student of half the layers? MiniLM as the teacher, three of its six layers as the student.
+"""How good is a student of half the layers? MiniLM as the teacher, three of its six layers as the student; or MPNet.
 
     nice python benchmarks/distillation.py --data ../shared/data --out results.jsonl     # about 15 minutes of one core
-    python benchmarks/distillation.py --page docs/distillation.md --out results.jsonl    # writes the tables anew
+    nice python benchmarks/distillation.py --data ../shared/data --names sst2-mpnet --mpnet DIR --sides logits
+    python benchmarks/distillation.py --page docs/distillation.md results.jsonl more.jsonl    # writes the tables anew
 
 One teacher a data set is fine-tuned from the published weights, but for xquad (a question finds its paragraph), whose
 teacher is the published model; students are made by `vramfit distill` with three seeds each. `labels` is the same
@@ -43,7 +44,18 @@ DATA: dict[str, dict[str, Any]] = {
         "dev": "banking77/test.csv",
         "columns": ["--text-column", "text", "--label-column", "category"],
         "rows": 4000,
-        "epochs": {"teacher": 3, "student": 3},
+        "epochs": {"teacher": 10, "student": 3},
+    },
+    "sst2-mpnet": {
+        "train": "sst2/train.tsv",
+        "dev": "sst2/dev.tsv",
+        "columns": ["--text-column", "sentence"],
+        "rows": 2000,
+        "epochs": {"teacher": 2, "student": 3},
+        "lr": "5e-5",
+        "layers": 6,
+        "base": "mpnet",
+        "sides": ("logits",),
     },
     "xquad": {
         "columns": [],
@@ -56,17 +68,18 @@ DATA: dict[str, dict[str, Any]] = {
     },
 }
 """Files of a folder of data sets, rows that are drawn from them to learn from, and passes over these."""
-LR = {"teacher": "2e-4", "student": "2e-4"}
+LR = "2e-4"
 SEQ, BATCH = "64", "32"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet, or write the tables of a page."""
     options = _parse(arguments)
-    lines = forked.read_lines(options.out, "data", "side", "seed")
     if options.page is not None:
-        write_page(options.page, lines)
+        page, *files = options.page
+        write_page(page, [line for file in files for line in forked.read_lines(file, "data", "side", "seed")])
         return 0
+    lines = forked.read_lines(options.out, "data", "side", "seed")
     done = {(line["data"], line["side"], line["seed"]) for line in lines}
     for name in options.names:
         sides = [side for side in options.sides if side in DATA[name].get("sides", SIDES)]
@@ -89,21 +102,23 @@ def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[st
     seq = about.get("seq", SEQ)
     who = "teacher" if side == "teacher" else "student"
     teacher, output = options.work / f"{name}-teacher", options.work / f"{name}-{side}-{seed}"
-    how = ["--seed", str(seed), "--lr", LR[who], "--epochs", str(about["epochs"].get(who)), "--seq", seq]
+    how = ["--seed", str(seed), "--lr", about.get("lr", LR), "--epochs", str(about["epochs"].get(who)), "--seq", seq]
     how += ["--batch", BATCH, "--micro-batch", BATCH, "--device", options.device, *about["columns"]]
     began = time.perf_counter()
+    base = options.mpnet if about.get("base") == "mpnet" else get_model_path()
     if "teacher" not in about["epochs"]:
-        teacher = get_model_path()
+        teacher = base
     if side == "teacher":
         output = teacher
         if not (output / "config.json").exists():
-            _call("train", train, "--model", str(get_model_path()), "--output", str(output), *how)
+            _call("train", train, "--model", str(base), "--output", str(output), *how)
     elif side == "labels":
         student = options.work / f"{name}-logits-{seed}" / "student"
         _call("train", train, "--model", str(student), "--output", str(output), *how)
     else:
         alpha = about.get("alpha", options.alpha)
-        made = ["--keep-layers", str(LAYERS), "--distill", side, "--distill-alpha", alpha, "--resume"]
+        layers = str(about.get("layers", LAYERS))
+        made = ["--keep-layers", layers, "--distill", side, "--distill-alpha", alpha, "--resume"]
         _call("distill", str(teacher), train, "--output", str(output), *made, *how)
     train_s = time.perf_counter() - began
     found = json.loads(_call("evaluate", str(output), *asked, "--seq", seq, "--device", options.device, "--json"))
@@ -155,7 +170,8 @@ def table(lines: list[dict[str, Any]]) -> str:
     rows = []
     for name in dict.fromkeys(line["data"] for line in lines):
         teacher = scores(lines, name, "teacher")[0]
-        rows.append([name, "teacher, 6 layers", 1, f"{100 * teacher:.2f}", None, None])
+        layers = DATA[name].get("layers", LAYERS)
+        rows.append([name, f"teacher, {2 * layers} layers", 1, f"{100 * teacher:.2f}", None, None])
         for side in SIDES:
             found = [100 * score for score in scores(lines, name, side)]
             if not found:
@@ -164,7 +180,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             spread = f"{min(found):.2f} to {max(found):.2f}"
             what = "labels alone" if side == "labels" else f"distilled, {DATA[name].get('answers', side)}"
             rows.append(
-                [name, f"{LAYERS} layers, {what}", len(found), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
+                [name, f"{layers} layers, {what}", len(found), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
             )
     return pages.table(("data", "model", "seeds", "score, %", "from – to", "of the teacher's"), rows)
 
@@ -192,7 +208,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--alpha", default="0.7")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("distillation-models"))
-    parser.add_argument("--page", type=Path, default=None)
+    parser.add_argument("--mpnet", type=Path, help="the folder of all-mpnet-base-v2")
+    parser.add_argument("--page", type=Path, nargs="+", metavar="PAGE FILE", help="write the tables of a page")
     parser.add_argument("--out", type=Path, default=Path("distillation.jsonl"))
     return parser.parse_args(arguments)
 
