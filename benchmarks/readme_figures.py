@@ -136,21 +136,21 @@ def summed_up() -> str:
     beyond = num_beyond_bound(cases) or "no job"
     where = _list(sorted({c.row["card"].upper() for c in over}))
     omitted = sorted(-c.error for c in others)
-    cost = f"""**What does it cost me?** A few seconds for a prediction or a plan. {_whole(HEADROOM)} of the memory that
-    PyTorch may use, which plans keep free ({_whole(MEASURED_HEADROOM)} on an H200). At the same settings, between
-    {low} less and {high} more time per step than a loop written by hand (H200). One repeated step each time memory runs
-    out. Where it saves memory or time, a plan may use 16-bit autocast (`--exact` keeps fp32), recompute activations, or
-    use host memory, which makes steps several times slower; it says so for each setting. Models stay ordinary
-    `transformers` or sentence-transformers folders. Version 0.1, Apache-2.0."""
+    cost = f"""**What does it cost me?** A prediction or a plan takes a few seconds. Plans keep {_whole(HEADROOM)} of
+    the memory free that PyTorch may use ({_whole(MEASURED_HEADROOM)} on an H200). At the same settings, a step takes
+    between {low} less and {high} more time than in a loop written by hand (H200). Each time memory runs out, one step
+    is repeated. Where it saves memory or time, a plan may use 16-bit autocast (`--exact` keeps fp32), recompute
+    activations, or use host memory, which makes steps several times slower; it says so for each setting. Models stay
+    ordinary `transformers` or sentence-transformers folders. Version 0.1, Apache-2.0."""
     trust = f"""**How far can I trust it?** The project measured one GPU, an H200, whose memory was capped in software
-    to the sizes of smaller cards. In {s["num_compared"]} jobs that the rules had not been fitted to, the predicted
-    peak of allocated memory was exact to the byte in {exact} and at most {_percent(s["worst_error_allocated"])} off in
-    the others; {beyond} reserved more than the upper bound that decides whether a job fits. On other cards there are
-    runs that others published. For {len(found)} with all settings ({counts}), predictions were
-    {_percent(max(errors))} too high to {_percent(-min(errors))} too low; {len(over)} of them, on a {where}, would have
-    exceeded the headroom too. For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to
-    {_whole(omitted[-1])} too
-    low. Training on several GPUs was tested on CPUs only."""
+    to the sizes of smaller cards. In {s["num_compared"]} jobs with encoders that the rules had not been fitted to,
+    the predicted peak of allocated memory was exact to the byte in {exact} and at most
+    {_percent(s["worst_error_allocated"])} off in the others; {beyond} reserved more than the upper bound that decides
+    whether a job fits. Newer kinds of jobs were measured less: see the table above. On other cards there are runs
+    that others published. For {len(found)} runs whose settings are all known ({counts}), predictions were
+    {_percent(max(errors))} too high to {_percent(-min(errors))} too low; {len(over)}, on a {where}, was too low by
+    more than the headroom. For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to
+    {_whole(omitted[-1])} too low. Training on several GPUs was tested on CPUs only."""
     return "\n\n".join(paragraph(*text.split()) for text in (cost, trust))
 
 
@@ -196,7 +196,7 @@ def _predicted_row() -> list[object]:
         told[peer] = f"median error {_percent(s['median_error'])}, too low in {100 * s['unsafe_share']:.0f} %"
         num_cases = s["num_cases"]
     num_new = newest("random_cases_h200")["summary"]["num_compared"]
-    job = f"Predict the allocated peak of {num_cases} runs, {num_new} of them new to the rules"
+    job = f"Predict the allocated peak of {num_cases} runs ({num_new} of them not used to fit the rules)"
     return [job, told["vramfit, allocated"], f"{told['rule of thumb']} (16 bytes a parameter, and activations)", None]
 
 

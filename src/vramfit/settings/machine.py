@@ -149,7 +149,8 @@ class Loop(Setting):
     def derived(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Keywords of the loop where none is given and only the Stepper runs the other settings."""
         is_needed = given.get("attention") == "packed" or given.get("offload") in ("optimizer", "weights")
-        is_needed = (is_needed or (given.get("num_gpus") or 1) > 1) and given.get("mode", "train") == "train"
+        is_needed = is_needed or (given.get("num_gpus") or 1) > 1 or given.get("held_teacher") is not None
+        is_needed = is_needed and given.get("mode", "train") == "train"
         return {self.keyword: "stepper"} if is_needed and self.keyword not in given else {}
 
     def words(self, w: "Workload") -> str | None:

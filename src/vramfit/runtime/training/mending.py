@@ -88,7 +88,7 @@ class Mending:
                 chosen = self._plan(wanted.memory_bytes, wanted.available_bytes)
             except Exception as error:  # whatever a plan fails at, the run is well as it is
                 self._watch.refuse(wanted)
-                self._say(f"After step {step:,}: {why}; the run goes on as it is, since {_reason(error)}.")
+                self._say(f"After step {step:,}: {why}; the run continues unchanged, since {_reason(error)}.")
                 return
             plan_s = time.perf_counter() - began
         self._watch.take(wanted, chosen)
@@ -96,7 +96,7 @@ class Mending:
         if chosen.settings == before.settings:
             return
         predicted = f", predicted at {1000 * chosen.step_time_s:.3g} ms a step" if self._is_timed else ""
-        said = f"After step {step:,}: {why}; the run goes on with {_in_words(before, chosen)}{predicted}."
+        said = f"After step {step:,}: {why}; the run continues with {_in_words(before, chosen)}{predicted}."
         self._say(said)
         self.changes.append(
             SettingsChange(
@@ -146,8 +146,8 @@ class Mending:
         """What happened, in words."""
         there, planned = format_bytes(wanted.available_bytes), format_bytes(self._watch.in_use.planned_bytes)
         said = {
-            "less memory": f"{there} of the {planned} that were planned for are there",
-            "more memory": f"{there} are there again",
+            "less memory": f"{there} of the planned {planned} are available",
+            "more memory": f"{there} are available again",
             "retries": f"PyTorch gave back all that it had cached {wanted.count:.0f} times in {WINDOW} steps",
             "recoveries": f"memory ran out {wanted.count:.0f} times in {WINDOW} steps",
             "slower": f"steps take {wanted.count:.1f} times as long as they did or were predicted to",

@@ -165,10 +165,10 @@ def test_each_change_is_said_once_and_is_in_the_record_and_the_report(disturbed:
     assert disturbed.said == [less.said, more.said]
     micro_batch = less.after["micro_batch"]
     assert less.said == (
-        f"After step {less.step}: 42.00 MiB of the 70.00 MiB that were planned for are there; the run goes on with "
+        f"After step {less.step}: 42.00 MiB of the planned 70.00 MiB are available; the run continues with "
         f"micro_batch {micro_batch}."
     )
-    assert more.said.endswith("70.00 MiB are there again; the run goes on with micro_batch 16.")
+    assert more.said.endswith("70.00 MiB are available again; the run continues with micro_batch 16.")
     assert from_json(RunRecord, to_json(disturbed.record)) == disturbed.record
     shown = Console(record=True, width=400, file=io.StringIO())
     shown.print(render_run(disturbed.record))
@@ -326,7 +326,7 @@ def test_where_nothing_fits_the_run_says_so_once_and_goes_on(home: Path, devices
 
     told = tell(home, "hopeless", devices, take_all, max_steps=20)
     (said,) = told.said
-    assert "10.00 MiB of the 70.00 MiB that were planned for are there; the run goes on as it is" in said
+    assert "10.00 MiB of the planned 70.00 MiB are available; the run continues unchanged" in said
     assert (told.record.changes, told.record.num_steps) == ((), 20)
 
 
