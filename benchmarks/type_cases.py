@@ -175,7 +175,8 @@ def table(files: list[list[Case]]) -> str:
         exact = (f"{found[key]:.0%}" for key in ("exact_share_requested", "exact_share"))
         below = f"{len(found['under'])}, by at most {lowest(lines):.2%}"
         beyond = max(most(x, "reserved") / x["safe_reserved_bytes"] - 1 for x in lines if x.get("differences"))
-        above = f"{len(found['reserved_above_the_bound'])} of {found['num_cases']}, by at most {beyond:.2%}"
+        above = f"{len(found['reserved_above_the_bound'])} of {found['num_cases']}"
+        above += f", by at most {beyond:.2%}" if beyond > 0 else ""
         rows.append([name, *exact, f"{found['worst_error']:.2%}", below, above])
     head = ("predictions", "requested, exact", "allocated, exact", "allocated, worst error", "too low")
     return pages.table((*head, "reserved above the bound"), rows)

@@ -131,15 +131,15 @@ def _math(
     original = query.dtype
     if original in HALF:
         query, key, value = query.float(), key.float(), value.float()
-        bias = bias.float() if bias is not None else None
     if query.shape[-3] != key.shape[-3]:  # pre_process_group_query_attention_input
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    scores = torch.matmul(query * factor, key.transpose(-2, -1) * factor)
+    scaled = query * factor  # as key and value, it is there until the end
+    weights = torch.matmul(scaled, key.transpose(-2, -1) * factor)
     if bias is not None:
-        scores = scores.add_(bias)
-    weights = aten._safe_softmax(scores, -1)
+        weights = weights.add_(bias)
+    weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
     given_back = weights.to(original)  # with the result, and nobody takes it
