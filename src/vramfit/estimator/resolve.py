@@ -41,8 +41,8 @@ OUTSIDE = "outside what is promised"
 
 
 UNMASKED_NOTE = (
-    "predicted for batches without padding, which take more here than padded ones: heads share keys, and torch has no "
-    "kernel for that which does not write out all attention scores"
+    "predicted for batches without padding, which take more than padded ones here: without a mask, torch has only a "
+    "kernel that writes out all attention scores of grouped-query heads"
 )
 NCCL_BYTES = 512 * 2**20
 """What is left to NCCL of a GPU that is one of several. Its buffers come from the driver, and nothing predicts them:
@@ -295,7 +295,7 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
 
 
 def with_mask(workload: Workload, resolved: ResolvedModel, profile: CudaProfile, given: Mapping[str, Any]) -> Workload:
-    """A workload with the mask whose batches take most: padded ones, but where torch has no kernel for the others.
+    """A workload with the mask whose batches take the most memory: padded, except for some grouped-query heads.
 
     Args:
         given: keywords that were asked for; a mask among them is left alone.

@@ -42,10 +42,10 @@ def choose_kernel(
 
 
 def writes_scores_unmasked(profile: CudaProfile, config: Any, dtype: torch.dtype) -> bool:
-    """Whether torch writes out all attention scores only where no mask is given.
+    """Whether grouped-query heads make torch write out all attention scores, but only where no mask is given.
 
-    Transformers repeats keys that heads share where there is a mask, and leaves that to torch where there is none;
-    of torch's kernels, some know no shared keys.
+    With a mask, transformers repeats the keys that heads share; without one, it leaves that to torch (`enable_gqa`),
+    some of whose kernels do not take grouped heads.
     """
     text = config.get_text_config()
     heads, groups = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
@@ -135,16 +135,16 @@ def _math(
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    scaled = query * factor  # as key and value, it is there until the end
+    scaled = query * factor  # a local in C++ too: held, like key and value, until the function returns
     weights = torch.matmul(scaled, key.transpose(-2, -1) * factor)
     if bias is not None:
         weights = weights.add_(bias)
     weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
-    given_back = weights.to(original)  # with the result, and nobody takes it
+    returned_too = weights.to(original)  # callers drop it
     result = torch.matmul(weights, value).to(original)
-    del given_back
+    del returned_too
     return result
 
 
